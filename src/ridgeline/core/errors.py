@@ -1,0 +1,59 @@
+"""Every error that Ridgeline raises on purpose.
+
+    RidgelineError
+    ├── ConfigError            an option, config.json or engine setting that cannot be honoured
+    ├── ModelLoadError         a weight, tokenizer or index file that is missing, broken or does not fit
+    ├── RequestError           the caller's request is wrong; fails alone            (HTTP 400)
+    │   ├── ContextLengthError     prompt + max_tokens does not fit the context      (HTTP 400)
+    │   └── ModelNotFoundError     no such model is served                           (HTTP 404)
+    ├── OverloadedError        the queue is full or the engine is draining           (HTTP 503)
+    └── EngineError            a step failed; our fault                              (HTTP 500)
+
+A message says what was wrong, the value, and the fix. Imported by everything; imports nothing.
+"""
+
+
+class RidgelineError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(RidgelineError):
+    """An option or a model config that cannot be honoured."""
+
+
+class ModelLoadError(RidgelineError):
+    """A model file that is missing, broken, or does not match the declaration."""
+
+
+class RequestError(RidgelineError):
+    """A request that is wrong in itself.
+
+    `param` names the offending field (or None); `code` is the machine-readable OpenAI error code (or None).
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """The request needs more positions than the model or the cache has."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="model_not_found")
+
+
+class OverloadedError(RidgelineError):
+    """The engine takes no more work right now; retry later."""
+
+
+class EngineError(RidgelineError):
+    """A step failed for a reason that is not the request's."""

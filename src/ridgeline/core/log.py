@@ -1,0 +1,8 @@
+"""One logger tree under `ridgeline`. Library code only gets loggers; the command line configures them."""
+
+import logging
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Logger `ridgeline.<name>`."""
+    return logging.getLogger(f"ridgeline.{name}")
