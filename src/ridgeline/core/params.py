@@ -1,4 +1,7 @@
-"""SamplingParams: how the tokens of one request are decided. Built by every front end, read by the scheduler and the sampler."""
+"""SamplingParams: how the tokens of one request are decided.
+
+Built by every front end, read by the scheduler and the sampler.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -94,7 +97,9 @@ class SamplingParams:
 
     def _check_bias(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}", param="logit_bias")
+            raise RequestError(
+                f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}", param="logit_bias"
+            )
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias", token_id, 0, 2**31 - 1)
             _in_range("logit_bias", bias, -100.0, 100.0)

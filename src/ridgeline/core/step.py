@@ -91,7 +91,7 @@ class PromptLogprobRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of a token under the raw model distribution (natural log), its rank (1 = most likely), and the top ones."""
+    """Natural log-probability of a token under the raw model distribution, its rank (1 = most likely), and the top ones."""
 
     token_id: int
     logprob: float

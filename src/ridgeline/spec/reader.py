@@ -1,0 +1,170 @@
+"""Typed reads of a config.json: every key is read, ignored by name, or refused.
+
+A family takes what it understands from a ConfigReader and calls `finish()`; what is left over is an error that
+names the key, because a silently dropped key is a silently wrong model. Imports nothing but core.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+from ridgeline.core.errors import ConfigError
+
+# Keys with no bearing on the forward pass: bookkeeping of the training library, dropout, token ids read elsewhere.
+BOOKKEEPING = frozenset(
+    [
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "initializer_range",
+        "attention_dropout",
+        "hidden_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "dropout",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "is_encoder_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "chunk_size_feed_forward",
+        "task_specific_params",
+        "tokenizer_class",
+        "finetuning_task",
+        "pretraining_tp",
+        "gradient_checkpointing",
+        "auto_map",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+    ]
+)
+
+T = TypeVar("T")
+
+
+class ConfigReader:
+    """Reads one config dictionary, remembering which keys were understood.
+
+    Every method raises ConfigError with the key, the value and what would be valid.
+    """
+
+    def __init__(self, config: Mapping[str, object], where: str = "config.json") -> None:
+        self._config = config
+        self._where = where
+        self._seen: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """True where the key is present and not null; it counts as understood only once read."""
+        return self._config.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._bad(key, value, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, low: float = -1e30, high: float = 1e30) -> float:
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self._bad(key, value, "a finite number")
+        if not low <= value <= high:
+            raise self._bad(key, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def optional_integer(self, key: str, *, low: int = 1, high: int = 1 << 24) -> int | None:
+        self._seen.add(key)
+        return self.integer(key, low=low, high=high) if self.has(key) else None
+
+    def optional_number(self, key: str, *, low: float = -1e30, high: float = 1e30) -> float | None:
+        self._seen.add(key)
+        return self.number(key, low=low, high=high) if self.has(key) else None
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self._bad(key, value, "a string")
+        return value
+
+    def choice(self, key: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        value = self.text(key, default)
+        if value not in choices:
+            raise self._bad(key, value, "one of " + ", ".join(sorted(choices)))
+        return choices[value]
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        value = self._take(key, None)
+        items = cast("Sequence[object]", value) if isinstance(value, list) else None
+        if items is None or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in items):
+            raise self._bad(key, value, "a list of numbers")
+        return tuple(float(cast("float", x)) for x in items)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._take(key, None)
+        if not isinstance(value, list) or any(not isinstance(x, str) for x in cast("Sequence[object]", value)):
+            raise self._bad(key, value, "a list of strings")
+        return tuple(cast("Sequence[str]", value))
+
+    def section(self, key: str) -> "ConfigReader | None":
+        """The nested dictionary under `key`, or None where it is absent or null."""
+        self._seen.add(key)
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._bad(key, value, "an object")
+        return ConfigReader(cast("dict[str, object]", value), f"{self._where}: {key}")
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """The key may be absent, or must have one of the values that this project computes."""
+        self._seen.add(key)
+        if key in self._config and not any(
+            self._config[key] == a and type(self._config[key]) is type(a) for a in allowed
+        ):
+            raise ConfigError(
+                f"{self._where}: {key}={self._config[key]!r} is not supported; "
+                f"supported: {', '.join(map(repr, allowed))}"
+            )
+
+    def ignore(self, *keys: str) -> None:
+        """Keys that are understood to have no bearing on this family's forward pass."""
+        self._seen.update(keys)
+
+    def finish(self) -> None:
+        """Raises ConfigError where a key was neither read nor ignored."""
+        unknown = sorted(set(self._config) - self._seen - BOOKKEEPING)
+        if unknown:
+            values = ", ".join(f"{key}={self._config[key]!r}" for key in unknown)
+            raise ConfigError(
+                f"{self._where}: not understood: {values}. Running without it could give wrong results; "
+                "support it in the family file, or remove the key if it has no effect."
+            )
+
+    def _take(self, key: str, default: object) -> object:
+        self._seen.add(key)
+        value = self._config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"{self._where}: {key} is missing")
+        return value
+
+    def _bad(self, key: str, value: object, wanted: str) -> ConfigError:
+        shown = repr(value)
+        return ConfigError(f"{self._where}: {key}={shown[:120]} is invalid; it must be {wanted}")
