@@ -1,0 +1,172 @@
+"""A benchmark's result: one JSON file that says what was run, where, and what came out; and the same as a table.
+
+Called by the command line and scripts. Fields are only added within a schema version; a changed meaning raises it.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ridgeline.bench.client import Endpoint
+from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
+from ridgeline.bench.load import Load
+from ridgeline.bench.metrics import Distribution, Latencies, Results, Slo, SteadyState, steady_state, summarize
+from ridgeline.bench.record import RequestRecord, RunLog
+from ridgeline.bench.workload import Workload
+from ridgeline.bench.workloads import WorkloadFacts, describe_workload
+from ridgeline.core.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """One run against one server. `server` names what answered, `api` and `model` how it was asked."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    created_utc: str
+    server: str
+    api: str
+    model: str
+    machine: MachineFacts
+    software: SoftwareFacts
+    workload: WorkloadFacts
+    load: Load
+    results: Results
+    steady_state: SteadyState | None
+    requests: list[RequestRecord] | None = None  # every request's times, where they were asked for
+
+
+def build_report(
+    *,
+    name: str,
+    server: str,
+    endpoint: Endpoint,
+    workload: Workload,
+    load: Load,
+    log: RunLog,
+    slos: Sequence[Slo] = (),
+    accelerator: str | None = None,
+    keep_requests: bool = False,
+) -> BenchReport:
+    """Everything about a run that just ended here. The endpoint's URL and key stay out of it."""
+    return BenchReport(
+        name=name,
+        created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        server=server,
+        api=endpoint.api,
+        model=endpoint.model,
+        machine=machine_facts(accelerator),
+        software=software_facts(),
+        workload=describe_workload(workload),
+        load=load,
+        results=summarize(log, slos),
+        steady_state=steady_state(log),
+        requests=log.records if keep_requests else None,
+    )
+
+
+def result_path(root: Path, report: BenchReport) -> Path:
+    """`<root>/<hardware>/<date>-<name>.json`, with -2, -3, ... where taken. Raises ConfigError for an unfit name."""
+    if not report.name or not all(char.isalnum() or char in "-_." for char in report.name):
+        raise ConfigError(f"a result's name may hold letters, digits, '-', '_' and '.', got {report.name!r}")
+    stem = root / report.machine.slug / f"{report.created_utc[:10]}-{report.name}"
+    path, number = stem.with_name(stem.name + ".json"), 2
+    while path.exists():
+        path, number = stem.with_name(f"{stem.name}-{number}.json"), number + 1
+    return path
+
+
+def write_report(path: Path, report: BenchReport) -> None:
+    """Write JSON, whole or not at all. Raises ConfigError when the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the result to {path}: {error}") from None
+
+
+def read_report(path: Path) -> BenchReport:
+    """Read a result back. Raises ConfigError for a file that is not one, or of another schema version."""
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=BenchReport)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {path} as a benchmark result: {error}") from None
+    if report.schema_version != SCHEMA_VERSION:
+        raise ConfigError(f"{path} has schema version {report.schema_version}; this version reads {SCHEMA_VERSION}")
+    return report
+
+
+def print_report(console: Console, report: BenchReport) -> None:
+    """The result for a person: what ran, the rates, the latencies, the failures."""
+    results = report.results
+    console.print(f"{escape(report.name)}: {escape(report.server)}, {escape(report.model)}, {report.workload.kind}")
+    console.print(f"{escape(report.machine.cpu_model)}, {report.machine.usable_cores} cores")
+    console.print(_rates_table(results, report.steady_state))
+    # In a burst every request but the first few waits for a slot: that delay is the load itself, not a fault of it.
+    send_delay_ms = None if report.load.schedule == "burst" else results.send_delay_ms
+    console.print(_latency_table("latency (ms)", results.latencies, send_delay_ms))
+    if report.steady_state is not None:
+        console.print(_latency_table("latency in the steady state (ms)", report.steady_state.latencies, None))
+    for error, count in results.errors.items():
+        console.print(f"[red]{count} failed:[/red] {escape(error)}")
+    if results.requests_without_usage:
+        console.print(
+            f"{results.requests_without_usage} answers came without usage: their tokens are counted in chunks"
+        )
+
+
+def _rates_table(results: Results, steady: SteadyState | None) -> Table:
+    table = Table("", "whole run", "steady state", title="throughput")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(label: str, whole: float | str, inside: float | None = None) -> None:
+        table.add_row(
+            label, whole if isinstance(whole, str) else f"{whole:.2f}", "" if inside is None else f"{inside:.2f}"
+        )
+
+    row("requests completed / failed / unsent", f"{results.completed} / {results.failed} / {results.unsent}")
+    row("duration (s)", results.duration_s, steady and steady.end_s - steady.start_s)
+    row("prompt tokens (of them cached)", f"{results.prompt_tokens} ({results.cached_prompt_tokens})")
+    row("output tokens", str(results.output_tokens))
+    row("requests / s", results.request_throughput_per_s, steady and steady.request_throughput_per_s)
+    row("output tokens / s", results.output_throughput_tok_per_s, steady and steady.output_throughput_tok_per_s)
+    total = steady and steady.prompt_throughput_tok_per_s + steady.output_throughput_tok_per_s
+    row("prompt + output tokens / s", results.total_throughput_tok_per_s, total)
+    row("concurrency, peak | mean", str(results.peak_concurrency), steady and steady.mean_concurrency)
+    if results.goodput is not None:
+        wanted = ", ".join(f"{slo.metric} ≤ {slo.limit_ms:g} ms" for slo in results.goodput.slos)
+        row(f"goodput (requests / s with {wanted})", results.goodput.requests_per_s)
+        row("attainment, all objectives", f"{results.goodput.attainment:.1%}")
+        for metric, share in results.goodput.attainment_by_metric.items():
+            row(f"attainment, {metric}", f"{share:.1%}")
+    return table
+
+
+def _latency_table(title: str, latencies: Latencies, send_delay_ms: Distribution | None) -> Table:
+    table = Table("", "mean", "p50", "p90", "p99", "max", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows = (
+        ("TTFT, time to first token", latencies.ttft_ms),
+        ("TPOT, per output token after the first", latencies.tpot_ms),
+        ("ITL, between chunks", latencies.itl_ms),
+        ("E2EL, end to end", latencies.e2el_ms),
+        ("sent later than asked", send_delay_ms),
+    )
+    for label, values in rows:
+        if values is not None:
+            figures = (values.mean, values.p50, values.p90, values.p99, values.max)
+            table.add_row(label, *(f"{figure:.2f}" for figure in figures))
+    return table

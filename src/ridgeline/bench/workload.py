@@ -1,0 +1,58 @@
+"""What every workload is made of: BenchRequest, the Workload protocol, and random token ids.
+
+The kinds live in bench/workloads/, one file each. Imports no torch.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ridgeline.core.errors import ConfigError
+
+FIRST_RANDOM_TOKEN_ID = 3  # below it most vocabularies keep unk, bos, eos or pad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """One request to send. `arrival_s` counts from the start of the run; a workload without times leaves it 0."""
+
+    prompt: str | list[int]
+    max_tokens: int
+    arrival_s: float = 0.0
+    ignore_eos: bool = True
+
+
+class Workload(Protocol):
+    """A frozen dataclass of options; equal options give equal requests, ordered by arrival."""
+
+    def requests(self) -> list[BenchRequest]:
+        """Build every request. Raises ConfigError for a file that is missing or broken."""
+        ...
+
+
+def random_tokens(seed: int, stream: int, count: int, vocab_size: int) -> list[int]:
+    """`count` token ids, uniform in [FIRST_RANDOM_TOKEN_ID, vocab_size), fixed by (seed, stream).
+
+    Each stream is independent of the others, so request 7 keeps its prompt when the workload grows.
+    """
+    rng = np.random.default_rng((seed, stream))
+    return rng.integers(FIRST_RANDOM_TOKEN_ID, vocab_size, size=count).tolist()
+
+
+def lengths_rng(seed: int) -> np.random.Generator:
+    """A generator for a workload's own choices (lengths, order), apart from every `random_tokens` stream."""
+    return np.random.default_rng((seed, 0, 1))
+
+
+def require(holds: bool, option: str, value: object, needed: str) -> None:
+    """Raise ConfigError for an option of a workload or load that breaks its rule."""
+    if not holds:
+        raise ConfigError(f"{option} must be {needed}, got {value!r}")
+
+
+def check_random(seed: int, vocab_size: int, num_requests: int) -> None:
+    """The options that all random-token workloads share. Raises ConfigError."""
+    require(seed >= 0, "seed", seed, "0 or more")
+    require(vocab_size > FIRST_RANDOM_TOKEN_ID, "vocab_size", vocab_size, f"more than {FIRST_RANDOM_TOKEN_ID}")
+    require(num_requests >= 1, "num_requests", num_requests, "1 or more")

@@ -1,0 +1,60 @@
+"""Real prompts from JSON lines, gzipped or not: {"prompt": text} (HumanEval) or {"turns": [text, ...]} (Spec-Bench)."""
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.bench.workload import BenchRequest, require
+from ridgeline.core.errors import ConfigError
+
+
+class _Line(msgspec.Struct):
+    prompt: str = ""
+    turns: list[str] = []
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Prompts in file order, of one `category` if named, at most `num_requests`. Of `turns`, the first is asked."""
+
+    path: str
+    num_requests: int = 100
+    category: str = ""
+    output_tokens: int = 128
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.num_requests >= 1, "num_requests", self.num_requests, "1 or more")
+        require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
+
+    def requests(self) -> list[BenchRequest]:
+        """Raises ConfigError for a file that cannot be read, a line without a prompt, or an empty category."""
+        try:
+            data = Path(self.path).read_bytes()
+            lines = (gzip.decompress(data) if self.path.endswith(".gz") else data).splitlines()
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(f"cannot read prompts from {self.path}: {error}") from None
+        decoder = msgspec.json.Decoder(_Line)
+        texts: list[str] = []
+        for number, raw in enumerate(lines, start=1):
+            try:
+                line = decoder.decode(raw)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{self.path}, line {number}: {error}") from None
+            text = line.turns[0] if line.turns else line.prompt
+            if not text:
+                raise ConfigError(f"{self.path}, line {number}: needs a non-empty `prompt` or `turns`")
+            if self.category in ("", line.category):
+                texts.append(text)
+            if len(texts) == self.num_requests:
+                break
+        if not texts:
+            raise ConfigError(f"{self.path} has no prompts of category {self.category!r}")
+        return [BenchRequest(prompt=text, max_tokens=self.output_tokens, ignore_eos=self.ignore_eos) for text in texts]
+
+
+WORKLOAD = Prompts

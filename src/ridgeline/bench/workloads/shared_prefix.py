@@ -1,0 +1,48 @@
+"""A few long prefixes, each asked again with fresh suffixes: vLLM's `prefix_repetition`, the test of a prefix cache."""
+
+from dataclasses import dataclass
+
+from ridgeline.bench.workload import BenchRequest, check_random, lengths_rng, random_tokens, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """`num_prefixes` prefixes, shared evenly by the requests (the first ones take the rest), shuffled."""
+
+    num_requests: int = 100
+    num_prefixes: int = 10
+    prefix_tokens: int = 256
+    suffix_tokens: int = 256
+    output_tokens: int = 128
+    vocab_size: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_random(self.seed, self.vocab_size, self.num_requests)
+        require(
+            1 <= self.num_prefixes <= self.num_requests,
+            "num_prefixes",
+            self.num_prefixes,
+            f"in 1..{self.num_requests} (num_requests)",
+        )
+        require(self.prefix_tokens >= 0, "prefix_tokens", self.prefix_tokens, "0 or more")
+        require(self.suffix_tokens >= 1, "suffix_tokens", self.suffix_tokens, "1 or more")
+        require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
+
+    def requests(self) -> list[BenchRequest]:
+        """Streams 0..num_prefixes-1 are the prefixes, the later ones the suffixes."""
+        prefixes = [
+            random_tokens(self.seed, index, self.prefix_tokens, self.vocab_size) for index in range(self.num_prefixes)
+        ]
+        order = lengths_rng(self.seed).permutation(self.num_requests).tolist()
+        return [
+            BenchRequest(
+                prompt=prefixes[index % self.num_prefixes]
+                + random_tokens(self.seed, self.num_prefixes + index, self.suffix_tokens, self.vocab_size),
+                max_tokens=self.output_tokens,
+            )
+            for index in order
+        ]
+
+
+WORKLOAD = SharedPrefix

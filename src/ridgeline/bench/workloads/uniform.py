@@ -1,0 +1,42 @@
+"""Lengths drawn uniformly, both ends included; the defaults are the offline benchmark of nano-vllm and mini-sglang."""
+
+from dataclasses import dataclass
+
+from ridgeline.bench.workload import BenchRequest, check_random, lengths_rng, random_tokens, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """Random token ids, lengths in and out independent and uniform in [min, max]."""
+
+    num_requests: int = 256
+    input_min: int = 100
+    input_max: int = 1024
+    output_min: int = 100
+    output_max: int = 1024
+    vocab_size: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_random(self.seed, self.vocab_size, self.num_requests)
+        require(
+            1 <= self.input_min <= self.input_max, "input_min", self.input_min, f"in 1..{self.input_max} (input_max)"
+        )
+        require(
+            1 <= self.output_min <= self.output_max,
+            "output_min",
+            self.output_min,
+            f"in 1..{self.output_max} (output_max)",
+        )
+
+    def requests(self) -> list[BenchRequest]:
+        """More requests with the same seed begin with the same ones."""
+        low, high = (self.input_min, self.output_min), (self.input_max, self.output_max)
+        lengths = lengths_rng(self.seed).integers(low, high, size=(self.num_requests, 2), endpoint=True).tolist()
+        return [
+            BenchRequest(prompt=random_tokens(self.seed, index, length, self.vocab_size), max_tokens=output)
+            for index, (length, output) in enumerate(lengths)
+        ]
+
+
+WORKLOAD = Uniform
