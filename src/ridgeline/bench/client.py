@@ -63,7 +63,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None  # an object or a text; only its presence is read
 
 
 class _Model(msgspec.Struct):
@@ -80,7 +80,7 @@ class _RequestFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where to send, and as what. `base_url` with or without `/v1`. Raises ConfigError for a URL that is not http(s)."""
+    """Where to send, and as what. `base_url` with or without `/v1`. Raises ConfigError for an unfit URL."""
 
     base_url: str
     model: str
