@@ -1,0 +1,42 @@
+"""Full attention: every query sees every earlier position, so a sequence keeps all its blocks."""
+
+from collections.abc import Sequence
+
+from ridgeline.cache.groups import CacheGroup, Hit, Need, append_need
+from ridgeline.cache.layout import GroupLayout
+from ridgeline.cache.pool import BlockPool
+from ridgeline.cache.radix import RadixNode
+from ridgeline.cache.table import SequenceTable
+
+
+def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
+    assert layout.window is None
+    return FullGroup(block_size, pool)
+
+
+class FullGroup:
+    """CacheGroup that never frees before the sequence ends; the tree holds its block for every node."""
+
+    whole_prefix = True
+    miss_reason = "evicted or never seen"
+
+    def __init__(self, block_size: int, pool: BlockPool) -> None:
+        self._block_size = block_size
+        self._pool = pool
+
+    def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
+        """Every node of the path has a block here (the tree's invariant for `whole_prefix`)."""
+        return Hit(num_blocks, 0)
+
+    def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
+        return append_need(table, computed, end, self._block_size, self._pool)
+
+    def commit(self, table: SequenceTable, computed: int) -> None:
+        """Nothing goes out of sight."""
+
+    def release(self, table: SequenceTable) -> None:
+        table.release(self._pool)
+
+    def check(self, table: SequenceTable, computed: int) -> None:
+        assert table.first_block == 0, "a full group lost the start of a sequence"
+        assert len(table.blocks) * self._block_size >= computed, "the table does not cover the computed tokens"

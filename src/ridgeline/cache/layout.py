@@ -1,0 +1,146 @@
+"""How the bytes of the KV cache are cut: block size, groups of KV states, blocks per group.
+
+Made once by `plan_layout` before the model is built; read by CacheManager (ids) and by backends (tensors).
+Must not import torch or program.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.core.errors import ConfigError
+
+MAX_BLOCK_SIZE = 256
+UNLIMITED_TOKENS = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class KvStateSize:
+    """One KV state of the program: its bytes per token (K and V), and its window in tokens (None: sees everything)."""
+
+    bytes_per_token: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """KV states that are kept, shared and freed together, `num_blocks` blocks of them.
+
+    `states` are indices of the program's KV states; `bytes_per_token` is their sum. A query at position p of a sliding
+    group sees the keys in (p - window, p]. Raises ConfigError for values that describe no memory.
+    """
+
+    kind: Literal["full", "sliding"]
+    states: tuple[int, ...]
+    window: int | None
+    bytes_per_token: int
+    num_blocks: int
+
+    def __post_init__(self) -> None:
+        if (self.kind == "sliding") != (self.window is not None):
+            raise ConfigError(f"cache group {self.kind!r} with window={self.window}: only a sliding group has a window")
+        for name, value in (("window", self.window), ("bytes_per_token", self.bytes_per_token)):
+            if value is not None and value < 1:
+                raise ConfigError(f"cache group {self.kind!r}: {name} must be at least 1, got {value}")
+        if self.num_blocks < 1:
+            raise ConfigError(f"cache group {self.kind!r} has {self.num_blocks} blocks; give the KV cache more memory")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The groups of a cache, all with blocks of `block_size` tokens (a power of two, 1 to 256).
+
+    `max_span_tokens` is the most tokens that one step adds to one sequence (None: up to a whole prompt); it bounds what
+    a sliding group holds at once. Raises ConfigError for a block size or a span that cannot be honoured.
+    """
+
+    block_size: int
+    groups: tuple[GroupLayout, ...]
+    max_span_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE or self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two from 1 to {MAX_BLOCK_SIZE}, got {self.block_size}")
+        if self.max_span_tokens is not None and self.max_span_tokens < 1:
+            raise ConfigError(f"max_span_tokens must be at least 1, got {self.max_span_tokens}")
+        if not self.groups:
+            raise ConfigError("a cache needs at least one group; the program declares no KV state")
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of `group`."""
+        return self.block_size * self.groups[group].bytes_per_token
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks of all groups."""
+        return sum(self.block_bytes(index) * group.num_blocks for index, group in enumerate(self.groups))
+
+    def peak_blocks(self, group: int, num_tokens: int) -> int:
+        """The most blocks of `group` that one sequence of `num_tokens` holds at any moment."""
+        return _peak_blocks(self.groups[group].window, num_tokens, self.block_size, self.max_span_tokens)
+
+    def max_sequence_tokens(self) -> int:
+        """How many tokens one sequence alone in the cache can have; UNLIMITED_TOKENS where windows bound all groups."""
+        return min(self._group_sequence_tokens(index) for index in range(len(self.groups)))
+
+    def _group_sequence_tokens(self, group: int) -> int:
+        num_blocks = self.groups[group].num_blocks
+        if self.peak_blocks(group, UNLIMITED_TOKENS) <= num_blocks:
+            return UNLIMITED_TOKENS
+        return num_blocks * self.block_size
+
+
+def plan_layout(
+    states: Sequence[KvStateSize], block_size: int, budget_bytes: int, max_model_len: int, max_span_tokens: int
+) -> CacheLayout:
+    """Cut `budget_bytes` into groups, states of equal window together, full attention first.
+
+    Each group gets the share that one sequence of `max_model_len` tokens would need of it, so that all groups run out
+    at about the same time. Raises ConfigError if not even one such sequence fits.
+    """
+    if max_model_len < 1:
+        raise ConfigError(f"max_model_len must be at least 1, got {max_model_len}")
+    windows = sorted({state.window for state in states}, key=lambda window: (window is not None, window or 0))
+    # One sequence's worth of blocks first: this also validates every size.
+    single = CacheLayout(
+        block_size,
+        tuple(_group_of(states, window, block_size, max_model_len, max_span_tokens) for window in windows),
+        max_span_tokens,
+    )
+    if budget_bytes < single.total_bytes:
+        raise ConfigError(
+            f"one sequence of max_model_len={max_model_len} needs {single.total_bytes:,} bytes of KV cache, "
+            f"but the budget is {budget_bytes:,} bytes; lower max_model_len or give the cache more memory"
+        )
+    groups = tuple(
+        GroupLayout(
+            kind=group.kind,
+            states=group.states,
+            window=group.window,
+            bytes_per_token=group.bytes_per_token,
+            num_blocks=group.num_blocks * budget_bytes // single.total_bytes,
+        )
+        for group in single.groups
+    )
+    return CacheLayout(block_size, groups, max_span_tokens)
+
+
+def _group_of(
+    states: Sequence[KvStateSize], window: int | None, block_size: int, max_model_len: int, max_span_tokens: int
+) -> GroupLayout:
+    members = tuple(index for index, state in enumerate(states) if state.window == window)
+    return GroupLayout(
+        kind="full" if window is None else "sliding",
+        states=members,
+        window=window,
+        bytes_per_token=sum(states[index].bytes_per_token for index in members),
+        num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
+    )
+
+
+def _peak_blocks(window: int | None, num_tokens: int, block_size: int, max_span_tokens: int | None) -> int:
+    """Blocks for `num_tokens`; with a window, for the window, the span being written, and one block of misalignment."""
+    if window is not None and max_span_tokens is not None:
+        num_tokens = min(num_tokens, window + max_span_tokens + block_size)
+    return -(-num_tokens // block_size)

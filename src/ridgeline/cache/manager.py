@@ -1,0 +1,318 @@
+"""CacheManager: which blocks every sequence has, in every group. The only thing of the cache that the scheduler calls.
+
+    admit ─▶ reserve ─▶ (the step runs) ─▶ commit ─▶ reserve ─▶ … ─▶ release
+             positions [computed, reserved) are writable; [0, computed) are written and never written again
+
+It knows no kind of memory: groups decide what they serve, need and no longer see; the manager takes from all pools or
+from none. Not thread-safe: one engine loop owns it. Must not import torch.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.cache.groups import build_group
+from ridgeline.cache.layout import CacheLayout
+from ridgeline.cache.pool import BlockPool
+from ridgeline.cache.radix import RadixNode, RadixTree
+from ridgeline.cache.table import SequenceTable
+from ridgeline.core.step import BlockCopy, BlockTable
+
+CACHING_OFF = "prefix caching is off"
+LAST_TOKEN = "last token must be computed"
+WHOLE_BLOCKS = "only whole blocks are shared"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How many tokens of a prompt all groups can serve, and why not more."""
+
+    num_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """Blocks of one group: free + cached + used == total. Cached ones are evicted when free ones run out."""
+
+    free: int
+    cached: int
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Block counts per group, and since the start: admissions, their tokens, and the tokens served from the cache."""
+
+    groups: tuple[GroupStats, ...]
+    prefix_queries: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    tables: tuple[SequenceTable, ...]  # [group]
+    computed: int
+    reserved: int
+    node: RadixNode | None  # the newest published block, pinned; None: does not publish
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefixHit:
+    path: list[RadixNode]  # the nodes that are served
+    first_blocks: tuple[int, ...]  # [group] the first block of the path that the group needs
+    reason: str
+
+
+class CacheManager:
+    """Block bookkeeping over one layout; see the module docstring for the life of a sequence.
+
+    With `prefix_caching`, whole computed blocks are shared by all sequences of equal tokens and equal `salt`.
+    """
+
+    def __init__(self, layout: CacheLayout, *, prefix_caching: bool = True) -> None:
+        self.layout = layout
+        self._prefix_caching = prefix_caching
+        self._pools = tuple(BlockPool(group.num_blocks) for group in layout.groups)
+        self._groups = tuple(
+            build_group(index, group, layout.block_size, self._pools[index])
+            for index, group in enumerate(layout.groups)
+        )
+        self._tree = RadixTree(layout.block_size, self._pools, [group.whole_prefix for group in self._groups])
+        self._sequences: dict[int, _Sequence] = {}
+        self._prefix_queries = 0
+        self._prefix_query_tokens = 0
+        self._prefix_hit_tokens = 0
+
+    # ---- before a sequence runs
+
+    def match_length(self, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
+        """What an admission would find cached: a multiple of the block size, below len(token_ids). Changes nothing."""
+        hit = self._find(token_ids, salt)
+        return PrefixMatch(len(hit.path) * self.layout.block_size, hit.reason)
+
+    def can_admit(self, token_ids: Sequence[int], salt: str = "") -> bool:
+        """Whether the whole prompt and one more token would fit now, beside all blocks in use. Changes nothing."""
+        hit = self._find(token_ids, salt)
+        for index, (pool, first) in enumerate(zip(self._pools, hit.first_blocks)):
+            matched = _blocks_of(hit.path[first:], index)
+            num_evictable = sum(pool.ref_count(block) == 0 for block in matched)
+            num_new = self.layout.peak_blocks(index, len(token_ids) + 1) - len(matched)
+            if num_new > pool.num_available - num_evictable:
+                return False
+        return True
+
+    def admit(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> int:
+        """Register a sequence, take references on its cached prefix, and return the number of cached tokens."""
+        assert seq_id not in self._sequences, f"sequence {seq_id} is already admitted"
+        hit = self._find(token_ids, salt)
+        tables: list[SequenceTable] = []
+        for index, (pool, first) in enumerate(zip(self._pools, hit.first_blocks)):
+            blocks = _blocks_of(hit.path[first:], index)
+            for block in blocks:
+                pool.acquire(block)
+            tables.append(SequenceTable(first, blocks))
+        node: RadixNode | None = None
+        if self._prefix_caching:
+            node = self._tree.pin(hit.path[-1]) if hit.path else self._tree.pin_root(salt)
+        num_cached = len(hit.path) * self.layout.block_size
+        self._sequences[seq_id] = _Sequence(tuple(tables), num_cached, num_cached, node)
+        self._prefix_queries += 1
+        self._prefix_query_tokens += len(token_ids)
+        self._prefix_hit_tokens += num_cached
+        return num_cached
+
+    # ---- the step
+
+    def reserve(self, seq_id: int, end: int) -> list[BlockCopy] | None:
+        """Make positions [computed, end) writable, evicting cached blocks; None, with nothing changed, if blocks lack.
+
+        The copies must run in the given order before anything of the step is written; drop them only if the sequence
+        is released before the step runs.
+        """
+        seq = self._sequences[seq_id]
+        needs = [group.reserve(table, seq.computed, end) for group, table in zip(self._groups, seq.tables)]
+        for pool, need in zip(self._pools, needs):
+            if need.num_new + need.copies_tail > pool.num_available:
+                return None
+        copies: list[BlockCopy] = []
+        for index, (table, need) in enumerate(zip(seq.tables, needs)):
+            if need.copies_tail:
+                copies.append(self._copy_tail(index, table, seq.computed // self.layout.block_size))
+            for _ in range(need.num_new):
+                table.blocks.append(self._allocate(index))
+        seq.reserved = max(seq.reserved, end)
+        return copies
+
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
+        """Positions below `num_computed` are written, with the KV of `token_ids` (all known tokens of the sequence).
+
+        Whole blocks are published. Where an equal one is published already the sequence switches to it and frees its
+        own, so that a sequence that references a node references the whole path above it.
+        """
+        seq = self._sequences[seq_id]
+        assert seq.computed <= num_computed <= seq.reserved, (
+            f"sequence {seq_id}: commit to {num_computed} outside computed {seq.computed} .. reserved {seq.reserved}"
+        )
+        assert num_computed <= len(token_ids), f"sequence {seq_id}: {num_computed} computed of {len(token_ids)} tokens"
+        size = self.layout.block_size
+        if seq.node is not None:
+            for index in range(seq.computed // size, num_computed // size):
+                tokens = tuple(token_ids[index * size : (index + 1) * size])
+                seq.node = self._publish(seq.node, tokens, seq.tables, index)
+        seq.computed = num_computed
+        for group, table in zip(self._groups, seq.tables):
+            group.commit(table, num_computed)
+
+    def truncate(self, seq_id: int, num_computed: int) -> None:
+        """Give back what was reserved from position `num_computed` on (rejected drafts); committed tokens stay."""
+        seq = self._sequences[seq_id]
+        assert num_computed >= seq.computed, f"sequence {seq_id}: cannot undo committed tokens"
+        if num_computed < seq.reserved:
+            seq.reserved = num_computed
+            for pool, table in zip(self._pools, seq.tables):
+                table.drop_from(-(-num_computed // self.layout.block_size), pool)
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Register a child with the parent's computed tokens, sharing its blocks; who writes into one first copies it.
+
+        What the parent had reserved beyond its computed tokens is given back: it is not shared.
+        """
+        assert child_id not in self._sequences, f"sequence {child_id} is already admitted"
+        parent = self._sequences[parent_id]
+        self.truncate(parent_id, parent.computed)
+        tables = tuple(table.share(pool) for pool, table in zip(self._pools, parent.tables))
+        node = None if parent.node is None else self._tree.pin(parent.node)
+        self._sequences[child_id] = _Sequence(tables, parent.computed, parent.computed, node)
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence. Its published blocks stay cached until they are evicted; the others are free."""
+        seq = self._sequences.pop(seq_id)
+        for group, table in zip(self._groups, seq.tables):
+            group.release(table)
+        if seq.node is not None:
+            self._tree.unpin(seq.node)
+
+    def tables(self, seq_id: int) -> tuple[BlockTable, ...]:
+        """The sequence's block table in each group: a live view, good until the next call that names the sequence."""
+        size = self.layout.block_size
+        return tuple(BlockTable(table.first_block * size, table.blocks) for table in self._sequences[seq_id].tables)
+
+    # ---- the cache as a whole
+
+    def num_free_blocks(self) -> tuple[int, ...]:
+        """Per group, the blocks that can still be taken: free ones and evictable cached ones."""
+        return tuple(pool.num_available for pool in self._pools)
+
+    def stats(self) -> CacheStats:
+        """Counts of blocks and of prefix hits."""
+        return CacheStats(
+            tuple(GroupStats(pool.num_free, pool.num_cached, pool.num_used, pool.num_blocks) for pool in self._pools),
+            self._prefix_queries,
+            self._prefix_query_tokens,
+            self._prefix_hit_tokens,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes, as after a change of weights. Running sequences keep their blocks but publish no more:
+        their KV belongs to before the reset."""
+        self._tree.clear()
+        for seq in self._sequences.values():
+            seq.node = None
+
+    def check(self, token_ids: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Assert every invariant of the accounting; costs time in proportion to the cache. For tests and debugging.
+
+        With `token_ids` (sequence id -> its known tokens) published nodes are compared with the sequences' own tokens.
+        """
+        self._tree.check()
+        for index, pool in enumerate(self._pools):
+            owners = Counter(block for seq in self._sequences.values() for block in seq.tables[index].blocks)
+            pool.check(owners, self._tree.published(index))
+        pins = Counter(id(seq.node) for seq in self._sequences.values() if seq.node is not None)
+        for node in self._tree.nodes():
+            assert node.pins == pins.pop(id(node), 0), "a node's pins differ from the sequences that stand on it"
+        assert not pins, "a sequence stands on a node that is not in the tree"
+        for seq_id, seq in self._sequences.items():
+            self._check_sequence(seq, None if token_ids is None else token_ids.get(seq_id))
+
+    # ---- parts
+
+    def _find(self, token_ids: Sequence[int], salt: str) -> _PrefixHit:
+        """The longest prefix that all groups can serve, leaving at least one token to compute."""
+        size = self.layout.block_size
+        limit = max(len(token_ids) - 1, 0) // size
+        if not self._prefix_caching:
+            return _PrefixHit([], (0,) * len(self._groups), CACHING_OFF)
+        path, reason = self._tree.walk(token_ids, salt, limit)
+        num_blocks = len(path)
+        if num_blocks == limit:
+            reason = LAST_TOKEN if len(token_ids) % size == 0 else WHOLE_BLOCKS
+        # A shorter hit of one group may need other blocks of another: ask again until all agree.
+        while True:
+            hits = [group.match(path, num_blocks) for group in self._groups]
+            shortest = min(range(len(hits)), key=lambda index: hits[index].num_blocks)
+            if hits[shortest].num_blocks == num_blocks:
+                return _PrefixHit(path[:num_blocks], tuple(hit.first_block for hit in hits), reason)
+            num_blocks = hits[shortest].num_blocks
+            reason = self._groups[shortest].miss_reason
+
+    def _allocate(self, group: int) -> int:
+        if self._pools[group].num_free == 0:
+            self._tree.evict(group)
+        return self._pools[group].allocate()
+
+    def _copy_tail(self, group: int, table: SequenceTable, index: int) -> BlockCopy:
+        """Copy-on-write of the partial block at block index `index`, which another sequence holds too."""
+        source = table.block_at(index)
+        target = self._allocate(group)
+        self._pools[group].release(source)
+        table.replace(index, target)
+        return BlockCopy(group, source, target)
+
+    def _publish(
+        self, node: RadixNode, tokens: tuple[int, ...], tables: tuple[SequenceTable, ...], index: int
+    ) -> RadixNode:
+        """Publish the block at block index `index` below the pinned `node`; returns its node, pinned instead."""
+        child = self._tree.child(node, tokens)
+        for group, (pool, table) in enumerate(zip(self._pools, tables)):
+            own, published = table.block_at(index), child.blocks[group]
+            if published is None:
+                self._tree.publish(child, group, own)
+            else:
+                pool.acquire(published)
+                pool.release(own)
+                table.replace(index, published)
+        self._tree.pin(child)
+        self._tree.unpin(node)
+        return child
+
+    def _check_sequence(self, seq: _Sequence, token_ids: Sequence[int] | None) -> None:
+        size = self.layout.block_size
+        assert seq.computed <= seq.reserved
+        for group, pool, table in zip(self._groups, self._pools, seq.tables):
+            group.check(table, seq.computed)
+            assert table.end_block == -(-seq.reserved // size), "the table does not end with the reservation"
+            for index in range(seq.computed // size, table.end_block if seq.reserved > seq.computed else 0):
+                block = table.block_at(index)
+                assert pool.ref_count(block) == 1 and not pool.is_published(block), f"writable block {block} is shared"
+        node, index = seq.node, seq.computed // size
+        while node is not None and node.parent is not None:
+            index -= 1
+            for group, table in enumerate(seq.tables):
+                if index >= table.first_block:
+                    assert node.blocks[group] == table.block_at(index), "a table and the tree disagree on a block"
+            if token_ids is not None:
+                assert node.tokens == tuple(token_ids[index * size : (index + 1) * size]), "a node holds other tokens"
+            node = node.parent
+        assert seq.node is None or index == 0, "a sequence stands at the wrong depth of the tree"
+
+
+def _blocks_of(path: Sequence[RadixNode], group: int) -> list[int]:
+    """The blocks of `group` along `path`, where a match has found all of them."""
+    blocks = [node.blocks[group] for node in path]
+    present = [block for block in blocks if block is not None]
+    assert len(present) == len(blocks), "a match promised a block that is not there"
+    return present

@@ -1,0 +1,53 @@
+"""SequenceTable: the blocks of one sequence in one cache group. Owned by the manager, handed to the groups."""
+
+from dataclasses import dataclass
+
+from ridgeline.cache.pool import BlockPool
+
+
+@dataclass(slots=True)
+class SequenceTable:
+    """`blocks[i]` holds block index `first_block + i` of the sequence, i.e. its tokens from index * block_size on.
+
+    A BlockTable shows the same list, so `blocks` changes only between steps and is left as it is at release.
+    """
+
+    first_block: int
+    blocks: list[int]
+
+    @property
+    def end_block(self) -> int:
+        """One past the last block index."""
+        return self.first_block + len(self.blocks)
+
+    def block_at(self, index: int) -> int:
+        """The block at block index `index` of the sequence."""
+        assert self.first_block <= index < self.end_block, f"block index {index} is not in the table"
+        return self.blocks[index - self.first_block]
+
+    def replace(self, index: int, block: int) -> None:
+        """Put `block` at block index `index`; references are the caller's."""
+        self.blocks[index - self.first_block] = block
+
+    def drop_before(self, index: int, pool: BlockPool) -> None:
+        """Release the blocks before block index `index`."""
+        for block in self.blocks[: index - self.first_block]:
+            pool.release(block)
+        del self.blocks[: index - self.first_block]
+        self.first_block = index
+
+    def release(self, pool: BlockPool) -> None:
+        """Release all blocks, last first, so that a tail is evicted before its prefix. The table is not used again."""
+        for block in reversed(self.blocks):
+            pool.release(block)
+
+    def drop_from(self, index: int, pool: BlockPool) -> None:
+        """Release the blocks from block index `index` on."""
+        while self.end_block > index:
+            pool.release(self.blocks.pop())
+
+    def share(self, pool: BlockPool) -> "SequenceTable":
+        """A second table on the same blocks, with its own references."""
+        for block in self.blocks:
+            pool.acquire(block)
+        return SequenceTable(self.first_block, list(self.blocks))

@@ -1,0 +1,224 @@
+"""The hypothesis state machine over CacheManager: random use, an exact oracle, and a simulated memory.
+
+The memory holds, for every slot of every block, a fingerprint of all tokens up to that position, the salt and the
+weights (epoch), since that is what a KV entry depends on. Every table is read back after every rule.
+"""
+
+from dataclasses import dataclass
+
+from cache_oracle import Oracle
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ridgeline.cache.layout import CacheLayout, GroupLayout
+from ridgeline.cache.manager import CacheManager
+
+MAX_LIVE = 5
+MAX_TOKENS = 40
+SALTS = ("", "tenant")
+
+picks = st.integers(0, 7)
+token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+def make_layout(block_size, *groups, span=None):
+    """Groups as (window or None, num_blocks)."""
+    made = tuple(
+        GroupLayout("full" if window is None else "sliding", (index,), window, 8, num_blocks)
+        for index, (window, num_blocks) in enumerate(groups)
+    )
+    return CacheLayout(block_size, made, span)
+
+
+@dataclass
+class Known:
+    """What the caller knows of a sequence: its tokens, and the fingerprints of its computed positions."""
+
+    tokens: list[int]
+    salt: str
+    prints: list[int]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    layout = make_layout(4, (None, 14))
+    caching = True
+
+    def __init__(self):
+        super().__init__()
+        self.cache = CacheManager(self.layout, prefix_caching=self.caching)
+        self.oracle = Oracle(self.layout, self.caching)
+        self.memory: dict[tuple[int, int, int], int] = {}  # (group, block, slot) -> fingerprint
+        self.known: dict[int, Known] = {}
+        self.history: list[list[int]] = [[0] * 20]
+        self.next_id = self.epoch = self.queries = self.hits = self.asked = 0
+
+    def fingerprint(self, known, tokens, position):
+        before = known.prints[position - 1] if position else SALTS.index(known.salt)
+        return hash((before, tokens[position], self.epoch))
+
+    def live(self, pick):
+        ids = sorted(self.known)
+        return ids[pick % len(ids)]
+
+    def new_id(self):
+        self.next_id += 1
+        return self.next_id
+
+    @precondition(lambda self: len(self.known) < MAX_LIVE)
+    @rule(base=picks, keep=st.integers(0, 30), more=token_lists, salt=st.sampled_from(SALTS), eager=st.booleans())
+    def admit(self, base, keep, more, salt, eager):
+        tokens = (self.history[-1 - base % len(self.history)][:keep] + more)[:MAX_TOKENS]
+        size, seq_id = self.layout.block_size, self.new_id()
+        match, fits = self.cache.match_length(tokens, salt), self.cache.can_admit(tokens, salt)
+        assert match.num_tokens == self.oracle.match(tokens, salt) * size < len(tokens)
+        assert match.reason
+        assert fits == self.oracle.can_admit(tokens, salt)
+        num_cached = self.cache.admit(seq_id, tokens, salt)
+        assert num_cached == match.num_tokens == self.oracle.admit(seq_id, tokens, salt)
+        known = self.known[seq_id] = Known(tokens, salt, [])
+        for position in range(num_cached):
+            known.prints.append(self.fingerprint(known, tokens, position))
+        self.queries, self.asked, self.hits = self.queries + 1, self.asked + len(tokens), self.hits + num_cached
+        if eager:
+            reserved = self.reserve_to(seq_id, len(tokens) + 1)
+            assert reserved or not fits or self.layout.max_span_tokens is not None
+
+    def reserve_to(self, seq_id, end):
+        before = self.cache.stats(), [(t.first_token, list(t.blocks)) for t in self.cache.tables(seq_id)]
+        copies = self.cache.reserve(seq_id, end)
+        expected = self.oracle.reserve(seq_id, end)
+        if copies is None:
+            assert expected is None
+            after = self.cache.stats(), [(t.first_token, list(t.blocks)) for t in self.cache.tables(seq_id)]
+            assert before == after
+            return False
+        assert len(copies) == expected
+        for copy in copies:
+            for slot in range(self.layout.block_size):
+                print_ = self.memory.get((copy.group, copy.source, slot))
+                self.memory[copy.group, copy.target, slot] = -1 if print_ is None else print_
+        return True
+
+    @precondition(lambda self: self.known)
+    @rule(pick=picks, num_tokens=st.integers(1, 12))
+    def reserve(self, pick, num_tokens):
+        """A plan that is given up after the reservation, and tried again later."""
+        seq_id = self.live(pick)
+        self.reserve_to(seq_id, len(self.known[seq_id].prints) + num_tokens)
+
+    @precondition(lambda self: self.known)
+    @rule(pick=picks, num_tokens=st.integers(1, 9), refused=st.integers(0, 4), drafts=token_lists, cut=st.booleans())
+    def step(self, pick, num_tokens, refused, drafts, cut):
+        """A prompt chunk or decode tokens or drafts, of which some are refused; without room someone is preempted."""
+        seq_id = self.live(pick)
+        known = self.known[seq_id]
+        start = len(known.prints)
+        if self.layout.max_span_tokens is not None:
+            num_tokens = min(num_tokens, self.layout.max_span_tokens)
+        if start + num_tokens > MAX_TOKENS:
+            return
+        if not self.reserve_to(seq_id, start + num_tokens):
+            self.finish(self.live(pick + 1))
+            return
+        tokens = known.tokens + drafts[: max(0, start + num_tokens - len(known.tokens))]
+        end = min(start + num_tokens, len(tokens))
+        prints = known.prints
+        known.prints = list(prints)
+        for position in range(start, end):
+            known.prints.append(self.fingerprint(known, tokens, position))
+        self.write(seq_id, known, start)
+        accepted = max(start + 1, end - refused)
+        known.tokens = tokens[: max(len(known.tokens), accepted)]
+        del known.prints[accepted:]
+        self.cache.commit(seq_id, known.tokens, accepted)
+        self.oracle.commit(seq_id, known.tokens, accepted)
+        if cut:
+            self.cache.truncate(seq_id, accepted)
+            self.oracle.truncate(seq_id, accepted)
+
+    def write(self, seq_id, known, start):
+        for group, table in enumerate(self.cache.tables(seq_id)):
+            for position in range(start, len(known.prints)):
+                index, slot = divmod(position - table.first_token, self.layout.block_size)
+                self.memory[group, table.blocks[index], slot] = known.prints[position]
+
+    @precondition(lambda self: self.known and len(self.known) < MAX_LIVE)
+    @rule(pick=picks)
+    def fork(self, pick):
+        parent_id, child_id = self.live(pick), self.new_id()
+        self.cache.fork(parent_id, child_id)
+        self.oracle.fork(parent_id, child_id)
+        parent = self.known[parent_id]
+        self.known[child_id] = Known(list(parent.tokens), parent.salt, list(parent.prints))
+
+    @precondition(lambda self: self.known)
+    @rule(pick=picks, num_kept=st.integers(0, 6))
+    def truncate(self, pick, num_kept):
+        seq_id = self.live(pick)
+        end = len(self.known[seq_id].prints) + num_kept
+        self.cache.truncate(seq_id, end)
+        self.oracle.truncate(seq_id, end)
+
+    @precondition(lambda self: self.known)
+    @rule(pick=picks)
+    def release(self, pick):
+        self.finish(self.live(pick))
+
+    def finish(self, seq_id):
+        self.history.append(self.known.pop(seq_id).tokens)
+        self.cache.release(seq_id)
+        self.oracle.release(seq_id)
+
+    @precondition(lambda self: len(self.history) % 4 == 0)
+    @rule()
+    def reset(self):
+        self.history.append(self.history[-1])
+        self.cache.reset_prefix_cache()
+        self.oracle.reset()
+        self.epoch += 1
+
+    @invariant()
+    def accounting(self):
+        self.cache.check({seq_id: known.tokens for seq_id, known in self.known.items()})
+        stats = self.cache.stats()
+        assert [(group.free, group.cached, group.used) for group in stats.groups] == self.oracle.counts()
+        assert (stats.prefix_queries, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (
+            self.queries,
+            self.asked,
+            self.hits,
+        )
+
+    @invariant()
+    def memory_reads_back(self):
+        """Every key that the next query of a sequence sees is the one that this sequence would have written."""
+        size = self.layout.block_size
+        for seq_id, known in self.known.items():
+            computed = len(known.prints)
+            for group, table in enumerate(self.cache.tables(seq_id)):
+                window = self.layout.groups[group].window
+                for position in range(0 if window is None else max(0, computed - window + 1), computed):
+                    index, slot = divmod(position - table.first_token, size)
+                    assert index >= 0, "a visible position lies before the table"
+                    assert self.memory[group, table.blocks[index], slot] == known.prints[position]
+
+    def teardown(self):
+        for seq_id in sorted(self.known):
+            self.cache.release(seq_id)
+        self.cache.check()
+        self.cache.reset_prefix_cache()
+        self.cache.check()
+        assert all(group.free == group.total for group in self.cache.stats().groups), "blocks leaked"
+
+
+LAYOUTS = {
+    "full": make_layout(4, (None, 14)),
+    "sliding": make_layout(2, (5, 14), span=6),
+    "sliding_unbounded_span": make_layout(4, (9, 12)),
+    "full_and_sliding": make_layout(4, (None, 16), (6, 9), span=8),
+    "two_windows": make_layout(2, (3, 24), (None, 26), (8, 20), span=9),
+    "block_of_one": make_layout(1, (None, 50), (4, 30), span=9),
+}
+
+
+def machine_for(layout, *, caching=True):
+    return type("Machine", (CacheMachine,), {"layout": layout, "caching": caching})

@@ -1,0 +1,180 @@
+"""A second, naive cache: blocks are objects named by what they hold. No ids, no tree, no counters, all scans.
+
+Used by the state machine to predict, exactly, what CacheManager must answer.
+"""
+
+from dataclasses import dataclass, field
+
+from ridgeline.cache.layout import CacheLayout
+
+Key = tuple[str, tuple[int, ...]]  # salt, and all tokens up to the end of the block
+
+
+@dataclass(eq=False)
+class Block:
+    owners: set[int] = field(default_factory=set)
+    key: Key | None = None  # set while other sequences may find it
+
+
+@dataclass
+class Sequence:
+    salt: str
+    computed: int
+    reserved: int
+    attached: bool
+    blocks: list[dict[int, Block]]  # [group] block index -> block
+
+
+class OracleGroup:
+    def __init__(self, window, total):
+        self.window, self.total = window, total
+        self.found: dict[Key, Block] = {}
+        self.idle: list[Block] = []  # findable, unowned, oldest first
+
+    def first_visible(self, computed, size):
+        return 0 if self.window is None else max(0, computed - self.window + 1) // size
+
+    def drop(self, block, owner):
+        block.owners.remove(owner)
+        if not block.owners and block.key is not None:
+            self.idle.append(block)
+
+    def forget(self, key):
+        block = self.found.pop(key, None)
+        if block is not None:
+            block.key = None
+            if not block.owners:
+                self.idle.remove(block)
+
+
+class Oracle:
+    def __init__(self, layout: CacheLayout, caching: bool):
+        self.layout, self.size, self.caching = layout, layout.block_size, caching
+        self.groups = [OracleGroup(group.window, group.num_blocks) for group in layout.groups]
+        self.seqs: dict[int, Sequence] = {}
+
+    def counts(self):
+        """(free, cached, used) of each group."""
+        rows = []
+        for index, group in enumerate(self.groups):
+            used = len({id(b) for seq in self.seqs.values() for b in seq.blocks[index].values()})
+            rows.append((group.total - used - len(group.idle), len(group.idle), used))
+        return rows
+
+    def key(self, salt, tokens, index):
+        return salt, tuple(tokens[: (index + 1) * self.size])
+
+    def needed(self, group, num_blocks):
+        return range(group.first_visible(num_blocks * self.size, self.size), num_blocks)
+
+    def match(self, tokens, salt):
+        """Blocks of the longest hit: the largest n whose needed blocks can all be found, in every group."""
+        if not self.caching:
+            return 0
+        for n in range((len(tokens) - 1) // self.size, 0, -1):
+            if all(self.key(salt, tokens, i) in g.found for g in self.groups for i in self.needed(g, n)):
+                return n
+        return 0
+
+    def can_admit(self, tokens, salt):
+        n = self.match(tokens, salt)
+        for index, group in enumerate(self.groups):
+            hit = [group.found[self.key(salt, tokens, i)] for i in self.needed(group, n)]
+            free, cached, _ = self.counts()[index]
+            held, span = len(tokens) + 1, self.layout.max_span_tokens
+            if group.window is not None and span is not None:
+                held = min(held, group.window + span + self.size)
+            if -(-held // self.size) - len(hit) > free + cached - sum(not b.owners for b in hit):
+                return False
+        return True
+
+    def admit(self, seq_id, tokens, salt):
+        n = self.match(tokens, salt)
+        blocks = []
+        for group in self.groups:
+            row = {i: group.found[self.key(salt, tokens, i)] for i in self.needed(group, n)}
+            for block in row.values():
+                if not block.owners:
+                    group.idle.remove(block)
+                block.owners.add(seq_id)
+            blocks.append(row)
+        self.seqs[seq_id] = Sequence(salt, n * self.size, n * self.size, self.caching, blocks)
+        return n * self.size
+
+    def reserve(self, seq_id, end):
+        """The number of copies, or None."""
+        seq = self.seqs[seq_id]
+        tail = seq.computed // self.size
+        wants = []
+        for index in range(len(self.groups)):
+            row = seq.blocks[index]
+            new = [i for i in range(tail, -(-end // self.size)) if i not in row]
+            copy = seq.computed % self.size != 0 and len(row[tail].owners) > 1
+            wants.append((new, copy))
+        if any(len(new) + copy > free + idle for (new, copy), (free, idle, _) in zip(wants, self.counts())):
+            return None
+        for index, (new, copy) in enumerate(wants):
+            if copy:
+                self.take(index)
+                seq.blocks[index][tail].owners.remove(seq_id)
+                seq.blocks[index][tail] = Block({seq_id})
+            for i in new:
+                self.take(index)
+                seq.blocks[index][i] = Block({seq_id})
+        seq.reserved = max(seq.reserved, end)
+        return sum(copy for _, copy in wants)
+
+    def take(self, index):
+        """Room for one block: where nothing is free the oldest idle one is forgotten, by all groups if it is full."""
+        if self.counts()[index][0] == 0:
+            group = self.groups[index]
+            key = group.idle[0].key
+            for other in self.groups if group.window is None else [group]:
+                other.forget(key)
+
+    def commit(self, seq_id, tokens, computed):
+        seq = self.seqs[seq_id]
+        for i in range(seq.computed // self.size, computed // self.size) if seq.attached else ():
+            key = self.key(seq.salt, tokens, i)
+            for group, row in zip(self.groups, seq.blocks):
+                block = group.found.setdefault(key, row[i])
+                block.key = key
+                if block is not row[i]:
+                    if not block.owners:
+                        group.idle.remove(block)
+                    block.owners.add(seq_id)
+                    row[i] = block
+        seq.computed = computed
+        for group, row in zip(self.groups, seq.blocks):
+            for i in sorted(i for i in row if i < group.first_visible(computed, self.size)):
+                group.drop(row.pop(i), seq_id)
+
+    def truncate(self, seq_id, computed):
+        seq = self.seqs[seq_id]
+        seq.reserved = min(seq.reserved, computed)
+        for row in seq.blocks:
+            for i in [i for i in row if i >= -(-seq.reserved // self.size)]:
+                del row[i]
+
+    def fork(self, parent_id, child_id):
+        parent = self.seqs[parent_id]
+        self.truncate(parent_id, parent.computed)
+        for row in parent.blocks:
+            for block in row.values():
+                block.owners.add(child_id)
+        self.seqs[child_id] = Sequence(
+            parent.salt, parent.computed, parent.computed, parent.attached, [dict(row) for row in parent.blocks]
+        )
+
+    def release(self, seq_id):
+        seq = self.seqs.pop(seq_id)
+        for group, row in zip(self.groups, seq.blocks):
+            for i in sorted(row, reverse=True):
+                group.drop(row[i], seq_id)
+
+    def reset(self):
+        for group in self.groups:
+            for key in list(group.found):
+                group.forget(key)
+        for seq in self.seqs.values():
+            seq.attached = False
