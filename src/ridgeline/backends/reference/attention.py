@@ -1,0 +1,52 @@
+"""Masked grouped-query attention over dense keys and values, in plain torch.
+
+Legend: S sequences · Q query tokens of each · L keys · N query heads · K key/value heads · D head size · G = N / K.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def grouped_attention(
+    q_SQND: torch.Tensor,
+    k_SLKD: torch.Tensor,
+    v_SLKD: torch.Tensor,
+    visible_SQL: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """softmax(scale * q k^T, soft-capped and masked) v, [S, Q, N, D] in the dtype of q.
+
+    `visible_SQL` is boolean; every query must see at least one key. The G query heads that share a key head are
+    laid side by side as queries of it, so that keys and values are never repeated in memory.
+    """
+    num_seqs, num_queries, num_heads, head_dim = q_SQND.shape
+    num_kv_heads = k_SLKD.shape[2]
+    group = num_heads // num_kv_heads
+    q = q_SQND.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*Q, D]
+    k, v = k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2)
+    mask = visible_SQL[:, None].repeat(1, 1, group, 1)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    else:
+        scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
+        scores = softcap * torch.tanh(scores / softcap)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        out = torch.matmul(weights.to(v.dtype), v)
+    out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)  # [S, Q, K, G, D]
+    return out.reshape(num_seqs, num_queries, num_heads, head_dim)
+
+
+def visible_keys_SQL(
+    query_positions_SQ: torch.Tensor,
+    key_positions_SL: torch.Tensor,
+    kv_length_S: torch.Tensor,
+    causal_S: torch.Tensor,
+    window: int | None,
+) -> torch.Tensor:
+    """Which keys each query sees: those of its own sequence, up to itself where causal, within the window."""
+    query, key = query_positions_SQ[:, :, None], key_positions_SL[:, None, :]
+    visible = (key < kv_length_S[:, None, None]) & ((key <= query) | ~causal_S[:, None, None])
+    if window is not None:
+        visible &= key > query - window
+    return visible

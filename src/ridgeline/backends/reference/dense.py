@@ -1,0 +1,82 @@
+"""The program over whole sequences, without a cache: training, distillation and the oracle of the tests.
+
+Every token of a [B, T] batch gets logits, and gradients flow to the weights.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from ridgeline.backends.reference.attention import grouped_attention, visible_keys_SQL
+from ridgeline.backends.reference.ops import interpret
+from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
+
+
+class DenseKv:
+    """KvAccess of `batch` equally long sequences that start at position 0; keys and values live for one run."""
+
+    def __init__(self, batch: int, num_tokens: int) -> None:
+        self._batch = batch
+        self._num_tokens = num_tokens
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
+        self._kept[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
+
+    def attend(
+        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        q = q_TND.unflatten(0, (self._batch, -1))
+        k, v = self._kept[attrs.state]
+        if attrs.softcap is None and (attrs.window is None or attrs.window >= self._num_tokens):
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                is_causal=True,
+                scale=attrs.scale,
+                enable_gqa=q.shape[2] != k.shape[2],
+            )
+            return out.transpose(1, 2).flatten(0, 1)
+        positions = torch.arange(self._num_tokens)[None]
+        visible = visible_keys_SQL(
+            positions, positions, torch.tensor([self._num_tokens]), torch.tensor([True]), attrs.window
+        )
+        visible = visible.expand(self._batch, -1, -1)
+        return grouped_attention(q, k, v, visible, attrs.scale, attrs.softcap).flatten(0, 1)
+
+
+class DenseModel(torch.nn.Module):
+    """The program as a torch module whose parameters are the program's weights."""
+
+    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._program = program
+        self._parameter_names = {name: name.replace(".", "/") for name in program.weights}  # torch forbids dots
+        for name, attribute in self._parameter_names.items():
+            self.register_parameter(attribute, torch.nn.Parameter(weights[name]))
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    def named_weights(self) -> dict[str, torch.nn.Parameter]:
+        """The weights under the program's names."""
+        return {name: self.get_parameter(attribute) for name, attribute in self._parameter_names.items()}
+
+    def forward(self, token_ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every position, float32 [B, T, V]."""
+        return dense_logits(self._program, self.named_weights(), token_ids_BT)
+
+
+def dense_logits(program: Program, weights: Mapping[str, torch.Tensor], token_ids_BT: torch.Tensor) -> torch.Tensor:
+    """Logits of every position of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64."""
+    batch, num_tokens = token_ids_BT.shape
+    inputs = {
+        TOKEN_IDS: token_ids_BT.flatten(),
+        POSITIONS: torch.arange(num_tokens).repeat(batch),
+        LOGIT_ROWS: torch.arange(batch * num_tokens),
+    }
+    values = interpret(program, weights, inputs, DenseKv(batch, num_tokens))
+    return values[LOGITS].unflatten(0, (batch, num_tokens))
