@@ -126,7 +126,7 @@ class FakeServer:
 @contextlib.asynccontextmanager
 async def serving(app):
     listener = socket.create_server(("127.0.0.1", 0))
-    # asyncio turns Nagle's algorithm off only on sockets it made itself; left on, it holds back the first chunk by 40 ms.
+    # asyncio turns Nagle's algorithm off only on sockets it made itself; left on, it delays the first chunk by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
