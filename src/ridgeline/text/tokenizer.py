@@ -1,0 +1,317 @@
+"""Tokenizer of a model folder: tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template sources.
+
+Called by the front ends (encode), the incremental detokenizer (decode) and the server (log-probability display).
+Model files are untrusted: everything is checked before or while it is read, and each defect is one ModelLoadError that
+names the file. Must not import torch or transformers.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, cast
+
+import tokenizers
+
+from ridgeline.core.errors import ModelLoadError, RequestError
+
+MAX_FILE_BYTES = 256 * 2**20
+MAX_TEMPLATE_BYTES = 256 * 2**10
+MAX_VOCAB = 2**22
+MAX_TOKEN_BYTES = 1024
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+Json = dict[str, object]
+
+
+class Tokenizer:
+    """Text to token ids and back, exactly as the folder's tokenizer.json says.
+
+    `encode` adds the special tokens of tokenizer.json's post-processor and no others: like transformers 5, it does not
+    read add_bos_token and add_eos_token, which only repeat what the post-processor already does.
+
+    Attributes:
+        vocab_size: one past the largest id that has a token; the model's logits may be wider (padding).
+        special_ids: ids that `decode(..., skip_special_tokens=True)` leaves out.
+        special_tokens: the named ones that are set, e.g. {"bos_token": "<s>"}; the variables of chat templates.
+        chat_templates: template sources by name; "default" is the usual one, "tool_use" serves requests with tools.
+        byte_level: every token stands for bytes, in the alphabet of GPT-2's byte-level BPE.
+        byte_fallback: tokens like <0xE2> stand for one byte each, as in sentencepiece.
+    """
+
+    def __init__(
+        self, raw: tokenizers.Tokenizer, decoder: object, named: dict[str, str], templates: dict[str, str]
+    ) -> None:
+        added = raw.get_added_tokens_decoder()
+        steps = _decoder_steps(decoder)
+        kinds = {step.get("type") for step in steps}
+        self._raw = raw
+        self._replacements = _literal_replacements(steps)
+        self.vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self.special_tokens = named
+        self.chat_templates = templates
+        self.byte_level = "ByteLevel" in kinds
+        self.byte_fallback = "ByteFallback" in kinds
+        self.bos_id = self._named_id("bos_token")
+        self.eos_id = self._named_id("eos_token")
+        self.pad_id = self._named_id("pad_token")
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer | None":
+        """Tokenizer of a model folder; None when the folder has no tokenizer.json (callers then work on token ids).
+
+        Raises ModelLoadError, naming the file, for anything broken, hostile or of the wrong type.
+        """
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            return None
+        content = _read_bytes(path, MAX_FILE_BYTES)
+        data = _parse_json(content, path)
+        _check_tokenizer_json(data, path)
+        raw = _build(content, path)
+        config_path = folder / "tokenizer_config.json"
+        config = _read_json(config_path) if config_path.exists() else {}
+        _add_config_tokens(raw, config, config_path)
+        tokenizer = cls(raw, data.get("decoder"), _named_tokens(folder, config), _chat_templates(folder, config))
+        _try_out(tokenizer, path)
+        return tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in the text become their ids, as in transformers.
+
+        Raises RequestError for a lone surrogate, which no encoding of text can carry.
+        """
+        try:
+            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text is not valid Unicode: {error}") from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids` on their own, through tokenizer.json's decoder; ids without a token give nothing."""
+        return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The token as tokenizer.json spells it, e.g. "▁Hello" or "Ġworld"; None where the id has no token."""
+        return self._raw.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token as tokenizer.json spells it, or None."""
+        return self._raw.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for inside a text: "Ġworld" and "▁world" are b" world"; b"" for an id without a token."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if self.byte_level:
+            alphabet = _BYTE_ALPHABET
+            return (
+                bytes(alphabet[char] for char in token) if all(char in alphabet for char in token) else token.encode()
+            )
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        if token_id not in self._added_ids:
+            for old, new in self._replacements:
+                token = token.replace(old, new)
+        return token.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text for display; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._raw.token_to_id(token)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for every byte: itself where printable, else the next free character from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
+
+
+def _fail(path: Path, what: str) -> NoReturn:
+    raise ModelLoadError(f"{path}: {what}; download the model's tokenizer files again")
+
+
+def _read_bytes(path: Path, limit_bytes: int) -> bytes:
+    try:
+        if not path.is_file():
+            _fail(path, "not a regular file")
+        with path.open("rb") as file:
+            content = file.read(limit_bytes + 1)
+    except OSError as error:
+        _fail(path, f"cannot be read ({error.strerror})")
+    if len(content) > limit_bytes:
+        _fail(path, f"larger than {limit_bytes} bytes")
+    return content
+
+
+def _parse_json(content: bytes, path: Path) -> Json:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        _fail(path, f"not valid JSON ({type(error).__name__}: {str(error)[:200]})")
+    if not isinstance(data, dict):
+        _fail(path, f"must hold a JSON object, holds {type(data).__name__}")
+    return cast(Json, data)
+
+
+def _read_json(path: Path) -> Json:
+    return _parse_json(_read_bytes(path, MAX_FILE_BYTES), path)
+
+
+def _check_token(token: object, token_id: object, path: Path, where: str) -> tuple[str, int]:
+    if not isinstance(token, str) or len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
+        _fail(path, f"{where} must be a string of at most {MAX_TOKEN_BYTES} bytes, got {str(token)[:40]!r}")
+    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCAB:
+        _fail(path, f"{where} {token[:40]!r} must have an id in 0..{MAX_VOCAB - 1}, got {str(token_id)[:40]}")
+    return token, token_id
+
+
+def _check_tokenizer_json(data: Json, path: Path) -> None:
+    """Ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file says."""
+    model = data.get("model")
+    if not isinstance(model, dict):
+        _fail(path, "has no `model` object")
+    vocab = cast(Json, model).get("vocab")
+    ids: set[int] = set()
+    if isinstance(vocab, dict):
+        entries = cast(Json, vocab)
+        ids = {_check_token(token, token_id, path, "vocabulary entry")[1] for token, token_id in entries.items()}
+        if len(ids) != len(entries):
+            _fail(path, "two vocabulary entries share one id")
+    elif isinstance(vocab, list):
+        for index, entry in enumerate(cast(list[object], vocab)):
+            if not isinstance(entry, list) or len(cast(list[object], entry)) != 2:
+                _fail(path, f"vocabulary entry {index} must be [token, score]")
+            _check_token(cast(list[object], entry)[0], index, path, "vocabulary entry")
+    else:
+        _fail(path, "`model.vocab` must be an object or a list")
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list):
+        _fail(path, "`added_tokens` must be a list")
+    for entry in cast(list[object], added):
+        if not isinstance(entry, dict):
+            _fail(path, "an entry of `added_tokens` must be an object")
+        _check_token(cast(Json, entry).get("content"), cast(Json, entry).get("id"), path, "added token")
+
+
+def _build(content: bytes, path: Path) -> tokenizers.Tokenizer:
+    try:
+        raw = tokenizers.Tokenizer.from_buffer(content)
+        raw.no_truncation()
+        raw.no_padding()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the Rust library arrives as a BaseException
+        _fail(path, f"not a usable tokenizer ({str(error)[:200]})")
+    return raw
+
+
+def _try_out(tokenizer: Tokenizer, path: Path) -> None:
+    """Run every stage once, so that a file that parses but cannot work is refused at load."""
+    try:
+        ids = tokenizer.encode("a b\n1")
+        tokenizer.decode(ids)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as in _build
+        _fail(path, f"cannot encode a short text ({str(error)[:200]})")
+    if any(token_id >= tokenizer.vocab_size for token_id in ids):
+        _fail(path, f"encodes to ids outside its vocabulary of {tokenizer.vocab_size}")
+
+
+def _add_config_tokens(raw: tokenizers.Tokenizer, config: Json, path: Path) -> None:
+    """Add the tokens that only tokenizer_config.json's `added_tokens_decoder` knows; their ids must follow on."""
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        _fail(path, "`added_tokens_decoder` must be an object")
+    entries: list[tuple[int, str, bool]] = []
+    for key, entry in cast(Json, listed).items():
+        if not isinstance(entry, dict) or not re.fullmatch(r"[0-9]{1,9}", key):
+            _fail(path, f"`added_tokens_decoder` entry {key[:40]!r} must map an id to an object")
+        token, token_id = _check_token(cast(Json, entry).get("content"), int(key), path, "added token")
+        entries.append((token_id, token, cast(Json, entry).get("special") is True))
+    for token_id, token, special in sorted(entries):
+        if raw.token_to_id(token) is None:
+            raw.add_tokens([tokenizers.AddedToken(token, special=special, normalized=not special)])
+        if raw.token_to_id(token) != token_id:
+            _fail(path, f"added token {token[:40]!r} has id {token_id}, but {raw.token_to_id(token)} by tokenizer.json")
+
+
+def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
+    """bos, eos and the other named tokens; tokenizer_config.json goes before special_tokens_map.json."""
+    map_path = folder / "special_tokens_map.json"
+    sources = [(folder / "tokenizer_config.json", config)]
+    if map_path.exists():
+        sources.append((map_path, _read_json(map_path)))
+    named: dict[str, str] = {}
+    for name in _NAMED:
+        for path, source in sources:
+            value = source.get(name)
+            content = cast(Json, value).get("content") if isinstance(value, dict) else value
+            if content is None:
+                continue
+            if not isinstance(content, str) or len(content) > MAX_TOKEN_BYTES:
+                _fail(
+                    path, f"`{name}` must be a string of at most {MAX_TOKEN_BYTES} characters or an added-token object"
+                )
+            named.setdefault(name, content)
+    return named
+
+
+def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
+    """Template sources by name. A template file of its own replaces whatever tokenizer_config.json holds."""
+    jinja_path, json_path = folder / "chat_template.jinja", folder / "chat_template.json"
+    path, value = folder / "tokenizer_config.json", config.get("chat_template")
+    if jinja_path.exists():
+        try:
+            path, value = jinja_path, _read_bytes(jinja_path, MAX_TEMPLATE_BYTES).decode()
+        except UnicodeDecodeError:
+            _fail(jinja_path, "is not UTF-8 text")
+    elif json_path.exists():
+        path, value = json_path, _read_json(json_path).get("chat_template")
+    templates: dict[str, str] = {}
+    named = cast(list[object], value) if isinstance(value, list) else [{"name": "default", "template": value}]
+    for entry in named if value is not None else []:
+        fields = cast(Json, entry) if isinstance(entry, dict) else {}
+        name, source = fields.get("name"), fields.get("template")
+        if not isinstance(name, str) or not isinstance(source, str):
+            _fail(path, "`chat_template` must be a string or a list of {name, template} objects of strings")
+        if len(source.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
+            _fail(path, f"chat template {name[:40]!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        templates[name] = source
+    return templates
+
+
+def _decoder_steps(decoder: object) -> list[Json]:
+    """The decoder of tokenizer.json as a flat list of steps."""
+    if not isinstance(decoder, dict):
+        return []
+    step = cast(Json, decoder)
+    parts = step.get("decoders")
+    if step.get("type") != "Sequence" or not isinstance(parts, list):
+        return [step]
+    return [leaf for part in cast(list[object], parts) for leaf in _decoder_steps(part)]
+
+
+def _literal_replacements(steps: Sequence[Json]) -> list[tuple[str, str]]:
+    """What the decoder writes for marker characters inside a token, e.g. "▁" as " "."""
+    pairs: list[tuple[str, str]] = []
+    for step in steps:
+        pattern, content, marker = step.get("pattern"), step.get("content"), step.get("replacement")
+        literal = cast(Json, pattern).get("String") if isinstance(pattern, dict) else None
+        if step.get("type") == "Replace" and isinstance(literal, str) and isinstance(content, str):
+            pairs.append((literal, content))
+        elif step.get("type") == "Metaspace" and isinstance(marker, str):
+            pairs.append((marker, " "))
+    return pairs

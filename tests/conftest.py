@@ -1,0 +1,14 @@
+"""Fixtures shared by the whole suite."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real models, tokenizers and traces beside the checkout; a test that needs them skips where they are absent."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no shared test data: {folder.parent.name}/{folder.name} is not beside the checkout")
+    return folder
