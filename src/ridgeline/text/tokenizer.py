@@ -1,4 +1,4 @@
-"""Tokenizer of a model folder: tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template sources.
+"""Tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
 
 Called by the front ends (encode), the incremental detokenizer (decode) and the server (log-probability display).
 Model files are untrusted: everything is checked before or while it is read, and each defect is one ModelLoadError that
@@ -21,7 +21,7 @@ MAX_VOCAB = 2**22
 MAX_TOKEN_BYTES = 1024
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 Json = dict[str, object]
 
@@ -51,7 +51,6 @@ class Tokenizer:
         self._replacements = _literal_replacements(steps)
         self.vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._added_ids = frozenset(added)
         self.special_tokens = named
         self.chat_templates = templates
         self.byte_level = "ByteLevel" in kinds
@@ -103,7 +102,7 @@ class Tokenizer:
         return self._raw.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for inside a text: "Ġworld" and "▁world" are b" world"; b"" for an id without a token."""
+        """The bytes one token stands for inside a text, b" world" for "Ġworld" and "▁world"; b"" without a token."""
         token = self.token(token_id)
         if token is None:
             return b""
@@ -112,12 +111,15 @@ class Tokenizer:
             return (
                 bytes(alphabet[char] for char in token) if all(char in alphabet for char in token) else token.encode()
             )
-        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match[1], 16)])
-        if token_id not in self._added_ids:
-            for old, new in self._replacements:
-                token = token.replace(old, new)
+        if self.is_byte_token(token_id):
+            return bytes.fromhex(token[3:5])
+        for old, new in self._replacements:
+            token = token.replace(old, new)
         return token.encode()
+
+    def is_byte_token(self, token_id: int) -> bool:
+        """True for a sentencepiece byte token such as <0xE2>, which the decoder joins with neighbours of its kind."""
+        return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text for display; bytes that are no whole character show as U+FFFD."""
@@ -129,7 +131,7 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte: itself where printable, else the next free character from U+0100 on."""
+    """GPT-2's printable stand-in for every byte: itself where printable, else the next character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -160,9 +162,19 @@ def _parse_json(content: bytes, path: Path) -> Json:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
         _fail(path, f"not valid JSON ({type(error).__name__}: {str(error)[:200]})")
-    if not isinstance(data, dict):
-        _fail(path, f"must hold a JSON object, holds {type(data).__name__}")
-    return cast(Json, data)
+    return _object(data, path, "the file")
+
+
+def _object(value: object, path: Path, what: str) -> Json:
+    if not isinstance(value, dict):
+        _fail(path, f"{what} must be a JSON object, is {type(value).__name__}")
+    return cast("Json", value)
+
+
+def _list(value: object, path: Path, what: str) -> list[object]:
+    if not isinstance(value, list):
+        _fail(path, f"{what} must be a JSON list, is {type(value).__name__}")
+    return cast("list[object]", value)
 
 
 def _read_json(path: Path) -> Json:
@@ -179,30 +191,19 @@ def _check_token(token: object, token_id: object, path: Path, where: str) -> tup
 
 def _check_tokenizer_json(data: Json, path: Path) -> None:
     """Ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file says."""
-    model = data.get("model")
-    if not isinstance(model, dict):
-        _fail(path, "has no `model` object")
-    vocab = cast(Json, model).get("vocab")
-    ids: set[int] = set()
-    if isinstance(vocab, dict):
-        entries = cast(Json, vocab)
+    vocab = _object(data.get("model"), path, "`model`").get("vocab")
+    if isinstance(vocab, list):  # Unigram: [token, score] by id
+        for index, entry in enumerate(_list(vocab, path, "`model.vocab`")):
+            pair = _list(entry, path, f"vocabulary entry {index}")
+            _check_token(pair[0] if pair else None, index, path, "vocabulary entry")
+    else:
+        entries = _object(vocab, path, "`model.vocab`")
         ids = {_check_token(token, token_id, path, "vocabulary entry")[1] for token, token_id in entries.items()}
         if len(ids) != len(entries):
             _fail(path, "two vocabulary entries share one id")
-    elif isinstance(vocab, list):
-        for index, entry in enumerate(cast(list[object], vocab)):
-            if not isinstance(entry, list) or len(cast(list[object], entry)) != 2:
-                _fail(path, f"vocabulary entry {index} must be [token, score]")
-            _check_token(cast(list[object], entry)[0], index, path, "vocabulary entry")
-    else:
-        _fail(path, "`model.vocab` must be an object or a list")
-    added = data.get("added_tokens") or []
-    if not isinstance(added, list):
-        _fail(path, "`added_tokens` must be a list")
-    for entry in cast(list[object], added):
-        if not isinstance(entry, dict):
-            _fail(path, "an entry of `added_tokens` must be an object")
-        _check_token(cast(Json, entry).get("content"), cast(Json, entry).get("id"), path, "added token")
+    for item in _list(data.get("added_tokens") or [], path, "`added_tokens`"):
+        added = _object(item, path, "an entry of `added_tokens`")
+        _check_token(added.get("content"), added.get("id"), path, "added token")
 
 
 def _build(content: bytes, path: Path) -> tokenizers.Tokenizer:
@@ -232,15 +233,14 @@ def _try_out(tokenizer: Tokenizer, path: Path) -> None:
 
 def _add_config_tokens(raw: tokenizers.Tokenizer, config: Json, path: Path) -> None:
     """Add the tokens that only tokenizer_config.json's `added_tokens_decoder` knows; their ids must follow on."""
-    listed = config.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict):
-        _fail(path, "`added_tokens_decoder` must be an object")
+    listed = _object(config.get("added_tokens_decoder") or {}, path, "`added_tokens_decoder`")
     entries: list[tuple[int, str, bool]] = []
-    for key, entry in cast(Json, listed).items():
-        if not isinstance(entry, dict) or not re.fullmatch(r"[0-9]{1,9}", key):
-            _fail(path, f"`added_tokens_decoder` entry {key[:40]!r} must map an id to an object")
-        token, token_id = _check_token(cast(Json, entry).get("content"), int(key), path, "added token")
-        entries.append((token_id, token, cast(Json, entry).get("special") is True))
+    for key, value in listed.items():
+        if not re.fullmatch(r"[0-9]{1,9}", key):
+            _fail(path, f"`added_tokens_decoder` must map ids to tokens, has the key {key[:40]!r}")
+        entry = _object(value, path, f"added token {key}")
+        token, token_id = _check_token(entry.get("content"), int(key), path, "added token")
+        entries.append((token_id, token, entry.get("special") is True))
     for token_id, token, special in sorted(entries):
         if raw.token_to_id(token) is None:
             raw.add_tokens([tokenizers.AddedToken(token, special=special, normalized=not special)])
@@ -258,7 +258,7 @@ def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
     for name in _NAMED:
         for path, source in sources:
             value = source.get(name)
-            content = cast(Json, value).get("content") if isinstance(value, dict) else value
+            content = _object(value, path, name).get("content") if isinstance(value, dict) else value
             if content is None:
                 continue
             if not isinstance(content, str) or len(content) > MAX_TOKEN_BYTES:
@@ -281,12 +281,14 @@ def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
     elif json_path.exists():
         path, value = json_path, _read_json(json_path).get("chat_template")
     templates: dict[str, str] = {}
-    named = cast(list[object], value) if isinstance(value, list) else [{"name": "default", "template": value}]
-    for entry in named if value is not None else []:
-        fields = cast(Json, entry) if isinstance(entry, dict) else {}
+    if value is None:
+        return templates
+    named = [{"name": "default", "template": value}] if isinstance(value, str) else value
+    for entry in _list(named, path, "`chat_template`"):
+        fields = _object(entry, path, "an entry of `chat_template`")
         name, source = fields.get("name"), fields.get("template")
         if not isinstance(name, str) or not isinstance(source, str):
-            _fail(path, "`chat_template` must be a string or a list of {name, template} objects of strings")
+            _fail(path, "a named chat template needs a `name` and a `template`, both strings")
         if len(source.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
             _fail(path, f"chat template {name[:40]!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
         templates[name] = source
@@ -294,24 +296,22 @@ def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
 
 
 def _decoder_steps(decoder: object) -> list[Json]:
-    """The decoder of tokenizer.json as a flat list of steps."""
+    """The decoder of tokenizer.json, which the Rust library has accepted, as a flat list of steps."""
     if not isinstance(decoder, dict):
         return []
-    step = cast(Json, decoder)
-    parts = step.get("decoders")
-    if step.get("type") != "Sequence" or not isinstance(parts, list):
+    step = cast("Json", decoder)
+    if step.get("type") != "Sequence":
         return [step]
-    return [leaf for part in cast(list[object], parts) for leaf in _decoder_steps(part)]
+    return [leaf for part in cast("list[object]", step.get("decoders", [])) for leaf in _decoder_steps(part)]
 
 
 def _literal_replacements(steps: Sequence[Json]) -> list[tuple[str, str]]:
     """What the decoder writes for marker characters inside a token, e.g. "▁" as " "."""
     pairs: list[tuple[str, str]] = []
     for step in steps:
-        pattern, content, marker = step.get("pattern"), step.get("content"), step.get("replacement")
-        literal = cast(Json, pattern).get("String") if isinstance(pattern, dict) else None
-        if step.get("type") == "Replace" and isinstance(literal, str) and isinstance(content, str):
-            pairs.append((literal, content))
-        elif step.get("type") == "Metaspace" and isinstance(marker, str):
-            pairs.append((marker, " "))
+        if step.get("type") == "Metaspace":
+            pairs.append((str(step["replacement"]), " "))
+        elif step.get("type") == "Replace":
+            literal = cast("Json", step["pattern"]).get("String")
+            pairs.extend([(literal, str(step["content"]))] if isinstance(literal, str) else [])
     return pairs
