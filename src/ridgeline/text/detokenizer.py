@@ -8,10 +8,10 @@ What the text of an output is. With T the tokenizer's own decode, specials skipp
     text(output | prompt) = T(prompt + output) without its longest common prefix with T(prompt).
 
 So a first word keeps the space that T would strip at the start of a text, and a character that the prompt left
-unfinished belongs to the output that finishes it. Of the prompt only the shortest tail that starts at a fresh token is
-decoded (see `_starts_fresh`), and later only a window: the ids since the last settled boundary, after those that settled
-there. A boundary is settled when no later token can change the text before it. Until one is reached the text is held
-back, which is what keeps characters whole:
+unfinished belongs to the output that finishes it. Of the prompt only the shortest tail that starts at a fresh token
+is decoded (see `_starts_fresh`), and later only a window: the ids since the last settled boundary, after those that
+settled there. A boundary is settled when no later token can change the text before it. Until one is reached the text
+is held back, which is what keeps characters whole:
 
     byte-level BPE   settled after a token that completes a UTF-8 character, or leaves bytes that can never become one
     byte fallback    settled after any token but <0x..>: a run of these is text only if all of it is UTF-8
@@ -20,6 +20,7 @@ back, which is what keeps characters whole:
 
 import codecs
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -62,7 +63,7 @@ class IncrementalDetokenizer:
         return self._matcher.found
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Take output ids, in order; return the text that is now certain. None is taken once a stop string was found."""
+        """Take output ids, in order; return the text that is now certain. Takes none after a stop string was found."""
         released: list[str] = []
         for token_id in ids:
             if self.stop_found is not None:
@@ -158,7 +159,7 @@ class _StopMatcher:
         return text
 
     def _first_complete(self, text: str, num_old: int) -> tuple[int, str] | None:
-        """(start, stop string) of the match with the smallest end, then the smallest start, that ends after `num_old`."""
+        """(start, stop string) of the match that ends first after `num_old`; of those that end together, the longest."""
         hits = [(text.find(stop, max(0, num_old - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         return min(ends)[1:] if ends else None
@@ -173,10 +174,10 @@ class _StopMatcher:
 
 
 def _common_length(known: str, text: str) -> int:
-    """Length of the longest common prefix; all of `known`, except where the output finishes the prompt's last character."""
+    """Length of the longest common prefix: all of `known`, unless the output finishes the prompt's last character."""
     if text.startswith(known):
         return len(known)
-    return next(i for i, (a, b) in enumerate(zip(known, text + "\0")) if a != b)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, text)))
 
 
 def detokenize(
