@@ -26,6 +26,8 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class EmbedAttrs:
+    """`scale` is rounded to the dtype of the table before it multiplies."""
+
     scale: float
 
 

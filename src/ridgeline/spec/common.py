@@ -1,6 +1,6 @@
-"""What most families share: reading rope parameters, activations, and the Llama tensor names."""
+"""What most families share: reading rope parameters, windows and activations, and the Llama tensor names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
@@ -18,6 +18,8 @@ from ridgeline.spec.spec import (
     YarnRope,
 )
 
+MAX_LAYERS = 1000  # far above any model; keeps a hostile config from filling memory
+
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -26,6 +28,15 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+
+
+def head_size(hidden_size: int, num_heads: int) -> int:
+    """The head size that a config without `head_dim` means. Raises ConfigError where the heads do not fit evenly."""
+    if hidden_size % num_heads:
+        raise ConfigError(
+            f"config.json: the hidden size ({hidden_size}) is not a multiple of the number of heads ({num_heads})"
+        )
+    return hidden_size // num_heads
 
 
 def read_rope(config: ConfigReader, head_dim: int, *, default_theta: float = 10000.0) -> Rope:
@@ -45,7 +56,13 @@ def read_rope(config: ConfigReader, head_dim: int, *, default_theta: float = 100
     if section is not None:
         theta = section.number("rope_theta", theta, low=1.0)
         partial = section.number("partial_rotary_factor", partial, low=0.0, high=1.0)
-        original = section.optional_integer("original_max_position_embeddings") or original
+        nested = section.optional_integer("original_max_position_embeddings")
+        if nested and original and nested != original:
+            raise ConfigError(
+                f"config.json: original_max_position_embeddings is {original}, but {nested} within the rope "
+                "parameters; keep one"
+            )
+        original = nested or original
         scaling = _read_scaling(section, max_positions, original)
         section.finish()
     return Rope(theta, int(head_dim * partial), scaling)
@@ -74,18 +91,19 @@ def _read_scaling(section: ConfigReader, max_positions: int, original: int | Non
             return YarnRope(
                 factor=section.number("factor", max_positions / original, low=1e-6),
                 original_context=original,
-                beta_fast=section.number("beta_fast", 32.0),
-                beta_slow=section.number("beta_slow", 1.0),
+                beta_fast=section.number("beta_fast", 32.0, low=1e-6),
+                beta_slow=section.number("beta_slow", 1.0, low=1e-6),
                 attention_factor=section.optional_number("attention_factor"),
                 mscale=section.optional_number("mscale"),
                 mscale_all_dim=section.optional_number("mscale_all_dim"),
                 truncate=section.flag("truncate", True),
             )
         case "longrope" | "su":
-            original = original or max_positions
+            if original is None:
+                raise ConfigError("config.json: rope type longrope needs original_max_position_embeddings")
             return LongRope(
-                short_factor=section.numbers("short_factor"),
-                long_factor=section.numbers("long_factor"),
+                short_factor=section.positive_numbers("short_factor"),
+                long_factor=section.positive_numbers("long_factor"),
                 original_context=original,
                 attention_factor=section.optional_number("attention_factor"),
                 factor=section.number("factor", max_positions / original, low=1e-6),
@@ -94,6 +112,41 @@ def _read_scaling(section: ConfigReader, max_positions: int, original: int | Non
             raise ConfigError(
                 f"config.json: rope type {kind!r} is not supported (default, linear, dynamic, llama3, yarn, longrope)"
             )
+
+
+def read_windows(
+    config: ConfigReader, window: int | None, sliding_by_default: Callable[[int], bool]
+) -> Sequence[int | None]:
+    """The attention window of each layer: `window` where `layer_types` says sliding, None where it says full.
+
+    `sliding_by_default`: which layers slide in a config without layer_types. Raises ConfigError where the list has
+    the wrong length, names another kind of layer, or a layer slides and there is no window.
+    """
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    if config.has("layer_types"):
+        types = config.texts("layer_types")
+        unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+        if unknown or len(types) != num_layers:
+            raise ConfigError(
+                f"config.json: layer_types must name full_attention or sliding_attention for each of {num_layers} "
+                f"layers; it has {len(types)} entries" + (f" and {', '.join(map(repr, unknown))}" if unknown else "")
+            )
+        sliding = [kind == "sliding_attention" for kind in types]
+    else:
+        config.ignore("layer_types")  # null
+        sliding = [sliding_by_default(index) for index in range(num_layers)]
+    if window is None and any(sliding):
+        raise ConfigError("config.json: a layer has sliding attention, but there is no sliding_window")
+    return [window if slides else None for slides in sliding]
+
+
+def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
+    """Qwen's windows: `use_sliding_window` allows them at all, and they begin at layer `max_window_layers`."""
+    window = config.optional_integer("sliding_window", 4096)
+    if not config.flag("use_sliding_window", False):
+        window = None
+    first = config.integer("max_window_layers", 28, low=0)
+    return read_windows(config, window, lambda index: window is not None and index >= first)
 
 
 def llama_renames(spec: DecoderSpec) -> Sequence[Rename]:

@@ -47,6 +47,13 @@ BOOKKEEPING = frozenset(
         "auto_map",
         "_attn_implementation",
         "_attn_implementation_autoset",
+        "_num_labels",
+        "output_past",
+        "torchscript",
+        "transformers.js_config",
+        "unsloth_version",
+        "unsloth_fixed",
+        "quantization_config",  # how weights are stored, not what the model is: the weight loader reads it
     ]
 )
 
@@ -82,12 +89,22 @@ class ConfigReader:
             raise self._bad(key, value, f"a number from {low:g} to {high:g}")
         return float(value)
 
-    def optional_integer(self, key: str, *, low: int = 1, high: int = 1 << 24) -> int | None:
+    def optional_integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24
+    ) -> int | None:
+        """None where the key is null, `default` where it is absent."""
         self._seen.add(key)
+        if key not in self._config:
+            return default
         return self.integer(key, low=low, high=high) if self.has(key) else None
 
-    def optional_number(self, key: str, *, low: float = -1e30, high: float = 1e30) -> float | None:
+    def optional_number(
+        self, key: str, default: float | None = None, *, low: float = -1e30, high: float = 1e30
+    ) -> float | None:
+        """None where the key is null, `default` where it is absent."""
         self._seen.add(key)
+        if key not in self._config:
+            return default
         return self.number(key, low=low, high=high) if self.has(key) else None
 
     def flag(self, key: str, default: bool) -> bool:
@@ -108,12 +125,13 @@ class ConfigReader:
             raise self._bad(key, value, "one of " + ", ".join(sorted(choices)))
         return choices[value]
 
-    def numbers(self, key: str) -> tuple[float, ...]:
+    def positive_numbers(self, key: str) -> tuple[float, ...]:
         value = self._take(key, None)
-        items = cast("Sequence[object]", value) if isinstance(value, list) else None
-        if items is None or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in items):
-            raise self._bad(key, value, "a list of numbers")
-        return tuple(float(cast("float", x)) for x in items)
+        items = cast("Sequence[object]", value) if isinstance(value, list) else ()
+        numbers = tuple(x for x in items if isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < 1e30)
+        if not items or len(numbers) != len(items):
+            raise self._bad(key, value, "a list of positive numbers")
+        return tuple(float(x) for x in numbers)
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, None)
@@ -146,9 +164,13 @@ class ConfigReader:
         """Keys that are understood to have no bearing on this family's forward pass."""
         self._seen.update(keys)
 
+    def unread(self) -> list[str]:
+        """The keys that were neither read nor ignored."""
+        return sorted(set(self._config) - self._seen - BOOKKEEPING)
+
     def finish(self) -> None:
         """Raises ConfigError where a key was neither read nor ignored."""
-        unknown = sorted(set(self._config) - self._seen - BOOKKEEPING)
+        unknown = self.unread()
         if unknown:
             values = ", ".join(f"{key}={self._config[key]!r}" for key in unknown)
             raise ConfigError(

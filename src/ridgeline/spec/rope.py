@@ -19,7 +19,8 @@ def frequencies(rope: Rope, context_length: int) -> tuple[FloatArray, float]:
     """Angular frequencies, fp32 [rotary_dim / 2] in radians per position, and the factor on cos and sin.
 
     `context_length` is the longest sequence the engine is configured for, in tokens; it selects the factors of
-    the scalings that depend on it (dynamic, longrope). Raises ConfigError where a factor list has the wrong length.
+    the scalings that depend on it (dynamic, longrope). Raises ConfigError where a factor list has the wrong length
+    or the parameters describe no frequencies.
     """
     plain = _inverse(rope.theta, rope.rotary_dim)
     match rope.scaling:
@@ -44,12 +45,19 @@ def _inverse(theta: float, dim: int) -> FloatArray:
 
 
 def _dynamic(rope: Rope, scaling: DynamicRope, context_length: int) -> FloatArray:
+    if rope.rotary_dim <= 2:
+        raise ConfigError("rope type 'dynamic' needs at least 4 rotated entries per head: its exponent is d / (d - 2)")
     length = max(context_length, scaling.original_context)
     stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
     return _inverse(rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2)), rope.rotary_dim)
 
 
 def _llama3(plain: FloatArray, scaling: Llama3Rope) -> FloatArray:
+    if not 0 < scaling.low_freq_factor < scaling.high_freq_factor:
+        raise ConfigError(
+            f"rope low_freq_factor ({scaling.low_freq_factor:g}) must be positive and below "
+            f"high_freq_factor ({scaling.high_freq_factor:g})"
+        )
     wavelength = 2 * np.float32(math.pi) / plain
     longest_kept = scaling.original_context / scaling.high_freq_factor
     shortest_divided = scaling.original_context / scaling.low_freq_factor
@@ -63,6 +71,9 @@ def _llama3(plain: FloatArray, scaling: Llama3Rope) -> FloatArray:
 
 
 def _yarn(rope: Rope, plain: FloatArray, scaling: YarnRope) -> FloatArray:
+    if rope.theta <= 1.0:
+        raise ConfigError(f"rope type 'yarn' needs rope_theta above 1, got {rope.theta:g}: it divides by log(theta)")
+
     def dimension_of(rotations: float) -> float:
         """The pair index whose frequency makes `rotations` turns within the original context."""
         turns = scaling.original_context / (rotations * 2 * math.pi)
@@ -97,7 +108,6 @@ def _longrope(plain: FloatArray, scaling: LongRope, context_length: int) -> tupl
     attention_factor = scaling.attention_factor
     if attention_factor is None:
         factor = scaling.factor or 1.0
-        attention_factor = (
-            1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(scaling.original_context))
-        )
+        base = math.log(max(scaling.original_context, 2))
+        attention_factor = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / base)
     return (plain / np.asarray(divisors, dtype=np.float32)).astype(np.float32), attention_factor

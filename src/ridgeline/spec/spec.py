@@ -165,7 +165,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Token embedding, multiplied by `scale`; `num_positions` > 0 adds a learned position table of that length."""
+    """Token embedding, multiplied by `scale`; `num_positions` > 0 adds a learned position table of that length.
+
+    `scale` is exact here and is rounded to the dtype of the table before it multiplies: in bf16, Gemma's
+    sqrt(3072) = 55.43 is 55.5, as the model was trained.
+    """
 
     scale: float = 1.0
     num_positions: int = 0
@@ -198,11 +202,10 @@ class DecoderSpec:
 class Rename:
     """How checkpoint tensor `source` becomes program weights; `{i}` stands for the layer number.
 
-    With several `targets` the tensor is cut along its first dimension into `sizes` rows each.
+    With several `targets` the tensor is cut along its first dimension, into as many rows as each target has.
     `transpose`: the checkpoint stores [in, out] (GPT-2's Conv1D); it is turned to [out, in] before cutting.
     """
 
     source: str
     targets: tuple[str, ...]
-    sizes: tuple[int, ...] = ()
     transpose: bool = False

@@ -12,19 +12,12 @@ Adding an architecture is adding a file here: the registry scans this folder.
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename
-
-T = TypeVar("T")
-
-
-class Choose(Protocol):
-    """Picks one of the options; the contract tests pass hypothesis or a seeded generator."""
-
-    def __call__(self, *options: T) -> T: ...
+from ridgeline.spec.tiny import Choose
 
 
 class Family(Protocol):

@@ -1,18 +1,20 @@
-"""Llama 1 to 3.x: RMSNorm, rotary grouped-query attention, SiLU-gated feed-forward."""
+"""Llama 1 to 3.x, and what shares its layout (TinyLlama, SmolLM2): RMSNorm, rotary attention, SiLU-gated MLP."""
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_rope
-from ridgeline.spec.families import Choose
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", max(hidden // heads, 1), high=1024)
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
     bias = config.flag("attention_bias", False)
+    config.expect("rope_interleaved", False)
+    config.ignore("is_llama_config")  # written by the SmolLM2 training library
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
     attention = GroupedQueryAttention(
         num_heads=heads,
@@ -33,7 +35,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         max_positions=config.integer("max_position_embeddings", 2048),
-        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=1000),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,
         head=Head(tied=config.flag("tie_word_embeddings", False)),
     )
@@ -44,18 +46,16 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads = choose(1, 2, 4)
+    heads, kv_heads, head_dim = tiny_heads(choose)
     return {
         "model_type": "llama",
-        "vocab_size": choose(97, 256),
-        "hidden_size": choose(32, 48),
-        "intermediate_size": choose(40, 64),
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads * choose(1, 2, 8),
-        "num_key_value_heads": heads,
-        "head_dim": choose(8, 16, 64, 256),
-        "max_position_embeddings": 128,
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": choose("silu", "gelu_pytorch_tanh"),
         "attention_bias": choose(False, True),
         "mlp_bias": choose(False, True),
-        "tie_word_embeddings": choose(False, True),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
     }

@@ -1,0 +1,83 @@
+"""Gemma 2: norms before and after each block, capped logits, alternating local and global attention."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_rope, read_windows
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+NORMS = {  # Llama's name of the second norm is the first block's post-norm here
+    "post_attention_layernorm": "mixer_post_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "ffn_post_norm",
+}
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    head_dim = config.integer("head_dim", 256, high=1024)
+    bias = config.flag("attention_bias", False)
+    config.expect("use_bidirectional_attention", None, False)
+    config.ignore("hidden_act", "cache_implementation")  # hidden_activation counts; how transformers keeps its cache
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
+    attention = GroupedQueryAttention(
+        num_heads=config.integer("num_attention_heads"),
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=head_dim,
+        scale=config.number("query_pre_attn_scalar", 256, low=1e-6) ** -0.5,
+        rope=read_rope(config, head_dim),
+        softcap=config.optional_number("attn_logit_softcapping", 50.0, low=1e-6),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = GatedMlp(
+        config.integer("intermediate_size"), config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
+    )
+    windows = read_windows(config, config.optional_integer("sliding_window", 4096), lambda index: index % 2 == 0)
+    return DecoderSpec(
+        model_type="gemma2",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 8192),
+        layers=tuple(Layer(replace(attention, window=window), mlp, norm, norm, norm, norm) for window in windows),
+        final_norm=norm,
+        head=Head(
+            tied=config.flag("tie_word_embeddings", True),
+            softcap=config.optional_number("final_logit_softcapping", 30.0, low=1e-6),
+        ),
+        embedding=Embedding(scale=hidden**0.5),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    layout = [rename for rename in llama_renames(spec) if "post_attention_layernorm" not in rename.source]
+    return layout + [
+        Rename(f"model.layers.{{i}}.{source}.weight", (f"layers.{{i}}.{target}.weight",))
+        for source, target in NORMS.items()
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    sizes = tiny_sizes(choose)
+    num_layers = sizes["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    layer_types = [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
+    return {
+        "model_type": "gemma2",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "query_pre_attn_scalar": choose(16, 224),
+        "attn_logit_softcapping": choose(None, 2.0, 50.0),
+        "final_logit_softcapping": choose(None, 2.0, 30.0),
+        "hidden_activation": choose("gelu_pytorch_tanh", "gelu"),
+        "attention_bias": choose(False, True),
+        "sliding_window": choose(1, 4, 16, 64),
+        "layer_types": choose(None, layer_types),
+        **sizes,
+        **tiny_rope(choose, head_dim),
+    }

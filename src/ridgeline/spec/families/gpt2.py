@@ -1,0 +1,97 @@
+"""GPT-2: learned positions, LayerNorm with bias, a fused query-key-value projection stored transposed."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    Embedding,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    LayerNorm,
+    Mlp,
+    Rename,
+)
+from ridgeline.spec.tiny import Choose, tiny_heads
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("n_embd")
+    heads = config.integer("n_head")
+    positions = config.integer("n_positions", 1024)
+    head_dim = head_size(hidden, heads)
+    config.expect("add_cross_attention", False)
+    config.ignore("n_ctx", "reorder_and_upcast_attn")  # a former name of n_positions; attention here is fp32 anyway
+    config.ignore(
+        "summary_type",  # the double-heads model's classifier, which is not part of the decoder
+        "summary_use_proj",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_first_dropout",
+    )
+    base_scale = head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+    by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
+    norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
+    mlp = Mlp(
+        config.integer("n_inner", 4 * hidden),
+        config.choice("activation_function", ACTIVATIONS, "gelu_new"),
+        bias=True,
+    )
+
+    def layer(index: int) -> Layer:
+        scale = base_scale / (index + 1) if by_layer else base_scale
+        attention = GroupedQueryAttention(heads, heads, head_dim, scale, qkv_bias=True, out_bias=True)
+        return Layer(attention, mlp, norm, norm)
+
+    return DecoderSpec(
+        model_type="gpt2",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=positions,
+        layers=tuple(layer(index) for index in range(config.integer("n_layer", high=MAX_LAYERS))),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", True)),
+        embedding=Embedding(num_positions=positions),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    layout = [
+        Rename("transformer.wte.weight", ("embed.weight",)),
+        Rename("transformer.wpe.weight", ("positions.weight",)),
+        Rename("lm_head.weight", ("head.weight",)),
+    ]
+    for part in ("weight", "bias"):
+        at, to, transpose = "transformer.h.{i}", "layers.{i}", part == "weight"
+        layout += [
+            Rename(f"transformer.ln_f.{part}", (f"final_norm.{part}",)),
+            Rename(f"{at}.ln_1.{part}", (f"{to}.mixer_norm.{part}",)),
+            Rename(f"{at}.ln_2.{part}", (f"{to}.ffn_norm.{part}",)),
+            Rename(f"{at}.attn.c_attn.{part}", tuple(f"{to}.attn.{x}.{part}" for x in "qkv"), transpose=transpose),
+            Rename(f"{at}.attn.c_proj.{part}", (f"{to}.attn.o.{part}",), transpose=transpose),
+            Rename(f"{at}.mlp.c_fc.{part}", (f"{to}.ffn.up.{part}",), transpose=transpose),
+            Rename(f"{at}.mlp.c_proj.{part}", (f"{to}.ffn.down.{part}",), transpose=transpose),
+        ]
+    return layout
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, _, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "gpt2",
+        "vocab_size": choose(97, 131, 256),
+        "n_embd": heads * head_dim,
+        "n_head": heads,
+        "n_layer": choose(1, 2, 3),
+        "n_inner": choose(None, 40),
+        "n_positions": choose(48, 64),
+        "activation_function": choose("gelu_new", "relu", "gelu"),
+        "layer_norm_epsilon": choose(1e-5, 1e-3),
+        "scale_attn_weights": choose(True, True, False),
+        "scale_attn_by_inverse_layer_idx": choose(False, True),
+        "tie_word_embeddings": choose(True, False),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }

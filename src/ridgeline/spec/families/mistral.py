@@ -1,0 +1,51 @@
+"""Mistral 7B and its successors of the same type: Llama with a sliding window in every layer, or in none."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim),
+        window=config.optional_integer("sliding_window", 4096),  # null: full attention
+    )
+    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    return DecoderSpec(
+        model_type="mistral",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings"),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames(spec)
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "mistral",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "sliding_window": choose(None, 1, 4, 16, 64),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
+    }

@@ -1,0 +1,81 @@
+"""Phi 3, 3.5 and 4-mini: Llama with fused projections, partial rotation and LongRoPE."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    LongRope,
+    PlainRope,
+    Rename,
+    RmsNorm,
+)
+from ridgeline.spec.tiny import ORIGINAL_CONTEXT, Choose, tiny_heads, tiny_longrope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        config.expect(key, False)
+    for key in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini writes these and computes nothing with them
+        config.expect(key, 1)
+    rope = read_rope(config, head_dim)
+    if not isinstance(rope.scaling, (PlainRope, LongRope)):
+        raise ConfigError("config.json: phi3 has rope type default or longrope; its other types have another meaning")
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=rope,
+        window=config.optional_integer("sliding_window"),
+    )
+    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    return DecoderSpec(
+        model_type="phi3",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings"),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    qkv = tuple(f"layers.{{i}}.attn.{letter}.weight" for letter in "qkv")
+    gate_up = tuple(f"layers.{{i}}.ffn.{matrix}.weight" for matrix in ("gate", "up"))
+    layout = [rename for rename in llama_renames(spec) if rename.targets[0] not in qkv + gate_up]
+    return [
+        *layout,
+        Rename("model.layers.{i}.self_attn.qkv_proj.weight", qkv),
+        Rename("model.layers.{i}.mlp.gate_up_proj.weight", gate_up),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    partial = choose(1.0, 0.5)
+    rope: dict[str, object] = {"rope_theta": 10000.0}
+    if choose(False, True):
+        rope["rope_scaling"] = {"type": "longrope", **tiny_longrope(choose, int(head_dim * partial))}
+    return {
+        "model_type": "phi3",
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "partial_rotary_factor": partial,
+        "original_max_position_embeddings": ORIGINAL_CONTEXT,
+        "sliding_window": choose(None, 1, 4, 16, 64),
+        **tiny_sizes(choose),
+        **rope,
+    }

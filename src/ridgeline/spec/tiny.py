@@ -1,0 +1,102 @@
+"""Pieces of the random small configs that families declare for the contract tests: heads, rope, common sizes.
+
+Called by `families/*.tiny`. The values are small enough to run in milliseconds and odd enough to catch a mix-up:
+vocabularies that are no multiple of anything, windows shorter and longer than a prompt of 40 tokens, original
+contexts that a prompt of 9 tokens stays below and one of 40 exceeds.
+"""
+
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+ORIGINAL_CONTEXT = 16
+
+
+class Choose(Protocol):
+    """Picks one of the options; the contract tests pass a seeded generator."""
+
+    def __call__(self, *options: T) -> T: ...
+
+
+def tiny_sizes(choose: Choose) -> dict[str, object]:
+    """Sizes that every Llama-like config spells the same way."""
+    return {
+        "vocab_size": choose(97, 131, 256),
+        "intermediate_size": choose(40, 72),
+        "num_hidden_layers": choose(1, 2, 3),
+        "max_position_embeddings": choose(24, 128),
+        "rms_norm_eps": choose(1e-6, 1e-5),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def tiny_heads(choose: Choose) -> tuple[int, int, int]:
+    """(query heads, key/value heads, head size): 1 to 8 queries per key, at most 512 entries in all where possible."""
+    kv_heads = choose(1, 2, 3)
+    num_heads = kv_heads * choose(1, 2, 3, 8)
+    head_dim = choose(8, 20, 64, 256)
+    return num_heads, kv_heads, head_dim if num_heads * head_dim <= 512 else choose(8, 20)
+
+
+def tiny_rope(choose: Choose, rotary_dim: int) -> dict[str, object]:
+    """Every type of rope in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
+    theta = choose(10000.0, 500000.0)
+    kind = choose("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    scaling: dict[str, object] = {}
+    match kind:
+        case "linear" | "dynamic":
+            scaling = {"factor": choose(2.0, 4.0)}
+        case "llama3":
+            scaling = {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": ORIGINAL_CONTEXT,
+            }
+        case "yarn":
+            scaling = {"factor": 4.0, "original_max_position_embeddings": ORIGINAL_CONTEXT}
+            extra: list[dict[str, object]] = [
+                {},
+                {"attention_factor": 1.25},
+                {"mscale": 0.7, "mscale_all_dim": 1.0},
+                {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+            ]
+            scaling |= choose(*extra)
+        case "longrope":
+            scaling = tiny_longrope(choose, rotary_dim) | {"original_max_position_embeddings": ORIGINAL_CONTEXT}
+        case _:
+            pass
+    if choose(False, True):
+        return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **scaling}}
+    spelling = choose("type", "rope_type")
+    return {"rope_theta": theta, "rope_scaling": {spelling: kind, **scaling} if scaling else None}
+
+
+def tiny_longrope(choose: Choose, rotary_dim: int) -> dict[str, object]:
+    """Other divisors for short contexts than for long ones, and the ways to say the factor on cos and sin."""
+    pairs = rotary_dim // 2
+    scaling: dict[str, object] = {
+        "short_factor": [1.0 + 0.01 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.1 * i for i in range(pairs)],
+    }
+    extra: list[dict[str, object]] = [{}, {"attention_factor": 1.1}, {"factor": 8.0}]
+    return scaling | choose(*extra)
+
+
+def tiny_windows(choose: Choose, sizes: dict[str, object]) -> dict[str, object]:
+    """Qwen's ways to say which layers slide: none, from a layer on, or by `layer_types`."""
+    num_layers = sizes["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    if not choose(False, True):
+        return {"use_sliding_window": False, "sliding_window": choose(None, 8)}
+    windows: dict[str, object] = {
+        "use_sliding_window": True,
+        "sliding_window": choose(1, 4, 16, 64),
+        "max_window_layers": choose(0, 1, 28),
+    }
+    if choose(False, True):
+        windows["layer_types"] = [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
+    return windows

@@ -1,0 +1,151 @@
+"""ModelFolder: where a model's files are, what its config.json says, and the sampling that its authors recommend.
+
+Opened once by the engine, the trainer and the command line; the loader and the tokenizer read from it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import cast
+
+import httpx
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError
+
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.log import get_logger
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.weights.jsonfile import read_json_object
+
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weights
+HUB_ID = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
+
+log = get_logger("weights")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What generation_config.json recommends; None where it is silent. `temperature` 0 is greedy decoding.
+
+    `eos_token_ids` falls back to config.json, and is empty where neither names an end of sequence.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model on disk. `name` is what the caller asked for, and what a server calls the model by default."""
+
+    path: Path
+    config: Mapping[str, object]
+    generation_config: GenerationDefaults
+    name: str
+
+    @classmethod
+    def open(cls, name_or_path: str | Path, revision: str | None = None) -> "ModelFolder":
+        """A folder, the name of a bundled model, or a Hugging Face hub id (all files of one commit), in this order.
+
+        Raises ModelLoadError where there is no such model or its JSON files are broken, ConfigError for values
+        that cannot be honoured.
+        """
+        path, name = _locate(name_or_path, revision)
+        config = read_json_object(path / "config.json")
+        return cls(path, config, _read_generation_config(path, config), name)
+
+
+def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
+    text = str(name_or_path)
+    try:
+        folder = Path(name_or_path).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user
+        raise ModelLoadError(f"{text[:200]!r} is no path and no Hugging Face id: {str(error)[:200]}") from error
+    if exists and not is_folder:
+        raise ModelLoadError(f"{text} is a file; give the folder that holds config.json and *.safetensors")
+    if not is_folder and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
+        raise ModelLoadError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
+    bundled = Path(str(resources.files("ridgeline"))) / "models" / text
+    local = folder if is_folder else bundled if bundled.is_dir() else None
+    if local is None:
+        return _download(text, revision), text
+    if revision is not None:
+        raise ConfigError(f"revision {revision!r} was asked of {local}, but only a hub id has revisions")
+    return local, local.resolve().name
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    try:
+        path = huggingface_hub.snapshot_download(
+            hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT
+        )
+    except (OSError, ValueError, HFValidationError, httpx.HTTPError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(
+            f"{hub_id!r} is not a local folder and could not be fetched from the Hugging Face hub: {reason[:300]} "
+            "Check the name, the network and your access to the model, or give the path of a local folder."
+        ) from error
+    return Path(path)
+
+
+def _read_generation_config(folder: Path, config: Mapping[str, object]) -> GenerationDefaults:
+    path = folder / "generation_config.json"
+    values = read_json_object(path) if path.exists() else {}
+    read = ConfigReader(values, "generation_config.json")
+    defaults = GenerationDefaults(
+        eos_token_ids=_token_ids(values, config),
+        bos_token_id=_token_id(values, config, "bos_token_id"),
+        pad_token_id=_token_id(values, config, "pad_token_id"),
+        temperature=read.optional_number("temperature", low=0.0, high=100.0),
+        top_p=read.optional_number("top_p", low=1e-9, high=1.0),
+        top_k=read.optional_integer("top_k", low=-1),
+        min_p=read.optional_number("min_p", low=0.0, high=1.0),
+        repetition_penalty=read.optional_number("repetition_penalty", low=0.01, high=100.0),
+        max_new_tokens=read.optional_integer("max_new_tokens"),
+    )
+    if not read.flag("do_sample", True):  # said so, not merely silent
+        defaults = replace(defaults, temperature=0.0, top_p=None, top_k=None, min_p=None)
+    read.ignore("_from_model_config")
+    dropped = [key for key in read.unread() if values[key]]
+    if dropped:
+        log.warning("%s: not honoured: %s", path, ", ".join(dropped))
+    return defaults
+
+
+def _token_ids(generation: Mapping[str, object], config: Mapping[str, object]) -> tuple[int, ...]:
+    """eos_token_id is one id, or a list of them (Llama 3)."""
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
+    ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    vocab_size = config.get("vocab_size")
+    for token_id in ids:
+        in_vocabulary = not isinstance(vocab_size, int) or (isinstance(token_id, int) and token_id < vocab_size)
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 or not in_vocabulary:
+            raise ConfigError(
+                f"eos_token_id={str(value)[:120]} is invalid; it must be a token id below vocab_size={vocab_size}, "
+                "or a list of them"
+            )
+    return tuple(cast("list[int]", ids))
+
+
+def _token_id(generation: Mapping[str, object], config: Mapping[str, object], key: str) -> int | None:
+    value = generation.get(key)
+    if value is None:
+        value = config.get(key)
+    if value is None or value == -1:  # older configs write -1 for none
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ConfigError(f"{key}={str(value)[:120]} is invalid; it must be a token id")
+    return value
