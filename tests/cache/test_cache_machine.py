@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 RUN = settings(
-    max_examples=60,
-    stateful_step_count=50,
+    max_examples=100,
+    stateful_step_count=60,
     deadline=None,
     derandomize=True,
     database=None,
