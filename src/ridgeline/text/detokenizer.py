@@ -159,7 +159,7 @@ class _StopMatcher:
         return text
 
     def _first_complete(self, text: str, num_old: int) -> tuple[int, str] | None:
-        """(start, stop string) of the match that ends first after `num_old`; of those that end together, the longest."""
+        """(start, stop string) of the match that ends first after `num_old`; of those ending together, the longest."""
         hits = [(text.find(stop, max(0, num_old - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         return min(ends)[1:] if ends else None
