@@ -1,0 +1,25 @@
+"""How tokens are decided. The executor calls `sampling.Sampler` once per step, after the model ran.
+
+Every SampleRow goes through this one order, whatever else is in the batch:
+
+    10 logit_bias           add the request's bias
+    20 min_tokens           while num_output < min_tokens, the stop ids get -inf
+    30 repetition           tokens of prompt and output: logit / penalty if above 0, else logit * penalty
+    40 presence_frequency   tokens of the output: logit - frequency_penalty * count - presence_penalty
+    -- greedy rows (temperature 0) stop here and take the largest logit --
+    50 top_k                keep the k largest
+    60 temperature          logit / temperature
+    70 min_p                keep probability >= min_p * the largest probability
+    80 top_p                keep the fewest largest tokens whose probability sums to >= top_p
+    -- then `draw` takes one token of what is left --
+
+The outcome is that of vLLM V1's sampler (bias, min_tokens, penalties, temperature, min_p, top_k, top_p): temperature
+and min_p keep the order of the tokens, so top_k gives the same set before them, and whatever follows works on k columns
+instead of the whole vocabulary. Ties go to the lower token id everywhere. Reported log-probabilities are of the raw
+model distribution, before any of this.
+
+A token depends on its logits, parameters, `seed` and `num_output` only: not on the batch, its order, chunking or
+preemption.
+
+Must not import engine or server.
+"""

@@ -1,0 +1,33 @@
+"""Which logits a sparse edit touches. Used by the processors that change the logits of single tokens."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Values = float | npt.NDArray[np.float64]
+
+
+def cells(edits: Iterable[tuple[int, Sequence[int], Values]], logits_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(row, token ids, one value or one per id) edits as flat rows int64 [E], ids int64 [E], values float32 [E].
+
+    An id outside the vocabulary is dropped: front ends refuse it, and here it would take the whole step down.
+    """
+    row_parts: list[npt.NDArray[np.int64]] = []
+    id_parts: list[npt.NDArray[np.int64]] = []
+    value_parts: list[npt.NDArray[np.float32]] = []
+    for row, token_ids, value in edits:
+        ids = np.asarray(token_ids, dtype=np.int64)
+        row_parts.append(np.full(ids.shape, row, dtype=np.int64))
+        id_parts.append(ids)
+        value_parts.append(np.broadcast_to(np.asarray(value, dtype=np.float32), ids.shape))
+    rows_E, ids_E, values_E = np.concatenate(row_parts), np.concatenate(id_parts), np.concatenate(value_parts)
+    known_E = (ids_E >= 0) & (ids_E < logits_RV.shape[1])
+    device = logits_RV.device
+    return (
+        torch.from_numpy(rows_E[known_E]).to(device),
+        torch.from_numpy(ids_E[known_E]).to(device),
+        torch.from_numpy(values_E[known_E]).to(device),
+    )

@@ -1,0 +1,30 @@
+"""Repetition penalty over prompt and output (Keskar et al., "CTRL", arXiv:1909.05858)."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.step import SampleRow
+from ridgeline.decoding.cells import cells
+
+
+class Repetition:
+    order: ClassVar[int] = 30
+
+    def uses(self, row: SampleRow) -> bool:
+        return row.params.repetition_penalty != 1.0
+
+    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        edits = (
+            (i, token_ids, row.params.repetition_penalty)
+            for i, row in enumerate(rows)
+            if self.uses(row)
+            for token_ids in (row.prompt_ids, row.output_ids)
+        )
+        rows_E, ids_E, penalties_E = cells(edits, logits_RV)
+        seen_E = logits_RV[rows_E, ids_E]
+        # A token seen twice is written twice with the same value, so nothing needs to be made unique.
+        logits_RV[rows_E, ids_E] = torch.where(seen_E > 0, seen_E / penalties_E, seen_E * penalties_E)
+        return logits_RV

@@ -1,0 +1,129 @@
+"""Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it after the model ran.
+
+Holds no per-request state. The order of processing is in the docstring of `ridgeline.decoding`, the random draw in
+`draw`. Must not import engine or server.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob
+from ridgeline.decoding.draw import draw, random_word
+from ridgeline.decoding.largest import argmax, largest
+from ridgeline.decoding.logprobs import token_logprobs
+from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
+
+_NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
+_WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory, and the cache likes it
+_NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
+_NO_TOKEN = -1
+
+
+class Sampler:
+    """Decides the tokens of a step; one per executor."""
+
+    def __init__(self) -> None:
+        processors = load_processors()
+        self._edits = tuple(p for p in processors if p.order < FIRST_NARROWED)
+        self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits_RV: Tensor, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
+    ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
+        """One SampledToken per row of `rows` and one TokenLogprob per row of `prompt_rows`, in their order.
+
+        `logits_RV` is float32 and is not written to. Several rows may point at the same logit row. A row whose logits
+        are not finite gets an `error` and touches no other.
+        """
+        finite_R: list[bool] = logits_RV.amax(-1).isfinite().tolist()  # amax carries NaN and +inf; -inf if nothing else
+        sound = [i for i, row in enumerate(rows) if finite_R[row.row]]
+        token_ids = [_NO_TOKEN] * len(rows)
+        for group in _same_path(rows, sound):
+            for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
+                token_ids[i] = token_id
+        logprobs = _requested_logprobs(logits_RV, rows, token_ids)
+        sampled = tuple(
+            SampledToken(row.seq_id, token_id, logprobs.get(i), _NOT_FINITE if token_id == _NO_TOKEN else None)
+            for i, (row, token_id) in enumerate(zip(rows, token_ids))
+        )
+        prompt = token_logprobs(logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
+        return sampled, tuple(prompt)
+
+    def _decide(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """Token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
+        logits_GV = _select(logits_RV, [row.row for row in rows])
+        edits = _used(self._edits, rows)
+        if edits:
+            logits_GV = _apply(edits, _own(logits_GV, logits_RV), rows)
+        if rows[0].params.greedy:
+            token_G = argmax(logits_GV)
+            finite_G = logits_GV.gather(1, token_G.unsqueeze(1)).isfinite().squeeze(1)
+        else:
+            token_G, finite_G = self._draw(logits_GV, logits_RV, rows)
+        return token_G.where(finite_G, _NO_TOKEN).tolist()
+
+    def _draw(self, logits_GV: Tensor, logits_RV: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+        """Random tokens int64 [G] of logits whose edits are done, and whether each may be used."""
+        truncations = _used(self._truncations, rows)
+        token_GC = None  # token id of each column, once columns are no longer the vocabulary
+        if _is_narrow(rows[0]):
+            values_GC, token_GC = largest(logits_GV, max(row.params.top_k for row in rows))
+            token_GC, by_id_GC = token_GC.sort(-1)
+            logits_GV = values_GC.gather(1, by_id_GC)
+        if truncations:
+            logits_GV = _apply(truncations, _own(logits_GV, logits_RV), rows)
+        column_G = draw(logits_GV, [random_word(row.seed, row.num_output) for row in rows])
+        finite_G = logits_GV.amax(-1).isfinite()
+        if token_GC is None:
+            return column_G, finite_G
+        return token_GC.gather(1, column_G.unsqueeze(1)).squeeze(1), finite_G
+
+
+def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int]]:
+    """Indices of `sound` rows: the greedy, those with few candidates (narrow), and the rest by the handful."""
+    greedy = [i for i in sound if rows[i].params.greedy]
+    narrow = [i for i in sound if not rows[i].params.greedy and _is_narrow(rows[i])]
+    wide = [i for i in sound if not rows[i].params.greedy and not _is_narrow(rows[i])]
+    by_handful = [wide[start : start + _WIDE_ROWS] for start in range(0, len(wide), _WIDE_ROWS)]
+    return [group for group in (greedy, narrow, *by_handful) if group]
+
+
+def _is_narrow(row: SampleRow) -> bool:
+    return 0 < row.params.top_k <= _NARROW_K
+
+
+def _used(processors: Sequence[Processor], rows: Sequence[SampleRow]) -> list[Processor]:
+    return [processor for processor in processors if any(processor.uses(row) for row in rows)]
+
+
+def _apply(processors: Sequence[Processor], logits_GV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    for processor in processors:
+        logits_GV = processor.apply(logits_GV, rows)
+    return logits_GV
+
+
+def _select(logits_RV: Tensor, indices: list[int]) -> Tensor:
+    """The given rows; `logits_RV` itself when these are all of it, in order."""
+    if indices == list(range(logits_RV.shape[0])):
+        return logits_RV
+    return logits_RV.index_select(0, torch.tensor(indices, device=logits_RV.device))
+
+
+def _own(logits_GV: Tensor, logits_RV: Tensor) -> Tensor:
+    """A tensor that may be written to: the raw logits are the caller's, and the log-probabilities still need them."""
+    return logits_GV.clone() if logits_GV is logits_RV else logits_GV
+
+
+def _requested_logprobs(
+    logits_RV: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+) -> dict[int, TokenLogprob]:
+    """By index into `rows`, for the decided rows that ask for log-probabilities."""
+    wanted = {
+        i: (row.row, token_id, row.params.logprobs)
+        for i, (row, token_id) in enumerate(zip(rows, token_ids))
+        if row.params.logprobs is not None and token_id != _NO_TOKEN
+    }
+    return dict(zip(wanted, token_logprobs(logits_RV, list(wanted.values()))))

@@ -1,0 +1,169 @@
+"""Each processor by itself, and the contract that holds for all files of the folder."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sampling_oracle import edited, make_row
+
+import ridgeline.decoding
+import ridgeline.decoding.processors as folder
+from ridgeline.decoding.processors import FIRST_NARROWED, load_processors
+
+PROCESSORS = {type(processor).__name__: processor for processor in load_processors()}
+V = 40
+IDLE = make_row(temperature=1.0)
+EVERYTHING = make_row(
+    temperature=0.5,
+    top_k=5,
+    top_p=0.5,
+    min_p=0.2,
+    repetition_penalty=1.5,
+    presence_penalty=0.5,
+    frequency_penalty=0.25,
+    logit_bias={3: 2.0},
+    min_tokens=10,
+    prompt_ids=(1, 2, 2),
+    output_ids=(2, 5, 5),
+    stop_ids=(0,),
+)
+INF = float("inf")
+
+
+def apply(name, logits, *rows):
+    x_RV = torch.tensor(logits, dtype=torch.float32).reshape(len(rows), -1)
+    return PROCESSORS[name].apply(x_RV, rows)
+
+
+def kept(name, logits, **params):
+    """Columns left by a truncation."""
+    return apply(name, logits, make_row(**params))[0].isfinite().nonzero().flatten().tolist()
+
+
+def test_every_file_is_a_processor_with_its_own_place():
+    files = {path.stem for path in Path(folder.__file__).parent.glob("*.py")} - {"__init__"}
+    assert len(PROCESSORS) == len(files)
+    orders = [processor.order for processor in PROCESSORS.values()]
+    assert orders == sorted(set(orders))
+    documented = [line.split()[1] for line in ridgeline.decoding.__doc__.splitlines() if line.strip()[:2].isdigit()]
+    assert documented == [type(p).__module__.rsplit(".", 1)[1] for p in load_processors()]
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_only_rows_that_use_it_change(name):
+    processor = PROCESSORS[name]
+    assert not processor.uses(IDLE)
+    assert processor.uses(EVERYTHING)
+    x_RV = torch.randn(3, V, generator=torch.Generator().manual_seed(0)) * 3
+    before_RV = x_RV.clone()
+    after_RV = processor.apply(x_RV, [IDLE, EVERYTHING, IDLE])
+    assert torch.equal(after_RV[[0, 2]], before_RV[[0, 2]])
+    assert not torch.equal(after_RV[1], before_RV[1])
+    if processor.order >= FIRST_NARROWED:
+        assert int(after_RV[1].argmax()) == int(before_RV[1].argmax())
+
+
+def test_edits_in_order_equal_the_oracle():
+    x_V = torch.randn(V, generator=torch.Generator().manual_seed(2)) * 3
+    logits_RV = x_V.unsqueeze(0).clone()
+    for processor in load_processors():
+        if processor.order < FIRST_NARROWED:
+            logits_RV = processor.apply(logits_RV, [EVERYTHING])
+    np.testing.assert_allclose(logits_RV[0].numpy(), edited(x_V.numpy(), EVERYTHING), rtol=1e-6)
+
+
+def test_repetition_pulls_both_signs_down_once_per_token():
+    row = make_row(repetition_penalty=2.0, prompt_ids=(0, 0, 1), output_ids=(1, 1, 2))
+    assert apply("Repetition", [4.0, -4.0, 0.0, 4.0], row).tolist() == [[2.0, -8.0, 0.0, 4.0]]
+
+
+def test_presence_and_frequency_ignore_the_prompt():
+    row = make_row(presence_penalty=1.0, frequency_penalty=0.5, prompt_ids=(3, 3), output_ids=(0, 0, 0, 1))
+    assert apply("PresenceFrequency", [4.0, 4.0, 4.0, 4.0], row).tolist() == [[1.5, 2.5, 4.0, 4.0]]
+
+
+@pytest.mark.parametrize(("num_output", "suppressed"), [(0, True), (2, True), (3, False), (4, False)])
+def test_min_tokens_suppresses_stop_ids_until_reached(num_output, suppressed):
+    row = make_row(min_tokens=3, num_output=num_output, stop_ids=(1,), stop_token_ids=(2,))
+    assert PROCESSORS["MinTokens"].uses(row) is suppressed
+    if suppressed:
+        assert apply("MinTokens", [0.0, 9.0, 9.0, 1.0], row).tolist() == [[0.0, -INF, -INF, 1.0]]
+
+
+@pytest.mark.parametrize("name", ["LogitBias", "MinTokens", "Repetition", "PresenceFrequency"])
+def test_ids_outside_the_vocabulary_touch_nothing(name):
+    row = make_row(
+        logit_bias={V: 9.0, 2**31 - 1: -9.0},
+        min_tokens=5,
+        num_output=0,
+        stop_ids=(V, -1),
+        stop_token_ids=(10**6,),
+        prompt_ids=(-1, V),
+        output_ids=(V, -V),
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+    )
+    x_V = torch.arange(V, dtype=torch.float32)
+    assert torch.equal(apply(name, x_V.tolist(), row)[0], x_V)
+
+
+def test_temperature_divides():
+    rows = make_row(temperature=2.0), make_row(temperature=1.0), make_row(temperature=0.0)
+    assert apply("Temperature", [[4.0, -2.0]] * 3, *rows).tolist() == [[2.0, -1.0], [4.0, -2.0], [4.0, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "left"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (5, [0, 1, 2, 3, 4]), (10**9, [0, 1, 2, 3, 4])]
+)
+def test_top_k_ties_go_to_the_lower_id(top_k, left):
+    assert kept("TopK", [0.0, 5.0, 0.0, 5.0, 5.0], top_k=top_k) == left
+
+
+def test_top_k_of_rows_that_differ():
+    x_RV = apply("TopK", [[1.0, 2.0, 3.0, 4.0]] * 3, make_row(top_k=1), make_row(top_k=3), make_row(top_k=-1))
+    assert x_RV.isfinite().sum(1).tolist() == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("min_p", "left"),
+    [(1.0, [0, 1]), (0.51, [0, 1]), (0.49, [0, 1, 2]), (0.26, [0, 1, 2]), (0.24, [0, 1, 2, 3]), (1e-9, [0, 1, 2, 3])],
+)
+def test_min_p_is_relative_to_the_largest(min_p, left):
+    assert kept("MinP", np.log([4.0, 4.0, 2.0, 1.0]), min_p=min_p) == left
+
+
+@pytest.mark.parametrize(
+    ("top_p", "left"),
+    [(1e-12, [2]), (0.5, [2]), (0.501, [0, 2]), (0.62, [0, 2]), (0.63, [0, 2, 3]), (0.99, [0, 1, 2, 3, 4, 5, 6])],
+)
+def test_top_p_keeps_the_fewest_and_lower_ids_first(top_p, left):
+    assert kept("TopP", np.log([2.0, 1.0, 8.0, 2.0, 1.0, 1.0, 1.0]), top_p=top_p) == left  # shares of 16
+
+
+@pytest.mark.parametrize("exact", [0.25, 0.5, 0.75])
+def test_top_p_stops_where_the_mass_is_exactly_reached(exact):
+    assert kept("TopP", np.zeros(8), top_p=exact) == list(range(round(8 * exact)))
+    assert kept("TopP", np.zeros(8), top_p=np.nextafter(exact, 1).item()) == list(range(round(8 * exact) + 1))
+
+
+@pytest.mark.parametrize(("top_p", "count"), [(1e-9, 1), (0.25, 1250), (0.5, 2500), (0.9999, 5000), (0.01, 51)])
+def test_top_p_of_a_flat_distribution_needs_the_whole_row(top_p, count):
+    left = kept("TopP", np.zeros(5000), top_p=top_p)
+    assert left == list(range(len(left)))
+    assert abs(len(left) - count) <= 1
+
+
+def test_top_p_of_rows_that_need_different_effort():
+    generator = torch.Generator().manual_seed(3)
+    x_RV = torch.randn(4, 5000, generator=generator) * torch.tensor([[20.0], [3.0], [1.0], [0.0]])
+    rows = [make_row(top_p=0.9)] * 4
+    together = PROCESSORS["TopP"].apply(x_RV.clone(), rows)
+    for i in range(4):
+        assert torch.equal(together[i : i + 1], PROCESSORS["TopP"].apply(x_RV[i : i + 1].clone(), rows[:1]))
+        p_V = x_RV[i].double().softmax(0)
+        left_V = together[i].isfinite()
+        assert float(p_V[left_V].sum()) >= 0.9 - 1e-6
+        assert float(p_V[left_V].sum() - p_V[left_V].min()) < 0.9 + 1e-6
+        assert float(p_V[left_V].min()) >= float(p_V[~left_V].max())
+    assert together.isfinite().sum(1).tolist() == sorted(together.isfinite().sum(1).tolist())
