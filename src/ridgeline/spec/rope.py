@@ -101,10 +101,12 @@ def _yarn_attention_factor(scaling: YarnRope) -> float:
 
 
 def _longrope(plain: FloatArray, scaling: LongRope, context_length: int) -> tuple[FloatArray, float]:
-    long = context_length > scaling.original_context
-    name, divisors = ("long_factor", scaling.long_factor) if long else ("short_factor", scaling.short_factor)
-    if len(divisors) != len(plain):
-        raise ConfigError(f"rope {name} has {len(divisors)} entries; this model rotates {len(plain)} pairs per head")
+    for name, divisors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+        if len(divisors) != len(plain):
+            raise ConfigError(
+                f"rope {name} has {len(divisors)} entries; this model rotates {len(plain)} pairs per head"
+            )
+    divisors = scaling.long_factor if context_length > scaling.original_context else scaling.short_factor
     attention_factor = scaling.attention_factor
     if attention_factor is None:
         factor = scaling.factor or 1.0

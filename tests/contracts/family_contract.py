@@ -1,0 +1,76 @@
+"""What every family must hold, as functions of a family's name: run on all files of the folder, and on the example
+of docs/howto/add-a-family.md."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import LONG_PROMPT, SHORT_PROMPT, TinyModel, build, relative_error, tiny_config
+from transformers import AutoModelForCausalLM
+
+from ridgeline.backends.reference import dense_logits
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec import families
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.loader import load_weights, save_weights
+
+TOLERANCE = 1e-4
+
+
+def check_family(name: str, seed: int, folder: Path) -> None:
+    """Everything, on one random model."""
+    model = build(name, seed, folder / "saved")
+    check_spelling(model)
+    check_parameters(model)
+    check_logits(model)
+    check_round_trip(model, folder / "again")
+
+
+def check_spelling(model: TinyModel) -> None:
+    """The config as published and as transformers 5 saves it are one model."""
+    assert families.read_spec(model.config) == model.spec
+
+
+def check_parameters(model: TinyModel) -> None:
+    """Counted = loaded = what transformers counts."""
+    program = model.lowered(SHORT_PROMPT)
+    assert {name: tuple(weight.shape) for name, weight in model.weights.items()} == program.weights
+    assert program.num_parameters == sum(parameter.numel() for parameter in model.oracle.parameters())
+
+
+def check_logits(model: TinyModel) -> None:
+    """Whole prompts, within the original context and the window, and beyond them."""
+    for num_tokens in (SHORT_PROMPT, LONG_PROMPT):
+        prompt_BT = model.prompt(num_tokens)
+        expected = model.oracle_logits(prompt_BT)
+        actual = dense_logits(model.lowered(num_tokens), model.weights, prompt_BT)
+        assert actual.shape == expected.shape
+        error = relative_error(actual, expected)
+        assert error <= TOLERANCE, f"{num_tokens} tokens: relative error {error:.2g} of {model.config}"
+
+
+def check_round_trip(model: TinyModel, folder: Path) -> None:
+    """What save_weights writes, load_weights and transformers read back to the bit."""
+    save_weights(folder, model.spec, model.weights, torch.float32)
+    for name in ("config.json", "generation_config.json"):
+        if (model.folder.path / name).exists():
+            (folder / name).write_bytes((model.folder.path / name).read_bytes())
+    again = load_weights(ModelFolder.open(folder), model.spec, model.lowered(SHORT_PROMPT), torch.float32)
+    assert again.keys() == model.weights.keys()
+    assert all(torch.equal(again[name], weight) for name, weight in model.weights.items())
+    oracle = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    prompt_BT = model.prompt(SHORT_PROMPT)
+    with torch.no_grad():
+        assert torch.equal(oracle(prompt_BT, use_cache=False).logits, model.oracle_logits(prompt_BT))
+
+
+def check_unknown_keys(name: str) -> None:
+    """A key that the family does not know is refused by name, at the top and within the rope parameters."""
+    config = tiny_config(name, 0)
+    with pytest.raises(ConfigError, match="frobnication_rate"):
+        families.read_spec(config | {"frobnication_rate": 0.5})
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        if isinstance(rope, dict):
+            with pytest.raises(ConfigError, match="frobnication_rate"):
+                families.read_spec(config | {key: rope | {"frobnication_rate": 0.5}})

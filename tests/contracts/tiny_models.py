@@ -1,0 +1,82 @@
+"""Random small models of every family, built by transformers and loaded by Ridgeline: what the contract tests compare.
+
+    model = build(family_name, seed, folder)        # writes config.json and model.safetensors into the folder
+    expected = model.oracle_logits(token_ids_BT)    # transformers, eager attention, fp32
+    program, weights = model.lowered(context_length), model.weights
+
+A prompt of `context_length` tokens is what makes the two comparable under dynamic and longrope scaling, whose
+frequencies transformers chooses by the length of the sequence and Ridgeline by the configured context.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ridgeline.program.lower import lower
+from ridgeline.program.op import Program
+from ridgeline.spec import families
+from ridgeline.spec.spec import DecoderSpec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.loader import load_weights
+
+SHORT_PROMPT = 9  # below every original context and most windows of the tiny configs
+LONG_PROMPT = 40  # above them
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One random model: `config` as the family wrote it, `folder` as transformers saved it."""
+
+    config: dict[str, object]
+    oracle: PreTrainedModel
+    folder: ModelFolder
+    spec: DecoderSpec
+    weights: dict[str, torch.Tensor]
+
+    def lowered(self, context_length: int) -> Program:
+        return lower(self.spec, context_length)
+
+    def oracle_logits(self, token_ids_BT: torch.Tensor) -> torch.Tensor:
+        """fp32 [B, T, V]."""
+        with torch.no_grad():
+            return self.oracle(token_ids_BT, use_cache=False).logits
+
+    def prompt(self, num_tokens: int, batch: int = 2) -> torch.Tensor:
+        """Random token ids [B, T]."""
+        generator = torch.Generator().manual_seed(num_tokens)
+        return torch.randint(self.spec.vocab_size, (batch, num_tokens), generator=generator)
+
+
+def tiny_config(family_name: str, seed: int) -> dict[str, object]:
+    rng = random.Random(f"{family_name} {seed}")
+    return families.family(family_name).tiny(lambda *options: rng.choice(options))
+
+
+def build(family_name: str, seed: int, path: Path) -> TinyModel:
+    config = tiny_config(family_name, seed)
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
+    randomize(oracle, seed)
+    oracle.save_pretrained(path)
+    folder = ModelFolder.open(path)
+    spec = families.read_spec(folder.config)
+    return TinyModel(config, oracle, folder, spec, load_weights(folder, spec, lower(spec), torch.float32))
+
+
+def randomize(oracle: PreTrainedModel, seed: int) -> None:
+    """Weights of a size at which every part of the model shows in the logits; transformers starts with 0.02."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter += 0.2 * noise
+            else:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """max |difference| / max |expected|."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
