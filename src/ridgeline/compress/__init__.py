@@ -1,0 +1,1 @@
+"""Offline work on models: training now; quantizing, pruning and distilling share its data and loop."""

@@ -113,3 +113,8 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, always as a tuple."""
         return self.stop if isinstance(self.stop, tuple) else (str(self.stop),)
+
+    @property
+    def needs_history(self) -> bool:
+        """True when deciding a token takes the tokens before it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -67,6 +67,7 @@ class SampleRow:
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
+    `output_ids` is filled only where `params.needs_history`.
     """
 
     seq_id: int
@@ -91,7 +92,7 @@ class PromptLogprobRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probability of a token under the raw model distribution, its rank (1 = most likely), and the top ones."""
+    """Natural log-probability of a token in the raw model distribution, its rank (1: most likely), and the top ones."""
 
     token_id: int
     logprob: float

@@ -1,0 +1,140 @@
+"""Training through the reference backend: the program that learns is the program that serves.
+
+Muon for the matrices inside the layers, AdamW for embeddings and norms; warm-up, a constant learning rate, then a
+linear decay to zero. Called by `ridgeline train`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from ridgeline.backends.reference import DenseModel
+from ridgeline.program.lower import lower
+from ridgeline.spec.spec import DecoderSpec
+
+TokenStream = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One training run. Lengths and counts in tokens. Muon: Jordan et al. 2024; its rate is scaled to AdamW's."""
+
+    num_tokens: int
+    batch_tokens: int = 8192
+    sequence_lengths: tuple[int, ...] = (512, 1024)
+    long_fraction: float = 0.3  # the share of steps, at the end, that use the last sequence length
+    matrix_rate: float = 6e-3
+    vector_rate: float = 6e-3
+    weight_decay: float = 0.1
+    warmup_fraction: float = 0.02
+    decay_fraction: float = 0.4
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    eval_every_steps: int = 100
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def num_steps(self) -> int:
+        return max(1, self.num_tokens // self.batch_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
+
+    step: int
+    num_steps: int
+    loss: float
+    tokens_per_s: float
+    held_out_bits: float | None
+
+
+def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
+    """Random fp32 weights: matrices normal with deviation 0.5 / sqrt(inputs), norms 1, biases and residual outputs 0."""
+    generator = torch.Generator().manual_seed(seed)
+    program = lower(spec)
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in program.weights.items():
+        if name.endswith("bias") or name.endswith((".attn.o.weight", ".ffn.down.weight")):
+            weights[name] = torch.zeros(shape)
+        elif len(shape) == 1:
+            weights[name] = torch.ones(shape)
+        else:
+            deviation = 0.02 if name == "embed.weight" else 0.5 / math.sqrt(shape[1])
+            weights[name] = torch.randn(shape, generator=generator) * deviation
+    return weights
+
+
+def train(
+    spec: DecoderSpec, recipe: Recipe, tokens: TokenStream, bits_per_byte: Callable[[DenseModel], float]
+) -> Iterator[tuple[Progress, DenseModel]]:
+    """Trains a fresh model on one long token stream, yielding after every step; the last model is the result."""
+    model = DenseModel(lower(spec), initial_weights(spec, recipe.seed))
+    optimizers = _optimizers(model, recipe)
+    base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    rng = np.random.default_rng(recipe.seed)
+    for step in range(recipe.num_steps):
+        started = time.perf_counter()
+        for optimizer, rate in zip(optimizers, base_rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * _schedule(step, recipe)
+        loss = _loss(model, _batch(tokens, step, recipe, rng), recipe.dtype)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        elapsed = time.perf_counter() - started
+        due = (step + 1) % recipe.eval_every_steps == 0 or step + 1 == recipe.num_steps
+        bits = bits_per_byte(model) if due else None
+        yield Progress(step + 1, recipe.num_steps, loss.item(), recipe.batch_tokens / elapsed, bits), model
+
+
+def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype: torch.dtype) -> float:
+    """Mean bits that the model needs per byte of the text behind `tokens`, in windows of its whole context."""
+    length = model.program.context_length
+    nats = 0.0
+    with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        for start in range(0, len(tokens) - 1, length):
+            window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))[None]
+            logits = model(window[:, :-1])
+            nats += F.cross_entropy(logits[0].float(), window[0, 1:], reduction="sum").item()
+    return nats / math.log(2) / num_bytes
+
+
+def _optimizers(model: DenseModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    matrices = [w for name, w in model.named_weights().items() if w.ndim == 2 and name.startswith("layers.")]
+    others = [w for name, w in model.named_weights().items() if w.ndim != 2 or not name.startswith("layers.")]
+    return [
+        torch.optim.Muon(
+            matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    """Fraction of the learning rate at `step`: warm-up, constant, linear decay to zero."""
+    done = (step + 1) / recipe.num_steps
+    warmup = min(1.0, done / recipe.warmup_fraction)
+    decay = min(1.0, (1.0 - done) / recipe.decay_fraction)
+    return min(warmup, decay)
+
+
+def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Generator) -> torch.Tensor:
+    """Windows at random places, int64 [B, T + 1]."""
+    long = step >= recipe.num_steps * (1 - recipe.long_fraction)
+    length = min(recipe.sequence_lengths[-1 if long else 0], len(tokens) - 1)
+    starts = rng.integers(0, len(tokens) - length, size=max(1, recipe.batch_tokens // length))
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+
+
+def _loss(model: DenseModel, window: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        logits = model(window[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())

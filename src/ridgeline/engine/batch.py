@@ -1,0 +1,43 @@
+"""StepPlan -> StepBatch: the plan as the flat arrays that backends take. numpy only, no decisions."""
+
+import numpy as np
+
+from ridgeline.backends.step import GroupStep, IntArray, StepBatch
+from ridgeline.core.step import BlockTable, StepPlan
+
+
+def build_batch(plan: StepPlan, block_size: int) -> StepBatch:
+    """Lays the plan's spans end to end; see StepBatch for shapes."""
+    lengths_S = np.asarray([span.num_tokens for span in plan.spans], dtype=np.int64)
+    starts_S = np.cumsum(lengths_S) - lengths_S
+    positions_T = np.concatenate([np.arange(span.start, span.end) for span in plan.spans])
+    rows_R = np.concatenate(
+        [
+            np.arange(start + span.num_tokens - span.num_logit_rows, start + span.num_tokens)
+            for span, start in zip(plan.spans, starts_S.tolist(), strict=True)
+        ]
+    )
+    span_of_T = np.repeat(np.arange(len(plan.spans)), lengths_S)
+    return StepBatch(
+        token_ids_T=np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in plan.spans]),
+        positions_T=positions_T,
+        logit_rows_R=rows_R,
+        span_start_S=starts_S,
+        span_length_S=lengths_S,
+        kv_length_S=np.asarray([span.end for span in plan.spans], dtype=np.int64),
+        causal_S=np.asarray([span.causal for span in plan.spans]),
+        groups=[_group_step(tables, positions_T, span_of_T, block_size) for tables in plan.tables],
+        copies=plan.copies,
+    )
+
+
+def _group_step(
+    tables: tuple[BlockTable, ...], positions_T: IntArray, span_of_T: IntArray, block_size: int
+) -> GroupStep:
+    first_token_S = np.asarray([table.first_token for table in tables], dtype=np.int64)
+    tables_SB = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
+    for row, table in zip(tables_SB, tables, strict=True):
+        row[: len(table.blocks)] = table.blocks
+    offsets_T = positions_T - first_token_S[span_of_T]
+    blocks_T = tables_SB[span_of_T, offsets_T // block_size]
+    return GroupStep(blocks_T * block_size + offsets_T % block_size, tables_SB, first_token_S)

@@ -1,0 +1,162 @@
+"""EngineConfig -> a running engine's parts. Every automatic choice becomes a value here, with the reason for it."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.config import CacheConfig, EngineConfig, SchedulerConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import get_logger
+from ridgeline.decoding.sampling import Sampler
+from ridgeline.decoding.strategy import Autoregressive
+from ridgeline.engine.executor import InlineExecutor
+from ridgeline.engine.intake import Intake
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.memory import available_bytes
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.render import Renderer
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.program.lower import lower
+from ridgeline.program.op import Program
+from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import GenerationDefaults, ModelFolder
+from ridgeline.weights.loader import load_weights
+
+log = get_logger("build")
+
+CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A resolved setting and the sentence that says why it has this value."""
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model ready to run: the loop that computes, the intake that makes requests, and what was chosen."""
+
+    loop: EngineLoop
+    intake: Intake
+    model_name: str
+    spec: DecoderSpec
+    program: Program
+    layout: CacheLayout
+    generation: GenerationDefaults
+    tokenizer: Tokenizer | None
+    choices: Mapping[str, Choice]
+
+
+def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], None]) -> Engine:
+    """Loads the model and puts the engine together; `deliver` receives every step's deltas in the loop's thread.
+
+    Raises ConfigError for settings that cannot be honoured and ModelLoadError for broken model files.
+    """
+    folder = ModelFolder.open(config.model.model, config.model.revision)
+    spec = read_spec(folder.config)
+    num_threads = config.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_threads)
+    dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
+    max_model_len, layout, cache_choices = _choose_cache(config, spec, dtype)
+    program = lower(spec, max_model_len)
+    executable = ReferenceExecutable(program, load_weights(folder, spec, program, dtype), layout)
+    tokenizer = Tokenizer.from_folder(folder.path)
+    scheduler = Scheduler(
+        config.scheduler,
+        CacheManager(layout, prefix_caching=config.cache.prefix_caching),
+        Autoregressive(),
+        max_model_len,
+        time.monotonic,
+    )
+    executor = InlineExecutor(executable, Sampler(), layout.block_size)
+    intake = Intake(
+        tokenizer,
+        vocab_size=spec.vocab_size,
+        eos_ids=frozenset(folder.generation_config.eos_token_ids),
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        seed=config.seed,
+    )
+    choices = {
+        "backend": Choice("reference", "the only backend in this version"),
+        "threads": Choice(str(num_threads), "as asked" if config.num_threads else "the cores this process may use"),
+        "dtype": dtype_choice,
+        **cache_choices,
+    }
+    for name, choice in choices.items():
+        log.info("%s: %s (%s)", name, choice.value, choice.reason)
+    return Engine(
+        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver),
+        intake=intake,
+        model_name=folder.name,
+        spec=spec,
+        program=program,
+        layout=layout,
+        generation=folder.generation_config,
+        tokenizer=tokenizer,
+        choices=choices,
+    )
+
+
+def _choose_dtype(asked: str, model_config: Mapping[str, object]) -> tuple[torch.dtype, Choice]:
+    if asked != "auto":
+        if asked not in DTYPES:
+            raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {asked!r}")
+        return DTYPES[asked], Choice(asked, "as asked")
+    stored = model_config.get("dtype", model_config.get("torch_dtype"))
+    if stored == "float16":
+        return torch.bfloat16, Choice("bfloat16", "the checkpoint is float16, which CPUs compute slowly")
+    if isinstance(stored, str) and stored in DTYPES:
+        return DTYPES[stored], Choice(stored, "the checkpoint's dtype")
+    return torch.float32, Choice("float32", "config.json names no dtype")
+
+
+def _choose_cache(
+    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype
+) -> tuple[int, CacheLayout, dict[str, Choice]]:
+    """Context length and cache layout. An unstated context shrinks until one sequence fits; a stated one must fit."""
+    declared, asked = spec.max_positions, config.model.max_model_len
+    length = asked or declared
+    states = [KvStateSize(state.bytes_per_token(dtype.itemsize), state.window) for state in lower(spec, length).states]
+    budget, budget_choice = _choose_budget(config.cache, config.scheduler, states, length)
+    span = config.scheduler.max_num_batched_tokens
+    while True:
+        try:
+            layout = plan_layout(states, config.cache.block_size, budget, length, span)
+            break
+        except ConfigError:
+            if asked is not None or length <= config.cache.block_size:
+                raise
+            length //= 2
+    if asked is not None:
+        why = "as asked"
+    elif length == declared:
+        why = "what the model declares"
+    else:
+        why = f"of the declared {declared}, what one sequence can have in the cache"
+    return length, layout, {"max_model_len": Choice(str(length), why), "kv_cache_bytes": budget_choice}
+
+
+def _choose_budget(
+    cache: CacheConfig, scheduler: SchedulerConfig, states: list[KvStateSize], max_model_len: int
+) -> tuple[int, Choice]:
+    if cache.kv_cache_bytes is not None:
+        return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
+    blocks = -(-max_model_len // cache.block_size) + 1
+    wanted = scheduler.max_num_seqs * blocks * cache.block_size * sum(state.bytes_per_token for state in states)
+    share = int(available_bytes() * CACHE_SHARE)
+    if wanted <= share:
+        return wanted, Choice(f"{wanted:,}", f"{scheduler.max_num_seqs} sequences of {max_model_len} tokens")
+    return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory")

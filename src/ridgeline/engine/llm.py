@@ -1,0 +1,209 @@
+"""LLM: the offline Python API. The loop runs in the calling thread."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ridgeline.core.config import CacheConfig, Dtype, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.intake import default_params
+from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
+Message = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt with its token ids and parameters, checked, before anything of the batch is queued."""
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class LLM:
+    """A model in this process: `generate`, `chat` and `stream`.
+
+    `model` is a folder, a hub id or the name of a bundled model. Options left at None are chosen by the engine, and
+    `engine.choices` says why. Raises ConfigError for settings that cannot be honoured, ModelLoadError for bad files.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: Dtype = "auto",
+        revision: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        scheduling_policy: SchedulingPolicy = "fcfs",
+        block_size: int = 16,
+        kv_cache_bytes: int | None = None,
+        enable_prefix_caching: bool = True,
+        num_threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(model=model, revision=revision, dtype=dtype, max_model_len=max_model_len),
+            cache=CacheConfig(
+                block_size=block_size, kv_cache_bytes=kv_cache_bytes, prefix_caching=enable_prefix_caching
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, policy=scheduling_policy
+            ),
+            num_threads=num_threads,
+            seed=seed,
+        )
+        self._arrived: list[OutputDelta] = []
+        self.engine: Engine = build_engine(config, self._arrived.extend)
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None if its folder has none."""
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for, else the defaults of SamplingParams."""
+        return default_params(self.engine.generation)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in order. Raises RequestError before anything runs if any prompt is wrong."""
+        batch = _as_batch(prompts)
+        jobs = [self._job(p, params) for p, params in zip(batch, self._params(sampling_params, len(batch)))]
+        return self._run(jobs, priority, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several, through the model's chat template.
+
+        Raises RequestError for messages that the template refuses or a model without one.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        template = self.chat_template()
+        texts = [template.render(conversation) for conversation in conversations]  # pyright: ignore[reportArgumentType]
+        jobs = [
+            _Job(text, self.engine.intake.encode(text, add_special_tokens=False), params)
+            for text, params in zip(texts, self._params(sampling_params, len(texts)))
+        ]
+        return self._run(jobs, None, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputDelta]:
+        """Deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
+        job = self._job(prompt, self._params(sampling_params, 1)[0])
+        request = self.engine.intake.request(job.token_ids, job.params)
+        self.engine.loop.submit(request)
+        unfinished = job.params.n
+        try:
+            while unfinished:
+                self.engine.loop.step()
+                for delta in self._take():
+                    unfinished -= delta.finish is not None
+                    yield delta
+        finally:
+            if unfinished:
+                self.engine.loop.abort(request.request_id)
+                self.engine.loop.step()
+                self._take()
+
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises RequestError if it has none."""
+        template = None if self.engine.tokenizer is None else ChatTemplate.from_tokenizer(self.engine.tokenizer)
+        if template is None:
+            raise RequestError("this model has no chat template: use generate with a plain prompt", param="messages")
+        return template
+
+    def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        if isinstance(prompt, Mapping):
+            ids = prompt.get("prompt_token_ids")
+            prompt = ids if isinstance(ids, Sequence) else str(prompt.get("prompt", ""))  # pyright: ignore[reportUnknownVariableType]
+        return _Job(prompt if isinstance(prompt, str) else None, self.engine.intake.encode(prompt), params)
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts but {len(given)} sampling_params: give one, or one for each prompt")
+        return list(given)
+
+    def _run(self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool) -> list[RequestOutput]:
+        if priority is not None and len(priority) != len(jobs):
+            raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
+        requests = [
+            self.engine.intake.request(job.token_ids, job.params, priority=priority[i] if priority else 0)
+            for i, job in enumerate(jobs)
+        ]
+        outputs = {
+            request.request_id: RequestOutput(
+                request.request_id, job.text, job.token_ids, [CompletionOutput(i) for i in range(job.params.n)]
+            )
+            for request, job in zip(requests, jobs)
+        }
+        for request in requests:
+            self.engine.loop.submit(request)
+        try:
+            self._until_finished(outputs, progress)
+        except BaseException:
+            for request in requests:
+                self.engine.loop.abort(request.request_id)
+            self.engine.loop.step()
+            self._take()
+            raise
+        return list(outputs.values())
+
+    def _until_finished(self, outputs: Mapping[str, RequestOutput], progress: bool) -> None:
+        """Steps until every answer has ended, showing requests done and tokens per second."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
+        unfinished = sum(len(output.outputs) for output in outputs.values())
+        num_tokens = 0
+        with Progress(*columns, transient=True, disable=not progress) as bar:
+            task = bar.add_task("generating", total=unfinished, rate="")
+            while unfinished:
+                self.engine.loop.step()
+                ended = 0
+                for delta in self._take():
+                    outputs[delta.request_id].extend(delta)
+                    num_tokens += len(delta.token_ids)
+                    ended += delta.finish is not None
+                unfinished -= ended
+                elapsed_s = bar.tasks[0].elapsed or 0.0
+                bar.update(task, advance=ended, rate=f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s")
+
+    def _take(self) -> list[OutputDelta]:
+        arrived = list(self._arrived)
+        self._arrived.clear()
+        return arrived
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text, one list of ids and one mapping are single prompts; any other sequence is a batch."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportReturnType]

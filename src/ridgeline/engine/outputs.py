@@ -1,0 +1,100 @@
+"""What callers get: deltas while an answer grows, RequestOutput when it is whole. Names as a vLLM user knows them."""
+
+from dataclasses import dataclass, field
+
+from ridgeline.core.step import TokenLogprob
+from ridgeline.engine.request import FinishReason, Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How an answer ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id."""
+
+    reason: FinishReason
+    timings: Timings
+    num_cached_tokens: int
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """What one step added to answer `index` of a request; `text` is "" while a character or a stop string is open."""
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One whole answer. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    timings: Timings | None = None
+
+    def extend(self, delta: OutputDelta) -> None:
+        """Takes in the next delta of this answer."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(lp.logprob for lp in delta.logprobs)
+        if delta.finish is not None:
+            self.finish_reason = str(delta.finish.reason)
+            self.stop_reason = delta.finish.stop_reason
+            self.error = delta.finish.error
+            self.timings = delta.finish.timings
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request over all its answers; cached ones are prompt tokens served by the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its answers so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def usage(self) -> Usage:
+        generated = sum(len(output.token_ids) for output in self.outputs)
+        return Usage(len(self.prompt_token_ids), generated, self.num_cached_tokens)
+
+    def extend(self, delta: OutputDelta) -> None:
+        """Takes in the next delta of any answer."""
+        if delta.prompt_logprobs:
+            self.prompt_logprobs = [*(self.prompt_logprobs or (None,)), *delta.prompt_logprobs]
+        if delta.finish is not None and delta.index == 0:
+            self.num_cached_tokens = delta.finish.num_cached_tokens
+        self.outputs[delta.index].extend(delta)

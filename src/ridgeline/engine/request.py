@@ -1,0 +1,116 @@
+"""A request, its sequences, and the events that its tokens become.
+
+A Request is what a caller asked for; a Sequence is one of its `n` answers. Only the scheduler writes to them.
+"""
+
+import enum
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import TokenLogprob
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the first two as OpenAI spells them."""
+
+    STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the caller went away
+    DEADLINE = "deadline"  # its deadline passed
+    ERROR = "error"  # the step failed, or its logits were not finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One accepted request: `params.max_tokens` is resolved, `deadline_s` is on the engine's monotonic clock."""
+
+    request_id: str
+    prompt_ids: Items[int]
+    params: SamplingParams
+    arrival_s: float
+    seed: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+    priority: int = 0  # lower runs first
+    deadline_s: float | None = None
+    salt: str = ""  # prefixes are shared only among requests of equal salt
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One answer being generated: all its tokens, and how many of them the cache holds.
+
+    Invariant: num_computed <= len(token_ids); a running sequence is caught up when it lacks only its newest token.
+    """
+
+    seq_id: int
+    request: Request
+    index: int  # 0 .. n-1
+    token_ids: list[int]
+    num_computed: int = 0
+    num_cached: int = 0  # prompt tokens that the first admission found in the prefix cache
+    num_prompt_logprobs: int = 0  # already reported
+    num_preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    siblings: list["Sequence"] = field(default_factory=list["Sequence"])  # n > 1: forked when the prompt is computed
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Sorts by priority, then arrival."""
+        return (self.request.priority, self.request.arrival_s, self.seq_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsEvent:
+    """Log-probabilities of the next few prompt tokens, in order."""
+
+    request: Request
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Answer `index` of `request` got one more token; `ends` where it is an end-of-sequence or stop id."""
+
+    request: Request
+    index: int
+    token_id: int
+    logprob: TokenLogprob | None
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """Answer `index` of `request` ended. Times are seconds; `tpot_s` is None for an answer of one token."""
+
+    request: Request
+    index: int
+    reason: FinishReason
+    timings: "Timings"
+    num_cached_tokens: int
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """When things happened to one answer, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
+
+    queue_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    latency_s: float
+    num_preemptions: int
+
+
+Event = PromptLogprobsEvent | TokenEvent | FinishEvent
