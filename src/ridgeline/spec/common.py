@@ -6,7 +6,6 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     Activation,
-    DecoderSpec,
     DynamicRope,
     LinearRope,
     Llama3Rope,
@@ -149,8 +148,9 @@ def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
     return read_windows(config, window, lambda index: window is not None and index >= first)
 
 
-def llama_renames(spec: DecoderSpec) -> Sequence[Rename]:
-    """Tensor names of the Llama layout; a family with other norms or fused tensors adds to or replaces these."""
+def llama_renames(*instead: Rename) -> Sequence[Rename]:
+    """Tensor names of the Llama layout; a name in `instead` takes the place of Llama's for the same program weight."""
+    replaced = {target for rename in instead for target in rename.targets}
     names = {
         "model.embed_tokens.weight": "embed.weight",
         "model.norm.weight": "final_norm.weight",
@@ -165,4 +165,4 @@ def llama_renames(spec: DecoderSpec) -> Sequence[Rename]:
             names[f"model.layers.{{i}}.mlp.{matrix}_proj.{part}"] = f"layers.{{i}}.ffn.{matrix}.{part}"
     for letter in "qk":
         names[f"model.layers.{{i}}.self_attn.{letter}_norm.weight"] = f"layers.{{i}}.attn.{letter}_norm.weight"
-    return [Rename(source, (target,)) for source, target in names.items()]
+    return [*(Rename(source, (target,)) for source, target in names.items() if target not in replaced), *instead]

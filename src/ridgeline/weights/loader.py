@@ -3,6 +3,7 @@
 The only place that knows both spellings of a weight; what the spellings are comes from the family's renames.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,9 +98,9 @@ def _spelled_as_in(checkpoint: Checkpoint, renames: Sequence[Rename]) -> Sequenc
 
 def _check(checkpoint: Checkpoint, sources: Mapping[str, Rename], renames: Sequence[Rename], program: Program) -> None:
     entries = checkpoint.entries
-    named = {target for rename in sources.values() for target in rename.targets}
-    unnamed = sorted(set(program.weights) - named)
-    assert not unnamed, f"the family's renames lack {unnamed}"
+    named = Counter(target for rename in sources.values() for target in rename.targets)
+    wrong = [name for name in program.weights if named[name] != 1]
+    assert not wrong, f"the family's renames must name these exactly once: {wrong}"
     allowed = set(sources) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
     extra = [name for name in entries if name not in allowed and not name.endswith(IGNORED_SUFFIXES)]
     present = {

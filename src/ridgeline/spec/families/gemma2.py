@@ -52,11 +52,9 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    layout = [rename for rename in llama_renames(spec) if "post_attention_layernorm" not in rename.source]
-    return layout + [
-        Rename(f"model.layers.{{i}}.{source}.weight", (f"layers.{{i}}.{target}.weight",))
-        for source, target in NORMS.items()
-    ]
+    return llama_renames(
+        *(Rename(f"model.layers.{{i}}.{x}.weight", (f"layers.{{i}}.{y}.weight",)) for x, y in NORMS.items())
+    )
 
 
 def tiny(choose: Choose) -> dict[str, object]:

@@ -52,14 +52,11 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    qkv = tuple(f"layers.{{i}}.attn.{letter}.weight" for letter in "qkv")
-    gate_up = tuple(f"layers.{{i}}.ffn.{matrix}.weight" for matrix in ("gate", "up"))
-    layout = [rename for rename in llama_renames(spec) if rename.targets[0] not in qkv + gate_up]
-    return [
-        *layout,
-        Rename("model.layers.{i}.self_attn.qkv_proj.weight", qkv),
-        Rename("model.layers.{i}.mlp.gate_up_proj.weight", gate_up),
-    ]
+    at = "layers.{i}"
+    return llama_renames(
+        Rename(f"model.{at}.self_attn.qkv_proj.weight", tuple(f"{at}.attn.{x}.weight" for x in "qkv")),
+        Rename(f"model.{at}.mlp.gate_up_proj.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight")),
+    )
 
 
 def tiny(choose: Choose) -> dict[str, object]:

@@ -36,7 +36,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames(spec)
+    return llama_renames()
 
 
 def tiny(choose: Choose) -> dict[str, object]:
