@@ -7,7 +7,7 @@ linear decay to zero. Called by `ridgeline train`.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,10 @@ class Recipe:
     def num_steps(self) -> int:
         return max(1, self.num_tokens // self.batch_tokens)
 
+    def scaled(self, num_tokens: int) -> "Recipe":
+        """The same recipe over another number of tokens."""
+        return replace(self, num_tokens=num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -56,12 +60,12 @@ class Progress:
 
 
 def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
-    """Random fp32 weights: matrices normal with deviation 0.5 / sqrt(inputs), norms 1, biases and residual outputs 0."""
+    """Random fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
     generator = torch.Generator().manual_seed(seed)
     program = lower(spec)
     weights: dict[str, torch.Tensor] = {}
     for name, shape in program.weights.items():
-        if name.endswith("bias") or name.endswith((".attn.o.weight", ".ffn.down.weight")):
+        if name.endswith((".bias", ".attn.o.weight", ".ffn.down.weight")):
             weights[name] = torch.zeros(shape)
         elif len(shape) == 1:
             weights[name] = torch.ones(shape)

@@ -1,0 +1,37 @@
+"""Train one of the bundled models from the source of Python's standard library."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    preset: Annotated[str, typer.Argument(help="python-9m, or python-1m, its draft.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model.")],
+    tokens: Annotated[int | None, typer.Option(help="Tokens to train on, instead of the preset's.", min=1)] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder whose tokenizer.json to share.")] = None,
+    num_threads: Annotated[int | None, typer.Option(help="Threads; default: all cores.", min=1)] = None,
+) -> None:
+    """Train a bundled model through the reference backend into an ordinary Hugging Face folder."""
+    import torch
+    from rich.console import Console
+
+    from ridgeline.compress.bundle import train_bundled
+    from ridgeline.compress.train import Progress
+
+    console = Console()
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+    def report(progress: Progress) -> None:
+        if progress.step % 10 and progress.held_out_bits is None:
+            return
+        line = f"step {progress.step}/{progress.num_steps}  loss {progress.loss:.3f}"
+        line += f"  {progress.tokens_per_s:,.0f} tokens/s"
+        if progress.held_out_bits is not None:
+            line += f"  held out {progress.held_out_bits:.3f} bits/byte"
+        console.print(line, highlight=False)
+
+    facts = train_bundled(preset, out, report, tokenizer_folder=tokenizer, num_tokens=tokens)
+    console.print(f"{out}: {facts.num_parameters:,} parameters, {facts.held_out_bits_per_byte:.3f} bits/byte held out")

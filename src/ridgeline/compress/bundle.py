@@ -1,0 +1,172 @@
+"""The bundled models: their shapes and recipes, and the whole run from corpus to a Hugging Face folder with its card.
+
+python-9m   the model in the box: Llama-shaped, writes Python
+python-1m   its draft, for speculation: the same tokenizer, a tenth of the size
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from ridgeline.backends.reference import DenseModel
+from ridgeline.compress.bpe import save_tokenizer, train_bpe
+from ridgeline.compress.card import TrainingFacts, write_card
+from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_library
+from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import lower
+from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.loader import load_weights, save_weights
+
+VOCAB_SIZE = 4096
+CONTEXT_LENGTH = 1024
+QUICK_EVAL_TOKENS = 32 * CONTEXT_LENGTH  # during training; the card's figure is over all held-out text
+STORED_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A bundled model: config.json's varying part, and how it is trained."""
+
+    config: dict[str, object]
+    recipe: Recipe
+
+
+PRESETS = {
+    "python-9m": Preset(
+        {
+            "hidden_size": 384,
+            "intermediate_size": 896,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+        Recipe(num_tokens=9_000_000, matrix_rate=5e-3, vector_rate=5e-3),
+    ),
+    "python-1m": Preset(
+        {
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+        Recipe(num_tokens=16_000_000, matrix_rate=1e-2, vector_rate=1e-2),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Tokens of the training and of the held-out files, each file after an end-of-text token."""
+
+    train_files: list[SourceFile]
+    held_out_files: list[SourceFile]
+    train_tokens: TokenStream
+    held_out_tokens: TokenStream
+
+    @property
+    def held_out_bytes(self) -> int:
+        return sum(len(file.text.encode()) for file in self.held_out_files)
+
+
+def train_bundled(
+    name: str,
+    out: Path,
+    report: Callable[[Progress], None],
+    *,
+    tokenizer_folder: Path | None = None,
+    num_tokens: int | None = None,
+) -> TrainingFacts:
+    """Trains preset `name` into the folder `out`; `tokenizer_folder` gives the tokenizer of a model trained before.
+
+    The folder is written at every evaluation, so that an interrupted run leaves the latest weights.
+    Raises ConfigError for an unknown preset.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    recipe = preset.recipe if num_tokens is None else preset.recipe.scaled(num_tokens)
+    out.mkdir(parents=True, exist_ok=True)
+    train_files, held_out_files = split(standard_library())
+    tokenizer = (
+        train_bpe((file.text for file in train_files), VOCAB_SIZE)
+        if tokenizer_folder is None
+        else Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    )
+    corpus = Corpus(train_files, held_out_files, _encode(tokenizer, train_files), _encode(tokenizer, held_out_files))
+    spec = _write_config(preset, tokenizer, out)
+    quick = corpus.held_out_tokens[:QUICK_EVAL_TOKENS]
+    quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
+    started = time.monotonic()
+    for progress, model in train(
+        spec, recipe, corpus.train_tokens, lambda model: bits_per_byte(model, quick, quick_bytes, recipe.dtype)
+    ):
+        report(progress)
+        if progress.held_out_bits is not None:
+            save_weights(out, spec, model.named_weights(), STORED_DTYPE)
+    facts = _facts(name, spec, recipe, corpus, out, time.monotonic() - started)
+    write_card(out, facts)
+    return facts
+
+
+def _encode(tokenizer: Tokenizer, files: list[SourceFile]) -> TokenStream:
+    encodings = tokenizer.encode_batch([file.text for file in files])
+    return np.concatenate([np.asarray(encoding.ids, dtype=np.uint16) for encoding in encodings])
+
+
+def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpec:
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        **preset.config,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": "bfloat16",
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    save_tokenizer(tokenizer, out, CONTEXT_LENGTH)
+    return read_spec(config)
+
+
+def _facts(name: str, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float) -> TrainingFacts:
+    """Measures the folder as stored: bits per byte over all held-out text, in fp32."""
+    program = lower(spec)
+    stored = DenseModel(program, load_weights(ModelFolder.open(out), spec, program, torch.float32))
+    held_out_bits = bits_per_byte(stored, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)
+    return TrainingFacts(
+        name=name,
+        num_parameters=program.num_parameters,
+        recipe=recipe,
+        python_version=platform.python_version(),
+        num_train_files=len(corpus.train_files),
+        num_train_tokens=len(corpus.train_tokens),
+        train_bytes=sum(len(file.text.encode()) for file in corpus.train_files),
+        corpus_sha256=fingerprint(corpus.train_files + corpus.held_out_files),
+        held_out_modules=tuple(sorted({file.module for file in corpus.held_out_files})),
+        held_out_bytes=corpus.held_out_bytes,
+        held_out_bits_per_byte=held_out_bits,
+        training_s=training_s,
+        device=f"{torch.get_num_threads()} CPU threads",
+    )

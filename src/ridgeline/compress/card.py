@@ -1,0 +1,114 @@
+"""The model card of a trained folder: README.md for people, training.json for programs."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ridgeline.compress.train import Recipe
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.llm import LLM
+
+SAMPLE_PROMPTS = (
+    "def read_lines(path):\n",
+    "class Stack:\n    def __init__(self):\n",
+    "import os\n\ndef walk(",
+    "    def __repr__(self):\n        return ",
+)
+SAMPLE_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """What a training run used and reached. `held_out_bits_per_byte` is over all held-out text, weights as stored."""
+
+    name: str
+    num_parameters: int
+    recipe: Recipe
+    python_version: str
+    num_train_files: int
+    num_train_tokens: int
+    train_bytes: int
+    corpus_sha256: str
+    held_out_modules: tuple[str, ...]
+    held_out_bytes: int
+    held_out_bits_per_byte: float
+    training_s: float
+    device: str
+
+
+def write_card(folder: Path, facts: TrainingFacts) -> None:
+    """Writes README.md and training.json into the model's folder; the samples are generated here, not chosen."""
+    record = asdict(facts)
+    record["recipe"]["dtype"] = str(facts.recipe.dtype)
+    (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (folder / "README.md").write_text(_card(facts, _samples(folder)))
+
+
+def _samples(folder: Path) -> list[tuple[str, str]]:
+    """Greedy continuations of fixed prompts, one each, whatever they look like."""
+    llm = LLM(str(folder), dtype="float32")
+    outputs = llm.generate(
+        list(SAMPLE_PROMPTS), SamplingParams(temperature=0, max_tokens=SAMPLE_TOKENS), use_tqdm=False
+    )
+    return [(prompt, output.outputs[0].text) for prompt, output in zip(SAMPLE_PROMPTS, outputs)]
+
+
+def _card(facts: TrainingFacts, samples: list[tuple[str, str]]) -> str:
+    table = "\n".join(f"| {name} | {value} |" for name, value in _rows(facts))
+    shown = "\n".join(f"```python\n{prompt}{text.rstrip()}\n```\n" for prompt, text in samples)
+    return f"""---
+license: apache-2.0
+language: code
+---
+# {facts.name}
+
+A Llama-shaped language model of {facts.num_parameters:,} parameters that continues Python source code, trained by
+`ridgeline train {facts.name}`. It exists so that an engine has something real to run on any machine; it is far too
+small to be relied on for anything else.
+
+| | |
+|---|---|
+{table}
+
+The corpus is the Python Software Foundation's, under the PSF licence; `training.json` holds these facts for programs.
+
+## Samples
+
+Greedy, {SAMPLE_TOKENS} tokens after each prompt, none left out:
+
+{shown}"""
+
+
+def _rows(facts: TrainingFacts) -> list[tuple[str, str]]:
+    recipe = facts.recipe
+    tokens_seen = recipe.num_steps * recipe.batch_tokens
+    modules = ", ".join(f"`{module}`" for module in facts.held_out_modules)
+    dtype = str(recipe.dtype).removeprefix("torch.")
+    return [
+        ("corpus", f"source of Python {facts.python_version}'s standard library, without tests and code-point tables"),
+        (
+            "training text",
+            f"{facts.num_train_files} files, {facts.train_bytes:,} bytes, {facts.num_train_tokens:,} tokens",
+        ),
+        ("corpus SHA-256", f"`{facts.corpus_sha256}`"),
+        ("held out", f"modules {modules} ({facts.held_out_bytes:,} bytes)"),
+        (
+            "**bits per byte, held out**",
+            f"**{facts.held_out_bits_per_byte:.3f}** (weights as stored, computed in fp32)",
+        ),
+        ("tokens seen", f"{tokens_seen:,}, {tokens_seen / facts.num_train_tokens:.1f} epochs"),
+        ("steps", f"{recipe.num_steps} of {recipe.batch_tokens:,} tokens"),
+        (
+            "optimizer",
+            f"Muon at {recipe.matrix_rate:g} for matrices, AdamW at {recipe.vector_rate:g} for the rest; "
+            f"linear decay over the last {recipe.decay_fraction:.0%}",
+        ),
+        (
+            "sequence length",
+            f"{recipe.sequence_lengths[0]}, then {recipe.sequence_lengths[-1]} "
+            f"for the last {recipe.long_fraction:.0%} of the steps",
+        ),
+        ("seed, dtype", f"{recipe.seed}, {dtype} autocast, stored as bfloat16"),
+        ("training time", f"{facts.training_s / 60:.0f} minutes on {facts.device}"),
+        ("tokenizer", "byte-level BPE trained on the training text; every text starts with `<|endoftext|>`"),
+    ]
