@@ -28,17 +28,19 @@ from jinja2.visitor import NodeTransformer
 
 from ridgeline.text.template_limits import (
     RefusedError,
-    call_method,
     limit,
     measure_filter,
     measure_format,
+    measure_method,
     measure_operator,
     size_bytes,
 )
 
 MAX_NODES = 50_000
+MAX_LOOP_DEPTH = 16  # Python compiles at most 20 nested loops
 BUDGET_KEY = "render budget"  # the variable that holds the Budget; no identifier, so no template can name it
 _CHARGE = "charge value"
+_COMPILER_ARGUMENTS = ("_loop_vars", "_block_vars")  # compiled templates add these to calls; jinja2 takes them off
 
 _FILTERS = """
     abs capitalize count d default dictsort e escape first float groupby indent int items join last length list lower
@@ -85,10 +87,11 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return _charge(context, super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
-        _charge(__context, [args, kwargs])
+        named = {name: value for name, value in kwargs.items() if name not in _COMPILER_ARGUMENTS}
+        _charge(__context, [args, named])
         is_method = isinstance(__obj, (types.BuiltinMethodType, types.MethodType))
         if is_method and not isinstance(__obj.__self__, LoopContext):
-            return _charge(__context, call_method(__obj, args, kwargs))
+            args = measure_method(__obj, args, named)
         return _charge(__context, super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -115,6 +118,7 @@ class _Guard(NodeTransformer):
 
     def __init__(self) -> None:
         self._num_nodes = 0
+        self._loop_depth = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         self._num_nodes += 1
@@ -144,7 +148,11 @@ class _Guard(NodeTransformer):
         return nodes.Filter(items, "join", [], [], None, None, lineno=node.lineno)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
+        self._loop_depth += 1
+        if self._loop_depth > MAX_LOOP_DEPTH:
+            raise RefusedError(f"nests loops more than {MAX_LOOP_DEPTH} deep")
         self.generic_visit(node)
+        self._loop_depth -= 1
         tick = _charge_node(nodes.Const(None, lineno=node.lineno))
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
         node.test = None if node.test is None else _charge_node(node.test)

@@ -14,7 +14,7 @@ from jinja2.runtime import Undefined
 
 MAX_VALUE_BYTES = 8 * 2**20
 MAX_ITEMS = 100_000
-MAX_RENDER_BYTES = 128 * 2**20
+MAX_RENDER_BYTES = 64 * 2**20
 MAX_RENDER_S = 1.0
 MAX_INT_BITS = 4096
 MAX_ARGUMENT = 4096
@@ -93,7 +93,7 @@ def measure_operator(operator: str, left: Any, right: Any) -> None:
     if operator == "*":
         for sequence, times in ((left, right), (right, left)):
             if isinstance(sequence, (str, list, tuple)) and isinstance(times, int):
-                limit(size_bytes(sequence) * times)
+                limit(_num_bytes(sequence) * times)
     if operator == "%" and isinstance(left, str):
         measure_format(left, "%", right)
     if isinstance(left, int) and isinstance(right, int):
@@ -103,32 +103,33 @@ def measure_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def measure_format(text: str, sign: str, values: object) -> None:
-    """Before `text % values` or `text.format(values)`: no wide fields, no named `%` fields (a name can hide a width)."""
+    """Before `text % values` or `text.format(values)`: no wide fields, no named `%` ones (a name can hide a width)."""
     wide = r"%\(|%[^a-zA-Z%]*(?:\d{4}|\*)" if sign == "%" else r":[^{}]*(?:\d{4}|\{)"
     if len(text) > MAX_FORMAT_CHARS or re.search(wide, text):
         raise RefusedError("formats with a text that is too long, or has named or too wide fields")
     limit(text.count(sign) * (1000 + size_bytes(values, printable=True)))
 
 
-def call_method(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of a builtin type, if it is one that templates may call and its result is not too large."""
+def measure_method(method: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """Before a method of a builtin type runs; refuses those templates do not need. Returns the arguments to use."""
     owner, name = method.__self__, method.__name__
     if name not in next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), ()):
         raise RefusedError(f"calls {type(owner).__name__}.{name}, which chat templates cannot")
-    if isinstance(owner, str):
-        if name == "join" and args:
-            items = _items(args[0])
-            limit(size_bytes(items) + len(owner) * len(items))
-            return method(items)
-        if name == "replace" and len(args) >= 2:
-            _measure_replace(owner, args[0], args[1])
-        if name in _PADDING and args and args[0] > MAX_ARGUMENT:
-            raise RefusedError(f"pads a text to more than {MAX_ARGUMENT} characters")
-        if name in {"split", "rsplit"}:
-            _measure_split(owner, *args, **kwargs)
-        if name == "splitlines":
-            _limit_items(1 + sum(map(owner.count, _LINE_ENDS)))
-    return method(*args, **kwargs)
+    if not isinstance(owner, str):
+        return args
+    if name == "join" and args:
+        items = _items(args[0])
+        limit(size_bytes(items) + _num_bytes(owner) * len(items))
+        return (items,)
+    if name == "replace" and len(args) >= 2:
+        _measure_replace(owner, args[0], args[1])
+    if name in _PADDING and args and args[0] > MAX_ARGUMENT:
+        raise RefusedError(f"pads a text to more than {MAX_ARGUMENT} characters")
+    if name in {"split", "rsplit"}:
+        _measure_split(owner, *args, **named)
+    if name == "splitlines":
+        _limit_items(1 + sum(map(owner.count, _LINE_ENDS)))
+    return args
 
 
 def measure_filter(name: str, value: Any, values: list[Any]) -> Any:
@@ -155,6 +156,13 @@ def measure_filter(name: str, value: Any, values: list[Any]) -> Any:
     return value
 
 
+def _num_bytes(sequence: Any) -> int:
+    """Bytes that each copy of a sequence adds: for a text its characters, not the object around them."""
+    if isinstance(sequence, str):
+        return len(sequence) * (1 if sequence.isascii() else 4)
+    return size_bytes(sequence)
+
+
 def _items(values: Iterable[Any]) -> list[Any]:
     items = list(itertools.islice(values, MAX_ITEMS + 1))
     _limit_items(len(items))
@@ -167,7 +175,7 @@ def _limit_items(num_items: int) -> None:
 
 
 def _measure_replace(text: str, old: object, new: object) -> None:
-    limit(len(text) + text.count(str(old)) * len(str(new)))
+    limit(_num_bytes(text) + text.count(str(old)) * _num_bytes(str(new)))
 
 
 def _measure_split(text: str, sep: str | None = None, maxsplit: int = -1) -> None:
