@@ -159,7 +159,7 @@ def _read_bytes(path: Path, limit_bytes: int) -> bytes:
 
 def _parse_json(content: bytes, path: Path) -> Json:
     try:
-        data = json.loads(content)
+        data = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         _fail(path, f"not valid JSON ({type(error).__name__}: {str(error)[:200]})")
     return _object(data, path, "the file")
