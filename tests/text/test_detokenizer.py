@@ -105,9 +105,11 @@ def test_stop_strings(tokenizer, interesting, data, include):
     expected, found = cut(text, stops, include)
     assert "".join(deltas) == expected
     assert detokenizer.stop_found == found
-    for count in range(1, detokenizer.num_tokens):  # until the end is known, nothing shown can be a begun stop string
-        shown = "".join(deltas[:count])
-        assert not deltas[count - 1] or not any(shown.endswith(s[:n]) for s in stops for n in range(1, len(s)))
+    settled, _ = stream(tokenizer, prompt_ids, output_ids)
+    for count in range(1, detokenizer.num_tokens):  # until a stop string is complete: all is shown but a begun one
+        text = "".join(settled[:count])
+        begun = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        assert "".join(deltas[:count]) == text[: len(text) - begun]
     at_once = IncrementalDetokenizer(tokenizer, prompt_ids, stop=stops, include_stop=include)
     assert at_once.feed(output_ids) + at_once.flush() == expected
     assert (at_once.stop_found, at_once.num_tokens) == (found, detokenizer.num_tokens)
