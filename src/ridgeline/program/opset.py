@@ -26,6 +26,9 @@ from ridgeline.program.op import (
 WeightShape = tuple[int, ...]
 InferRule = Callable[[Attrs, Sequence[Shape], Sequence[WeightShape]], tuple[Shape, ...]]
 
+INDEX_BYTES = 8  # token ids, positions and row numbers are int64
+FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations are
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -55,7 +58,10 @@ class ElementBytes:
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """FLOPs (a multiply-add is two) and bytes moved between memory and the cores, each operand counted once."""
+    """FLOPs and bytes moved between memory and the cores, each operand counted once.
+
+    A multiply-add is two FLOPs; exp and tanh, in activations and soft caps, stand for several by convention.
+    """
 
     flops: float = 0
     weight_bytes: float = 0
@@ -79,7 +85,7 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """An op's concrete sizes in one step: element counts of inputs, outputs and weights."""
+    """An op's concrete sizes in one step: shapes of inputs, outputs and weights."""
 
     attrs: Attrs
     inputs: tuple[tuple[int, ...], ...]
@@ -124,16 +130,58 @@ def _pointwise(flops_per_output: float) -> Callable[[Operands], OpCost]:
     return cost
 
 
-def _gather_cost(x: Operands) -> OpCost:
+def _embed_cost(x: Operands) -> OpCost:
     """A table look-up reads only the rows it needs."""
-    out_elements = elements(x.outputs[0])
-    return OpCost(flops=out_elements, weight_bytes=x.element.weight * out_elements, activation_bytes=_activations(x))
+    assert isinstance(x.attrs, EmbedAttrs)
+    (out,) = map(elements, x.outputs)
+    return OpCost(
+        flops=0 if x.attrs.scale == 1.0 else out,
+        weight_bytes=x.element.weight * out,
+        activation_bytes=INDEX_BYTES * elements(x.inputs[0]) + x.element.activation * out,
+    )
+
+
+def _select_rows_cost(x: Operands) -> OpCost:
+    """Rows that are not selected are not read."""
+    moved = 2 * x.element.activation * elements(x.outputs[0])
+    return OpCost(activation_bytes=INDEX_BYTES * elements(x.inputs[1]) + moved)
+
+
+def _rope_angles_cost(x: Operands) -> OpCost:
+    """One product and two functions for each pair of outputs."""
+    written = sum(elements(s) for s in x.outputs)
+    return OpCost(flops=1.5 * written, activation_bytes=INDEX_BYTES * elements(x.inputs[0]) + FLOAT32_BYTES * written)
+
+
+def _rope_cost(x: Operands) -> OpCost:
+    """Two products and a sum for each rotated entry; the entries beyond pass through."""
+    (tokens, num_heads, _), angles, _ = x.inputs
+    moved = x.element.activation * (elements(x.inputs[0]) + elements(x.outputs[0]))
+    return OpCost(
+        flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=moved + 2 * FLOAT32_BYTES * elements(angles)
+    )
+
+
+def _softcap_cost(x: Operands) -> OpCost:
+    (out,) = map(elements, x.outputs)
+    return OpCost(flops=8 * out, activation_bytes=2 * FLOAT32_BYTES * out)
 
 
 def _linear_cost(x: Operands) -> OpCost:
+    return _matmul_cost(x, x.element.activation)
+
+
+def _lm_head_cost(x: Operands) -> OpCost:
+    return _matmul_cost(x, FLOAT32_BYTES)
+
+
+def _matmul_cost(x: Operands, out_bytes: float) -> OpCost:
+    """2 MNK, a bias being where the sums start; without rows the weights stay unread."""
     rows, (out_features, in_features) = x.inputs[0][0], x.weights[0]
-    flops = 2 * rows * out_features * in_features if rows else 0
-    return OpCost(flops, _all_weights(x) if rows else 0, activation_bytes=_activations(x))
+    if not rows:
+        return OpCost()
+    moved = x.element.activation * rows * in_features + out_bytes * rows * out_features
+    return OpCost(2 * rows * out_features * in_features, _all_weights(x), activation_bytes=moved)
 
 
 def _kv_write_cost(x: Operands) -> OpCost:
@@ -228,13 +276,15 @@ def _nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShap
 
 
 OPSET: dict[str, OpRow] = {
-    "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _gather_cost),
+    "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
     "rmsnorm": OpRow(NormAttrs, 1, (1,), "x [..,H], w [H] -> [..,H]", _norm_shape, _pointwise(4)),
     "layernorm": OpRow(NormAttrs, 1, (2,), "x [..,H], w [H], b [H] -> [..,H]", _norm_shape, _pointwise(7)),
     "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _linear_cost),
     "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, _free),
-    "rope_angles": OpRow(RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _pointwise(2)),
-    "rope": OpRow(Plain, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _same, _pointwise(3)),
+    "rope_angles": OpRow(
+        RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost
+    ),
+    "rope": OpRow(Plain, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _same, _rope_cost),
     "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", _nothing, _kv_write_cost),
     "attention": OpRow(
         AttentionAttrs,
@@ -247,7 +297,7 @@ OPSET: dict[str, OpRow] = {
     "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, _pointwise(1)),
     "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, _pointwise(8)),
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, _pointwise(9)),
-    "select_rows": OpRow(Plain, 2, (0,), "x [T,H], rows [R] -> [R,H]", _selected_rows, _pointwise(0)),
-    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _linear_cost),
-    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, _pointwise(8)),
+    "select_rows": OpRow(Plain, 2, (0,), "x [T,H], rows [R] -> [R,H]", _selected_rows, _select_rows_cost),
+    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _lm_head_cost),
+    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, _softcap_cost),
 }
