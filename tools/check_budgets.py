@@ -1,0 +1,83 @@
+"""Files and functions stay short: the limits and the exceptions are in budget.toml, beside this file.
+
+Usage: python tools/check_budgets.py [ROOT]. Exit status 1 lists every file or function over its limit, every exception
+that names no reason, and every exception that is no longer needed.
+"""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BUDGET = Path("tools") / "budget.toml"
+SHELL_FOLDER = "scripts"  # files without a suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something with a length: a file, or with `function` set one function of it."""
+
+    path: str
+    function: str | None
+    num_lines: int
+    limit: int
+
+    def __str__(self) -> str:
+        what = f"{self.path}: {self.function}()" if self.function else self.path
+        return f"{what}: {self.num_lines} lines, at most {self.limit} allowed"
+
+
+def function_lines(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Qualified name and length of every function, signature and docstring included."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                assert node.end_lineno is not None
+                yield prefix + node.name, node.end_lineno - node.lineno + 1
+                yield from function_lines(node, f"{prefix}{node.name}.")
+            case ast.ClassDef():
+                yield from function_lines(node, f"{prefix}{node.name}.")
+            case _:
+                yield from function_lines(node, prefix)
+
+
+def measures(root: Path, limit: dict[str, object]) -> Iterator[Measure]:
+    """Everything below the folders of one `[[limit]]`."""
+    file_limit, function_limit = limit["file_lines"], limit.get("function_lines")
+    for folder in limit["folders"]:
+        pattern = "*" if folder == SHELL_FOLDER else "*.py"
+        for path in sorted(p for p in (root / folder).rglob(pattern) if p.is_file()):
+            name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+            yield Measure(name, None, len(text.splitlines()), file_limit)
+            if function_limit is not None and path.suffix == ".py":
+                for function, num_lines in function_lines(ast.parse(text)):
+                    yield Measure(name, function, num_lines, function_limit)
+
+
+def complaints(root: Path) -> list[str]:
+    """What is wrong, one line each."""
+    budget = tomllib.loads((root / BUDGET).read_text(encoding="utf-8"))
+    over = [m for limit in budget["limit"] for m in measures(root, limit) if m.num_lines > m.limit]
+    exceptions = {(e["path"], e.get("function")): e.get("reason", "") for e in budget.get("exception", [])}
+    found = [str(m) for m in over if (m.path, m.function) not in exceptions]
+    for (path, function), reason in exceptions.items():
+        name = f"{path}: {function}()" if function else path
+        if not reason.strip():
+            found.append(f"{BUDGET}: the exception for {name} has no reason")
+        if not any((m.path, m.function) == (path, function) for m in over):
+            found.append(f"{BUDGET}: the exception for {name} is no longer needed; remove it")
+    return found
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    found = complaints(root)
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
