@@ -23,6 +23,7 @@ class Sequence:
     reserved: int
     attached: bool
     blocks: list[dict[int, Block]]  # [group] block index -> block
+    promised: int  # tokens that admission counted
 
 
 class OracleGroup:
@@ -81,12 +82,21 @@ class Oracle:
         for index, group in enumerate(self.groups):
             hit = [group.found[self.key(salt, tokens, i)] for i in self.needed(group, n)]
             free, cached, _ = self.counts()[index]
-            held, span = len(tokens) + 1, self.layout.max_span_tokens
-            if group.window is not None and span is not None:
-                held = min(held, group.window + span + self.size)
-            if -(-held // self.size) - len(hit) > free + cached - sum(not b.owners for b in hit):
+            owed = sum(
+                max(0, self.peak(group, seq.promised) - len(seq.blocks[index]))
+                for seq in self.seqs.values()
+                if seq.computed + 1 < seq.promised
+            )
+            room = free + cached - sum(not b.owners for b in hit) - owed
+            if self.peak(group, len(tokens) + 1) - len(hit) > room:
                 return False
         return True
+
+    def peak(self, group, held):
+        span = self.layout.max_span_tokens
+        if group.window is not None and span is not None:
+            held = min(held, group.window + span + self.size)
+        return -(-held // self.size)
 
     def admit(self, seq_id, tokens, salt):
         n = self.match(tokens, salt)
@@ -98,7 +108,7 @@ class Oracle:
                     group.idle.remove(block)
                 block.owners.add(seq_id)
             blocks.append(row)
-        self.seqs[seq_id] = Sequence(salt, n * self.size, n * self.size, self.caching, blocks)
+        self.seqs[seq_id] = Sequence(salt, n * self.size, n * self.size, self.caching, blocks, len(tokens) + 1)
         return n * self.size
 
     def reserve(self, seq_id, end):
@@ -163,7 +173,12 @@ class Oracle:
             for block in row.values():
                 block.owners.add(child_id)
         self.seqs[child_id] = Sequence(
-            parent.salt, parent.computed, parent.computed, parent.attached, [dict(row) for row in parent.blocks]
+            parent.salt,
+            parent.computed,
+            parent.computed,
+            parent.attached,
+            [dict(row) for row in parent.blocks],
+            parent.promised,
         )
 
     def release(self, seq_id):

@@ -462,6 +462,11 @@ def admission_counts_evictable_hits_twice(original):
     return can_admit
 
 
+@bug(CacheManager, "_num_promised")
+def admission_forgets_what_it_promised(original):
+    return lambda cache, group: 0
+
+
 @bug(CacheLayout, "peak_blocks")
 def admission_forgets_the_next_token(original):
     return lambda layout, group, num_tokens: original(layout, group, num_tokens - 1)

@@ -56,6 +56,7 @@ class _Sequence:
     tables: tuple[SequenceTable, ...]  # [group]
     computed: int
     reserved: int
+    promised: int  # tokens of its prompt and one more: what admission found room for
     node: RadixNode | None  # the newest published block, pinned; None: does not publish
 
 
@@ -94,13 +95,16 @@ class CacheManager:
         return PrefixMatch(len(hit.path) * self.layout.block_size, hit.reason)
 
     def can_admit(self, token_ids: Sequence[int], salt: str = "") -> bool:
-        """Whether the whole prompt and one more token would fit now, beside all blocks in use. Changes nothing."""
+        """Whether the whole prompt and one more token would fit now. Changes nothing.
+
+        Blocks in use count as taken, and so do those that admitted sequences still need for their own prompts.
+        """
         hit = self._find(token_ids, salt)
         for index, (pool, first) in enumerate(zip(self._pools, hit.first_blocks)):
             matched = _blocks_of(hit.path[first:], index)
             num_evictable = sum(pool.ref_count(block) == 0 for block in matched)
             num_new = self.layout.peak_blocks(index, len(token_ids) + 1) - len(matched)
-            if num_new > pool.num_available - num_evictable:
+            if num_new > pool.num_available - num_evictable - self._num_promised(index):
                 return False
         return True
 
@@ -118,7 +122,7 @@ class CacheManager:
         if self._prefix_caching:
             node = self._tree.pin(hit.path[-1]) if hit.path else self._tree.pin_root(salt)
         num_cached = len(hit.path) * self.layout.block_size
-        self._sequences[seq_id] = _Sequence(tuple(tables), num_cached, num_cached, node)
+        self._sequences[seq_id] = _Sequence(tuple(tables), num_cached, num_cached, len(token_ids) + 1, node)
         self._prefix_queries += 1
         self._prefix_query_tokens += len(token_ids)
         self._prefix_hit_tokens += num_cached
@@ -185,7 +189,7 @@ class CacheManager:
         self.truncate(parent_id, parent.computed)
         tables = tuple(table.share(pool) for pool, table in zip(self._pools, parent.tables))
         node = None if parent.node is None else self._tree.pin(parent.node)
-        self._sequences[child_id] = _Sequence(tables, parent.computed, parent.computed, node)
+        self._sequences[child_id] = _Sequence(tables, parent.computed, parent.computed, parent.promised, node)
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Its published blocks stay cached until they are evicted; the others are free."""
@@ -258,6 +262,14 @@ class CacheManager:
                 return _PrefixHit(path[:num_blocks], tuple(hit.first_block for hit in hits), reason)
             num_blocks = hits[shortest].num_blocks
             reason = self._groups[shortest].miss_reason
+
+    def _num_promised(self, group: int) -> int:
+        """Blocks of `group` that sequences in the middle of their prompts have yet to take."""
+        return sum(
+            max(0, self.layout.peak_blocks(group, seq.promised) - len(seq.tables[group].blocks))
+            for seq in self._sequences.values()
+            if seq.computed < seq.promised - 1
+        )
 
     def _allocate(self, group: int) -> int:
         if self._pools[group].num_free == 0:
