@@ -51,7 +51,7 @@ PRESETS = {
             "num_key_value_heads": 2,
             "head_dim": 64,
         },
-        Recipe(num_tokens=9_000_000, matrix_rate=5e-3, vector_rate=5e-3),
+        Recipe(num_tokens=8_000_000, matrix_rate=5e-3, vector_rate=5e-3),
     ),
     "python-1m": Preset(
         {

@@ -105,7 +105,7 @@ def _rows(facts: TrainingFacts) -> list[tuple[str, str]]:
         ),
         (
             "sequence length",
-            f"{recipe.sequence_lengths[0]}, then {recipe.sequence_lengths[-1]} "
+            f"{recipe.sequence_lengths[0]}, then {recipe.sequence_lengths[1]} "
             f"for the last {recipe.long_fraction:.0%} of the steps",
         ),
         ("seed, dtype", f"{recipe.seed}, {dtype} autocast, stored as bfloat16"),

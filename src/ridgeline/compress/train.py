@@ -27,8 +27,8 @@ class Recipe:
 
     num_tokens: int
     batch_tokens: int = 8192
-    sequence_lengths: tuple[int, ...] = (512, 1024)
-    long_fraction: float = 0.3  # the share of steps, at the end, that use the last sequence length
+    sequence_lengths: tuple[int, int] = (256, 1024)
+    long_fraction: float = 0.25  # the share of steps, at the end, that use the second length
     matrix_rate: float = 6e-3
     vector_rate: float = 6e-3
     weight_decay: float = 0.1
@@ -133,7 +133,7 @@ def _schedule(step: int, recipe: Recipe) -> float:
 def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Generator) -> torch.Tensor:
     """Windows at random places, int64 [B, T + 1]."""
     long = step >= recipe.num_steps * (1 - recipe.long_fraction)
-    length = min(recipe.sequence_lengths[-1 if long else 0], len(tokens) - 1)
+    length = min(recipe.sequence_lengths[1 if long else 0], len(tokens) - 1)
     starts = rng.integers(0, len(tokens) - length, size=max(1, recipe.batch_tokens // length))
     return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
