@@ -1,5 +1,8 @@
-"""Measuring: the load generator, its workloads, and the metrics, defined as vLLM defines them.
+"""Measuring: online through a server's API, offline through an engine in this process; metrics as vLLM defines them.
 
-workload, workloads/ (what is asked) -> load (when) -> client (asks, keeps the times) -> metrics (what they mean)
--> report (JSON and table). Called by the command line and by benchmark scripts. Imports no torch.
+Online:  workload, workloads/ (what is asked) -> load (when) -> client (asks, keeps the times) -> metrics (what they
+         mean) -> report (JSON and table). These import no torch.
+Offline: workload -> offline (the engine in this process) and baselines (what it is compared with) -> metrics ->
+         offline_report.
+Called by the command line and by benchmark scripts.
 """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from rich.console import Console
@@ -24,6 +25,19 @@ from ridgeline.bench.workloads import WorkloadFacts, describe_workload
 from ridgeline.core.errors import ConfigError
 
 SCHEMA_VERSION = 1
+
+
+class Result(Protocol):
+    """What every result file has: enough to name it and to say where it was measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def created_utc(self) -> str: ...
+
+    @property
+    def machine(self) -> MachineFacts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +74,7 @@ def build_report(
     """Everything about a run that just ended here. The endpoint's URL and key stay out of it."""
     return BenchReport(
         name=name,
-        created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_utc=utc_now(),
         server=server,
         api=endpoint.api,
         model=endpoint.model,
@@ -74,7 +88,12 @@ def build_report(
     )
 
 
-def result_path(root: Path, report: BenchReport) -> Path:
+def utc_now() -> str:
+    """The time of a report, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def result_path(root: Path, report: Result) -> Path:
     """`<root>/<hardware>/<date>-<name>.json`, with -2, -3, ... where taken. Raises ConfigError for an unfit name."""
     if not report.name or not all(char.isalnum() or char in "-_." for char in report.name):
         raise ConfigError(f"a result's name may hold letters, digits, '-', '_' and '.', got {report.name!r}")
@@ -85,7 +104,7 @@ def result_path(root: Path, report: BenchReport) -> Path:
     return path
 
 
-def write_report(path: Path, report: BenchReport) -> None:
+def write_report(path: Path, report: Result) -> None:
     """Write JSON, whole or not at all. Raises ConfigError when the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,251 @@
+"""Offline runs: a workload through an engine in this process, with the times of every token and the scheduler's cost.
+
+Called by the command line; baselines.py holds the other systems. All requests are there from the start, so TTFT and
+E2EL include the wait for a place in the batch.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ridgeline.bench.facts import machine_facts, software_facts
+from ridgeline.bench.metrics import summarize
+from ridgeline.bench.offline_report import EngineFacts, OfflineReport, SchedulingCost, Spread, SystemResult
+from ridgeline.bench.record import RequestRecord, RunLog
+from ridgeline.bench.report import utc_now
+from ridgeline.bench.workload import BenchRequest, Workload, require
+from ridgeline.bench.workloads import describe_workload
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.loop import LoopTimes
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRun:
+    """One run of one system: the times and the tokens of every request, in the order of the requests."""
+
+    log: RunLog
+    token_ids: list[list[int]]
+    scheduling: SchedulingCost | None = None
+    idle_slot_share: float | None = None
+
+
+class System(Protocol):
+    """A way to answer requests."""
+
+    def run(self, requests: Sequence[Request]) -> OfflineRun:
+        """Answers all of them, which are there from the start."""
+        ...
+
+
+@dataclass(slots=True)
+class _Answer:
+    token_ids: list[int] = field(default_factory=list[int])
+    times_s: list[float] = field(default_factory=list[float])
+    finish_reason: FinishReason | None = None
+    num_cached: int = 0
+    error: str | None = None
+
+
+class Recorder:
+    """Keeps when every token of every request came, in seconds since it was made."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._answers = {request.request_id: _Answer() for request in requests}
+        self._start = time.perf_counter()
+        self.num_unfinished = len(requests)
+
+    def tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tokens that came now."""
+        answer = self._answers[request_id]
+        answer.token_ids.extend(token_ids)
+        answer.times_s.append(time.perf_counter() - self._start)
+
+    def finish(self, request_id: str, reason: FinishReason, *, num_cached: int = 0, error: str | None = None) -> None:
+        """The request has ended; its last tokens are already recorded."""
+        answer = self._answers[request_id]
+        answer.finish_reason, answer.num_cached, answer.error = reason, num_cached, error
+        self.num_unfinished -= 1
+
+    def log(self) -> RunLog:
+        """The run that ends now. Everything was sent at 0."""
+        duration_s = time.perf_counter() - self._start
+        records = [
+            RequestRecord(
+                index=index,
+                arrival_s=0.0,
+                sent_s=0.0,
+                end_s=answer.times_s[-1] if answer.times_s else duration_s,
+                chunk_times_s=tuple(answer.times_s),
+                prompt_tokens=len(request.prompt_ids),
+                cached_tokens=answer.num_cached,
+                output_tokens=len(answer.token_ids),
+                usage_reported=True,
+                finish_reason=str(answer.finish_reason),
+                error=answer.error,
+            )
+            for index, (request, answer) in enumerate(zip(self._requests, self._answers.values(), strict=True))
+        ]
+        return RunLog(records=records, duration_s=duration_s, unsent=0)
+
+    def token_ids(self) -> list[list[int]]:
+        """The answers so far, in the order of the requests."""
+        return [answer.token_ids for answer in self._answers.values()]
+
+
+class BenchEngine:
+    """An engine in this thread, and itself the system that continuous batching is. Raises what `build_engine` does."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._recorder = Recorder(())
+        self.engine: Engine = build_engine(config, self._deliver)
+
+    def requests(self, workload: Sequence[BenchRequest], *, temperature: float, salt: str) -> list[Request]:
+        """Requests to run once. Prefixes are shared within one `salt`, so no run finds what another left in the cache.
+
+        Raises RequestError for a request that this model cannot take.
+        """
+        intake = self.engine.intake
+        return [
+            replace(
+                intake.request(
+                    intake.encode(request.prompt),
+                    SamplingParams(
+                        temperature=temperature, seed=seed, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos
+                    ),
+                ),
+                salt=salt,
+            )
+            for seed, request in enumerate(workload)
+        ]
+
+    def run(self, requests: Sequence[Request]) -> OfflineRun:
+        """All requests are in the queue from the start."""
+        return self.run_batches([requests])
+
+    def run_batches(self, batches: Sequence[Sequence[Request]]) -> OfflineRun:
+        """Each batch is submitted when the one before it has ended; all times count from the first one's start."""
+        loop = self.engine.loop
+        before = replace(loop.times)
+        self._recorder = Recorder([request for batch in batches for request in batch])
+        for batch in batches:
+            unfinished_after = self._recorder.num_unfinished - len(batch)
+            for request in batch:
+                loop.submit(request)
+            while self._recorder.num_unfinished > unfinished_after:
+                stepped = loop.step()
+                assert stepped, "requests are unfinished, but the engine has nothing to compute"
+        log = self._recorder.log()
+        return OfflineRun(
+            log=log,
+            token_ids=self._recorder.token_ids(),
+            scheduling=_scheduling_cost(before, loop.times, log.duration_s),
+        )
+
+    def facts(self) -> EngineFacts:
+        """For a report."""
+        return EngineFacts(
+            model=self.engine.model_name,
+            choices={name: choice.value for name, choice in self.engine.choices.items()},
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
+            block_size=self.config.cache.block_size,
+            prefix_caching=self.config.cache.prefix_caching,
+        )
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        for delta in deltas:
+            if delta.token_ids:
+                self._recorder.tokens(delta.request_id, delta.token_ids)
+            if (end := delta.finish) is not None:
+                self._recorder.finish(
+                    delta.request_id, end.reason, num_cached=end.num_cached_tokens, error=_error(end.reason, end.error)
+                )
+
+
+def measure(
+    bench: BenchEngine,
+    systems: Mapping[str, System],
+    workload: Workload,
+    *,
+    name: str,
+    repeats: int,
+    warmups: int,
+    temperature: float,
+    on_run: Callable[[str, OfflineRun], None],
+) -> OfflineReport:
+    """Runs every system `warmups` + `repeats` times, in turn, so that a slow minute of the machine touches all alike.
+
+    `on_run` hears of each run as it ends. Raises ConfigError for options out of range, RequestError for a workload
+    that the model cannot take.
+    """
+    require(repeats >= 1, "repeats", repeats, "1 or more")
+    require(warmups >= 0, "warmups", warmups, "0 or more")
+    asked = workload.requests()
+    runs: dict[str, list[OfflineRun]] = {system: [] for system in systems}
+    for repeat in range(warmups + repeats):
+        for system_name, system in systems.items():
+            run = system.run(bench.requests(asked, temperature=temperature, salt=f"{system_name} {repeat}"))
+            on_run(system_name, run)
+            if repeat >= warmups:
+                runs[system_name].append(run)
+    reference = next(iter(runs.values()))[0].token_ids
+    return OfflineReport(
+        name=name,
+        created_utc=utc_now(),
+        machine=machine_facts(),
+        software=software_facts(),
+        engine=bench.facts(),
+        workload=describe_workload(workload),
+        temperature=temperature,
+        warmups=warmups,
+        repeats=repeats,
+        systems=[_system_result(system, done, reference) for system, done in runs.items()],
+    )
+
+
+def spread(rates: Sequence[float]) -> Spread:
+    """Median, least and most; of an even number of rates the lower middle one, so that it is one that was measured."""
+    ordered = sorted(rates)
+    return Spread(median=ordered[(len(ordered) - 1) // 2], min=ordered[0], max=ordered[-1])
+
+
+def _system_result(system: str, runs: Sequence[OfflineRun], reference: Sequence[Sequence[int]]) -> SystemResult:
+    rates = [sum(map(len, run.token_ids)) / run.log.duration_s for run in runs]
+    rate = spread(rates)
+    median = runs[rates.index(rate.median)]
+    return SystemResult(
+        system=system,
+        results=summarize(median.log),
+        output_tok_per_s=rate,
+        scheduling=median.scheduling,
+        idle_slot_share=median.idle_slot_share,
+        answers_equal_to_first=sum(own == first for own, first in zip(median.token_ids, reference, strict=True)),
+    )
+
+
+def _scheduling_cost(before: LoopTimes, after: LoopTimes, duration_s: float) -> SchedulingCost:
+    """The difference of two readings of the loop's times: whatever ran before, warm-up included, does not count."""
+    plan_s, commit_s = after.plan_s - before.plan_s, after.commit_s - before.commit_s
+    num_requests, num_steps = after.num_requests - before.num_requests, after.num_steps - before.num_steps
+    return SchedulingCost(
+        num_requests=num_requests,
+        num_steps=num_steps,
+        num_sampled_tokens=after.num_sampled_tokens - before.num_sampled_tokens,
+        plan_s=plan_s,
+        commit_s=commit_s,
+        s_per_request=(plan_s + commit_s) / max(1, num_requests),
+        s_per_step=(plan_s + commit_s) / max(1, num_steps),
+        share_of_run=(plan_s + commit_s) / duration_s,
+    )
+
+
+def _error(reason: FinishReason, error: str | None) -> str | None:
+    """An answer that neither stopped nor reached its length failed, and its tokens are not counted."""
+    return None if reason in (FinishReason.STOP, FinishReason.LENGTH) else error or str(reason)
