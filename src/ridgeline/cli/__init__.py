@@ -1,0 +1,109 @@
+"""The command line: `ridgeline COMMAND`. One file here per command.
+
+Adding a command is adding a file with a function of the file's name, or a typer.Typer of that name for a command with
+subcommands; the first line of the file's docstring is its line in the list. A command's module is imported when the
+command is run or asked for help, and imports what it needs within its function, so that help never waits for torch.
+Files that start with an underscore are shared by commands and are none themselves.
+"""
+
+import ast
+import importlib
+import io
+import logging
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ridgeline import __version__
+from ridgeline.core.errors import ConfigError, ModelLoadError, RequestError, RidgelineError
+
+EXIT_OTHER, EXIT_REQUEST, EXIT_MODEL, EXIT_INTERRUPT = 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Always ends in SystemExit: 0, 1, 2 (options, requests), 3 (model files) or 130 (Ctrl-C)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
+    _app(arguments)(args=arguments, prog_name="ridgeline")
+
+
+def names() -> list[str]:
+    """All commands: the files of this folder."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+class _Commands(TyperGroup):
+    """Turns our errors into one line and an exit code; a bug of ours still shows its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(EXIT_INTERRUPT) from None
+        except RidgelineError as error:
+            typer.echo(f"ridgeline: {error}", err=True)
+            raise SystemExit(_exit_code(error)) from None
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """The application, in which only the command that `arguments` ask for is more than a name and a summary."""
+    app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(_options)
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name in names():
+        command = _import(name) if name == asked else _not_imported
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, help=_summary(name) if command is _not_imported else None)(command)
+    return app
+
+
+def _import(name: str) -> typer.Typer | Callable[..., None]:
+    return getattr(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def _exit_code(error: RidgelineError) -> int:
+    match error:
+        case ConfigError() | RequestError():
+            return EXIT_REQUEST
+        case ModelLoadError():
+            return EXIT_MODEL
+        case _:
+            return EXIT_OTHER
+
+
+def _summary(name: str) -> str:
+    """First line of a command module's docstring, read without running the module."""
+    source = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def _not_imported() -> None:
+    raise AssertionError("stands for a command that was not asked for")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ridgeline {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what was chosen automatically, and why.")
+    ] = False,
+) -> None:
+    """Runs large language models, serves them over an OpenAI-compatible API, and says what they cost."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("ridgeline").setLevel(logging.INFO if verbose else logging.WARNING)

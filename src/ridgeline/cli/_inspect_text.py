@@ -1,0 +1,210 @@
+"""An Inspection as tables: 100 columns where there is no terminal, and then plain text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import groupby
+from typing import cast
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli._inspection import Inspection, StepCost
+from ridgeline.cost import account as cost
+from ridgeline.program.op import Op, Shape
+from ridgeline.spec.spec import Layer
+
+PIPED_COLUMNS = 100
+MAX_LISTED_NUMBERS = 4
+
+
+def print_inspection(inspection: Inspection) -> None:
+    """Prints to standard output; no colour and no lines where that is not a terminal."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_COLUMNS
+    spec = inspection.spec
+    console.print(
+        f"{spec.model_type} · {len(spec.layers)} layers · hidden {spec.hidden_size:,} · "
+        f"vocabulary {spec.vocab_size:,} · context {spec.max_positions:,} tokens"
+    )
+    for table in (_parameters, _layers, _program, _steps, _kv):
+        console.print()
+        console.print(table(inspection, plain=not console.is_terminal))
+
+
+def _table(title: str, plain: bool, *columns: str, left: int = 1) -> Table:
+    """The first `left` columns hold text, the others numbers."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None if plain else SIMPLE_HEAD, pad_edge=False
+    )
+    for index, name in enumerate(columns):
+        if index < left:
+            table.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _parameters(inspection: Inspection, plain: bool) -> Table:
+    program, size = inspection.program, inspection.element
+    embedding, head = cost.embedding_parameters(program), cost.head_parameters(program)
+    table = _table("Parameters", plain, "", "count", f"bytes in {inspection.dtype}")
+    for name, count in (
+        ("embedding, also the head" if inspection.spec.head.tied else "embedding", embedding),
+        ("head", head),
+        ("layers and norms", program.num_parameters - embedding - head),
+        ("total", program.num_parameters),
+    ):
+        table.add_row(name, f"{count:,}", _bytes(count * size))
+    return table
+
+
+def _layers(inspection: Inspection, plain: bool) -> Table:
+    """One row per distinct layer, however often it stands in the model."""
+    spec = inspection.spec
+    table = _table("Spec", plain, "part", "what it is", left=2)
+    table.add_row("embedding", _describe(spec.embedding))
+    for layer, numbers in _distinct_layers(spec.layers):
+        named = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        lines = [f"{name}: {_describe(value)}" for name, value in named.items() if value is not None]
+        table.add_row(f"layer {_numbers(numbers)}", "\n".join(lines))
+    table.add_row("final_norm", _describe(spec.final_norm))
+    table.add_row("head", _describe(spec.head))
+    return table
+
+
+def _program(inspection: Inspection, plain: bool) -> Table:
+    """Each distinct layer's ops once, between what comes before all layers and after them."""
+    title = (
+        f"Program (T tokens, R logit rows), and its cost for {_decode_text(inspection)} and {_prefill_text(inspection)}"
+    )
+    columns = ("op", "kind", "output", "weights", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
+    table = _table(title, plain, *columns, left=4)
+    rows = list(zip(inspection.program.ops, inspection.decode.ops, inspection.prefill.ops))
+    numbers = [_layer_number(op) for op, _, _ in rows]
+    last = max(index for index, number in enumerate(numbers) if number is not None)
+
+    def add(indices: Iterable[int], prefix: str = "", indent: str = "") -> None:
+        for op, decode, prefill in (rows[index] for index in indices):
+            outputs = {inspection.program.shapes[name] for name in op.outputs}
+            weights = [inspection.program.weights[name] for name in op.weights]
+            costs = (_flops(decode.flops), _bytes(decode.num_bytes), _flops(prefill.flops), _bytes(prefill.num_bytes))
+            label = indent + op.label.removeprefix(prefix)
+            table.add_row(label, op.kind, _shapes(outputs), _shapes(weights), *costs)
+
+    add(index for index in range(last) if numbers[index] is None)
+    for _, members in _distinct_layers(inspection.spec.layers):
+        table.add_row(f"layer {_numbers(members)}")
+        own = (index for index, number in enumerate(numbers) if number == members[0])
+        add(own, f"layers.{members[0]}.", "  ")
+    add(range(last + 1, len(rows)))
+    return table
+
+
+def _decode_text(inspection: Inspection) -> str:
+    return f"decode of {inspection.batch:,} at {inspection.context:,} tokens"
+
+
+def _prefill_text(inspection: Inspection) -> str:
+    return f"prefill of {inspection.prompt:,}"
+
+
+def _steps(inspection: Inspection, plain: bool) -> Table:
+    table = _table(
+        "Cost of a step", plain, "", "FLOPs", "bytes", "weights", "KV read", "KV write", "other", "FLOP/byte"
+    )
+
+    def add(name: str, step: StepCost) -> None:
+        total, num_tokens = step.total, step.load.num_tokens
+        intensity = f"{total.flops / total.num_bytes:.1f}"
+        parts = (total.num_bytes, total.weight_bytes, total.kv_read_bytes, total.kv_write_bytes, total.activation_bytes)
+        table.add_row(name, _flops(total.flops), *map(_bytes, parts), intensity)
+        per_token = [_bytes(part / num_tokens) for part in parts]
+        table.add_row("  per token", _flops(total.flops / num_tokens), *per_token, "")
+
+    add(_decode_text(inspection), inspection.decode)
+    add(_prefill_text(inspection), inspection.prefill)
+    return table
+
+
+def _kv(inspection: Inspection, plain: bool) -> Table:
+    lengths = sorted({inspection.spec.max_positions, inspection.context})
+    heads = [f"bytes at {length:,} tokens" for length in lengths]
+    table = _table(f"KV cache of a sequence, {inspection.kv_dtype}", plain, "group", "layers", "bytes/token", *heads)
+    program, size = inspection.program, inspection.kv_element
+    for group in cost.kv_groups(program, size):
+        name = "full" if group.window is None else f"sliding, window {group.window:,}"
+        table.add_row(
+            name,
+            str(group.num_states),
+            f"{group.bytes_per_token:,}",
+            *(f"{group.num_bytes(length):,}" for length in lengths),
+        )
+    totals = (f"{cost.kv_bytes(program, length, size):,}" for length in lengths)
+    table.add_row("total", str(len(program.states)), f"{cost.kv_bytes_per_token(program, size):,}", *totals)
+    return table
+
+
+def _distinct_layers(layers: Sequence[Layer]) -> list[tuple[Layer, list[int]]]:
+    numbers: dict[Layer, list[int]] = {}
+    for number, layer in enumerate(layers):
+        numbers.setdefault(layer, []).append(number)
+    return list(numbers.items())
+
+
+def _layer_number(op: Op) -> int | None:
+    prefix, _, rest = op.label.partition(".")
+    return int(rest.partition(".")[0]) if prefix == "layers" else None
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 3] as 0-3, [0, 2, 4, 6] as 0-6 by 2, else the ranges one after the other."""
+    steps = {after - before for before, after in zip(numbers, numbers[1:])}
+    if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]}-{numbers[-1]} by {steps.pop()}"
+    return ", ".join(_runs(numbers))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[str]:
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        yield str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _describe(value: object) -> str:
+    """A dataclass of the spec, without the optional parts that are off (None, False, 0)."""
+    if is_dataclass(value):
+        given = [(field, getattr(value, field.name)) for field in fields(value)]
+        told = [f"{field.name}={_describe(item)}" for field, item in given if item or item != field.default]
+        return f"{type(value).__name__}({', '.join(told)})"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple):
+        items = cast("tuple[object, ...]", value)
+        if len(items) > MAX_LISTED_NUMBERS:
+            return f"<{len(items)} values>"
+        return f"({', '.join(_describe(item) for item in items)})"
+    return str(value)
+
+
+def _shapes(shapes: Iterable[Shape]) -> str:
+    return " ".join(f"[{', '.join(str(dim) for dim in shape)}]" for shape in shapes)
+
+
+def _flops(count: float) -> str:
+    return _scaled(count, 1000, ("", " k", " M", " G", " T", " P", " E"))
+
+
+def _bytes(count: float) -> str:
+    return _scaled(count, 1024, ("", " Ki", " Mi", " Gi", " Ti", " Pi", " Ei"))
+
+
+def _scaled(count: float, base: int, prefixes: Sequence[str]) -> str:
+    """Three significant digits and a prefix."""
+    steps = 0
+    while count >= base and steps < len(prefixes) - 1:
+        count /= base
+        steps += 1
+    digits = 0 if steps == 0 or count >= 100 else 1 if count >= 10 else 2
+    return f"{count:.{digits}f}{prefixes[steps]}"

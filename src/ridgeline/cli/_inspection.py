@@ -1,0 +1,163 @@
+"""Everything that `ridgeline inspect` prints, as data and as JSON. Must not import torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import cast
+
+from ridgeline.core.config import Dtype
+from ridgeline.cost import account as cost
+from ridgeline.program.lower import lower
+from ridgeline.program.op import Op, Program
+from ridgeline.program.opset import ElementBytes, Load, OpCost
+from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
+
+DEFAULT_PROMPT_TOKENS = 1024
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step costs, op by op (aligned with the program's ops) and in all."""
+
+    load: Load
+    ops: Sequence[OpCost]
+    total: OpCost
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A model, and the cost of a decode step of `batch` sequences at `context` tokens and of a prefill step."""
+
+    spec: DecoderSpec
+    program: Program
+    dtype: str
+    kv_dtype: str
+    batch: int
+    context: int  # tokens
+    prompt: int  # tokens
+    decode: StepCost
+    prefill: StepCost
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight or an activation."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_element(self) -> int:
+        """Bytes of a key or value entry."""
+        return DTYPE_BYTES[self.kv_dtype]
+
+
+def examine(
+    config: Mapping[str, object],
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    prompt: int | None = None,
+    dtype: Dtype = "auto",
+    kv_dtype: Dtype = "auto",
+) -> Inspection:
+    """Reads, lowers and prices a config. Raises ConfigError for a config or a context that cannot be honoured."""
+    spec = read_spec(config)
+    context = context or spec.max_positions
+    prompt = prompt or min(DEFAULT_PROMPT_TOKENS, spec.max_positions)
+    program = lower(spec, max(context, prompt))
+    weights_in = _stored_dtype(config) if dtype == "auto" else dtype
+    kv_in = weights_in if kv_dtype == "auto" else kv_dtype
+    size = DTYPE_BYTES[weights_in]
+    element = ElementBytes(weight=size, activation=size, kv=DTYPE_BYTES[kv_in])
+
+    def price(load: Load) -> StepCost:
+        accounts = cost.account(program, load, element)
+        return StepCost(load, [item.cost for item in accounts], cost.total(accounts))
+
+    decode, prefill = price(Load.decode(batch, context)), price(Load(((prompt, prompt),), num_rows=1))
+    return Inspection(spec, program, weights_in, kv_in, batch, context, prompt, decode, prefill)
+
+
+def _stored_dtype(config: Mapping[str, object]) -> str:
+    stored = config.get("dtype", config.get("torch_dtype"))
+    return stored if isinstance(stored, str) and stored in DTYPE_BYTES else "float32"
+
+
+def as_json(inspection: Inspection) -> str:
+    """One JSON object; counts are exact, and every number's unit is in its name."""
+    program, spec, kv_element = inspection.program, inspection.spec, inspection.kv_element
+    declared = spec.max_positions
+    document = {
+        "spec": _plain(spec),
+        "dtype": inspection.dtype,
+        "kv_dtype": inspection.kv_dtype,
+        "parameters": {
+            "total": program.num_parameters,
+            "embedding": cost.embedding_parameters(program),
+            "head": cost.head_parameters(program),
+            "num_bytes": cost.weight_bytes(program, inspection.element),
+        },
+        "kv": {
+            "bytes_per_token": cost.kv_bytes_per_token(program, kv_element),
+            "declared_context_tokens": declared,
+            "bytes_at_declared_context": cost.kv_bytes(program, declared, kv_element),
+            "bytes_at_context": cost.kv_bytes(program, inspection.context, kv_element),
+            "groups": [
+                {
+                    "kind": group.kind,
+                    "window": group.window,
+                    "num_states": group.num_states,
+                    "bytes_per_token": group.bytes_per_token,
+                    "bytes_at_declared_context": group.num_bytes(declared),
+                    "bytes_at_context": group.num_bytes(inspection.context),
+                }
+                for group in cost.kv_groups(program, kv_element)
+            ],
+        },
+        "decode": {
+            "batch": inspection.batch,
+            "context_tokens": inspection.context,
+            **_step_json(inspection.decode),
+        },
+        "prefill": {"prompt_tokens": inspection.prompt, **_step_json(inspection.prefill)},
+        "ops": [
+            _op_json(op, program) | {"decode": _cost_json(decode), "prefill": _cost_json(prefill)}
+            for op, decode, prefill in zip(program.ops, inspection.decode.ops, inspection.prefill.ops)
+        ],
+    }
+    return json.dumps(document)
+
+
+def _step_json(step: StepCost) -> dict[str, object]:
+    num_tokens = step.load.num_tokens
+    per_token = {
+        "flops_per_token": step.total.flops / num_tokens,
+        "bytes_per_token": step.total.num_bytes / num_tokens,
+    }
+    return _cost_json(step.total) | per_token
+
+
+def _cost_json(priced: OpCost) -> dict[str, object]:
+    parts: dict[str, object] = {field.name: getattr(priced, field.name) for field in fields(priced)}
+    return parts | {"num_bytes": priced.num_bytes}
+
+
+def _op_json(op: Op, program: Program) -> dict[str, object]:
+    return {
+        "kind": op.kind,
+        "label": op.label,
+        "inputs": {name: program.shapes[name] for name in op.inputs},
+        "outputs": {name: program.shapes[name] for name in op.outputs},
+        "weights": {name: program.weights[name] for name in op.weights},
+        "attrs": _plain(op.attrs),
+    }
+
+
+def _plain(value: object) -> object:
+    """Dataclasses as objects that name their type."""
+    if is_dataclass(value):
+        named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {"type": type(value).__name__} | named
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[object, ...]", value)]
+    return value

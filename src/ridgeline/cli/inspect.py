@@ -1,0 +1,71 @@
+"""Print what a model is and what it costs: spec, program, FLOPs, bytes and KV memory, from its config alone."""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.core.config import Dtype
+from ridgeline.core.errors import ConfigError
+
+
+def inspect(
+    target: Annotated[str, typer.Argument(help="A model folder, a config.json or a bundled model's name.")],
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 30, help="KV length of the decode step, in tokens. Default: what is declared."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="Sequences in the decode step.")] = 1,
+    prompt: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 30, help="Tokens of the prefill step. Default: 1024, or a shorter context."),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Of weights and activations; auto: what the config says, else float32.")
+    ] = "auto",
+    kv_dtype: Annotated[Dtype, typer.Option("--kv-dtype", help="Of keys and values; auto: as --dtype.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every op of every layer.")] = False,
+) -> None:
+    """Print what a model is and what it costs. Needs no weights.
+
+    FLOPs and bytes are those of the op table: a multiply-add is two FLOPs, and every operand crosses memory once.
+    """
+    from ridgeline.cli._inspection import as_json, examine
+
+    inspection = examine(
+        _read_config(target), context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype
+    )
+    if json:
+        typer.echo(as_json(inspection))
+    else:
+        from ridgeline.cli._inspect_text import print_inspection
+
+        print_inspection(inspection)
+
+
+def _read_config(target: str) -> Mapping[str, object]:
+    """Raises ConfigError where `target` is nothing that holds a config, ModelLoadError where the config is broken."""
+    from ridgeline.weights.jsonfile import read_json_object
+
+    bundled = {
+        Path(str(entry)).name: Path(str(entry))
+        for entry in (resources.files("ridgeline") / "models").iterdir()
+        if (entry / "config.json").is_file()
+    }
+    try:
+        path = Path(target).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user
+        raise ConfigError(f"{target[:200]!r} is not a path: {str(error)[:200]}") from error
+    if is_folder:
+        return read_json_object(path / "config.json")
+    if exists:
+        return read_json_object(path)
+    if target in bundled:
+        return read_json_object(bundled[target] / "config.json")
+    raise ConfigError(
+        f"{target[:200]!r} is no folder, no config.json and no bundled model ({', '.join(sorted(bundled)) or 'none'}); "
+        "of a model on the hub, download the config.json and give its path"
+    )
