@@ -33,9 +33,8 @@ def measure_latency(
     require(repeats >= 1, "repeats", repeats, "1 or more")
     require(warmups >= 0, "warmups", warmups, "0 or more")
     limit = bench.config.scheduler.max_num_seqs
-    require(
-        max(decode, default=1) <= limit, "decode", max(decode, default=1), f"at most max_num_seqs, which is {limit}"
-    )
+    for size in decode:
+        require(1 <= size <= limit, "decode", size, f"in 1..{limit} (max_num_seqs)")
     points = [_prefill_point(bench, length, repeats, warmups) for length in prefill]
     points += [_decode_point(bench, size, prompt_tokens, output_tokens, repeats, warmups) for size in decode]
     return LatencyReport(
@@ -73,10 +72,7 @@ def _decode_point(
 def _runs(bench: BenchEngine, shape: Fixed, repeats: int, warmups: int) -> list[OfflineRun]:
     """Repeats without the warm-up; the same prompts each time, which no run finds in the cache."""
     asked = shape.requests()
-    runs = [
-        bench.run(bench.requests(asked, temperature=0.0, salt=f"{shape} {repeat}"))
-        for repeat in range(warmups + repeats)
-    ]
+    runs = [bench.run(bench.requests(asked, temperature=0.0)) for _ in range(warmups + repeats)]
     return runs[warmups:]
 
 

@@ -4,6 +4,7 @@ Called by the command line; baselines.py holds the other systems. All requests a
 E2EL include the wait for a place in the batch.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,14 +105,15 @@ class BenchEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self._recorder = Recorder(())
+        self._runs = itertools.count()
         self.engine: Engine = build_engine(config, self._deliver)
 
-    def requests(self, workload: Sequence[BenchRequest], *, temperature: float, salt: str) -> list[Request]:
-        """Requests to run once. Prefixes are shared within one `salt`, so no run finds what another left in the cache.
+    def requests(self, workload: Sequence[BenchRequest], *, temperature: float) -> list[Request]:
+        """Requests for one run: they share prefixes with each other, but find nothing that another run left cached.
 
         Raises RequestError for a request that this model cannot take.
         """
-        intake = self.engine.intake
+        intake, salt = self.engine.intake, f"run {next(self._runs)}"
         return [
             replace(
                 intake.request(
@@ -191,7 +193,7 @@ def measure(
     runs: dict[str, list[OfflineRun]] = {system: [] for system in systems}
     for repeat in range(warmups + repeats):
         for system_name, system in systems.items():
-            run = system.run(bench.requests(asked, temperature=temperature, salt=f"{system_name} {repeat}"))
+            run = system.run(bench.requests(asked, temperature=temperature))
             on_run(system_name, run)
             if repeat >= warmups:
                 runs[system_name].append(run)
