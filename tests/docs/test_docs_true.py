@@ -1,0 +1,138 @@
+"""What the documents say exists: packages, paths, names, links, families. Nothing in them is about one machine."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose, spans, table
+
+from ridgeline.server.openai.fields import NEUTRAL
+from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.spec import families
+
+ARCHITECTURE = REPO / "docs" / "architecture.md"
+SERVE = REPO / "docs" / "howto" / "serve.md"
+PATH = re.compile(r"[\w.<>*-]+(/[\w.<>*-]+)+/?|[\w-]+/")
+PLACEHOLDER = re.compile(r"<\w+>")
+PATH_AND_NAME = re.compile(r"([\w./-]+\.py):([\w.]+)")
+MODULE = re.compile(r"ridgeline(\.\w+)+")
+MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|opt|mnt|Users)/")
+
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+
+
+def found(path: str, document: Path) -> list[Path]:
+    """What a path may mean: from the checkout, from the package, or from the document that names it."""
+    pattern = PLACEHOLDER.sub("*", path)
+    return [hit for root in (REPO, PACKAGE, document.parent) for hit in root.glob(pattern)]
+
+
+def is_path(span: str) -> bool:
+    """Something with a slash that has a suffix, a trailing slash, or starts in a folder of ours."""
+    if not PATH.fullmatch(span):
+        return False
+    first = span.split("/")[0]
+    return span.endswith("/") or bool(Path(span).suffix) or (REPO / first).exists() or (PACKAGE / first).exists()
+
+
+def defined_names(path: Path) -> set[str]:
+    """Functions, classes, their methods, and constants of a module, without importing it."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.ClassDef():
+                names.add(node.name)
+                members = (member for member in node.body if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef))
+                names.update(f"{node.name}.{member.name}" for member in members)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)):
+                names.add(target)
+            case _:
+                pass
+    return names
+
+
+@every_document
+def test_paths_exist(document):
+    missing = [span for span in spans(document) if is_path(span) and not found(span, document)]
+    assert not missing
+
+
+@every_document
+def test_names_exist(document):
+    missing = []
+    for span in spans(document):
+        if match := PATH_AND_NAME.fullmatch(span):
+            hits = found(match[1], document)
+            if not hits or match[2] not in defined_names(hits[0]):
+                missing.append(span)
+        elif MODULE.fullmatch(span):
+            module = REPO / "src" / span.replace(".", "/")
+            if not module.is_dir() and not module.with_suffix(".py").is_file():
+                missing.append(span)
+    assert not missing
+
+
+@every_document
+def test_links_resolve(document):
+    broken = []
+    for link in links(document):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@every_document
+def test_no_machine_is_named(document):
+    assert not MACHINE.search(document.read_text(encoding="utf-8"))
+
+
+def test_every_package_has_its_line():
+    packages = {f"`{init.parent.name}/`" for init in PACKAGE.glob("*/__init__.py")}
+    described = [row[0] for row in table(ARCHITECTURE, "Packages")]
+    assert sorted(described) == sorted(packages)
+
+
+def test_the_architecture_has_one_diagram():
+    assert ARCHITECTURE.read_text(encoding="utf-8").count("```mermaid") == 1
+
+
+def test_the_readme_lists_the_families_of_the_registry():
+    described = [row[0] for row in table(REPO / "README.md", "Model families")]
+    assert described == [f"`{family}`" for family in families.names()]
+
+
+def test_the_server_page_lists_its_endpoints():
+    routes = re.findall(r'Route\("([^"]+)"', (PACKAGE / "server" / "app.py").read_text(encoding="utf-8"))
+    described = [row[0].strip("`").split()[1] for row in table(SERVE, "Endpoints")]
+    assert described == [route.replace(":path}", "}") for route in routes]
+
+
+def test_the_server_page_lists_its_parameters():
+    """All but those that are refused unless they ask for nothing."""
+    fields = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__} - set(NEUTRAL)
+    described = [field for row in table(SERVE, "Parameters") for field in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(described) == sorted(fields)
+
+
+def test_every_decision_record_is_in_the_index_and_short():
+    folder = REPO / "docs" / "adr"
+    records = sorted(folder.glob("[0-9]*.md"))
+    assert links(folder / "README.md") == [record.name for record in records]
+    for record in records:
+        text = record.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 60
+        assert [
+            part for part in ("Context", "Decision", "Consequences", "Evidence") if f"\n## {part}\n" not in text
+        ] == []
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^- \*\*(.+?)\*\*", prose(ARCHITECTURE), flags=re.M)
+    assert terms == sorted(terms, key=str.casefold)
