@@ -1,0 +1,80 @@
+"""The app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not started."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import NoReturn
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ridgeline.core.errors import OverloadedError
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.boundary import RequestBoundary
+from ridgeline.server.errors import reply_to
+from ridgeline.server.openai.chat import create_chat_completion
+from ridgeline.server.openai.completions import create_completion
+from ridgeline.server.openai.models import list_models, retrieve_model
+from ridgeline.server.service import Service
+from ridgeline.server.settings import ServerSettings
+
+
+def create_app(engine: AsyncEngine, settings: ServerSettings) -> Starlette:
+    """An ASGI app over `engine`, which it starts and, when it ends, drains and stops.
+
+    `app.state.service` is what a runner needs to drain earlier, on a signal. Raises ModelLoadError for a broken chat
+    template.
+    """
+    service = Service(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await service.drain()
+
+    app = Starlette(
+        routes=[
+            Route("/health", _health),
+            Route("/ready", partial(_ready, service)),
+            Route("/metrics", partial(_metrics, service)),
+            Route("/v1/models", partial(list_models, service)),
+            Route("/v1/models/{model_id:path}", partial(retrieve_model, service)),
+            Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
+            Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
+        ],
+        middleware=[Middleware(RequestBoundary, service=service)],
+        exception_handlers={HTTPException: _pass_on},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+async def _pass_on(http: Request, error: Exception) -> NoReturn:
+    """RequestBoundary maps all errors: starlette is not to answer any by itself."""
+    raise error
+
+
+async def _health(http: Request) -> Response:
+    """200 while the process is alive, also when it drains: a restart would cure nothing."""
+    return JSONResponse({"status": "ok"})
+
+
+async def _ready(service: Service, http: Request) -> Response:
+    """200 only where a request would be taken now."""
+    if not service.engine.accepting:
+        return reply_to(OverloadedError("not ready: the engine is shutting down or has stopped")).response()
+    return JSONResponse({"status": "ready"})
+
+
+async def _metrics(service: Service, http: Request) -> Response:
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)

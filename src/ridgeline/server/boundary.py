@@ -1,0 +1,96 @@
+"""RequestBoundary: the outermost layer around every route. Id, key, error mapping and the log line of each request."""
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.core.log import get_logger
+from ridgeline.server.service import RequestNote, Service
+
+log = get_logger("server.access")
+
+PUBLIC_PATHS = frozenset({"/health", "/ready"})  # everything else asks for the key, if there is one
+UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics"})
+CLIENT_GONE_STATUS = 499
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RequestBoundary:
+    """ASGI middleware; every exception of the layers inside ends here, and so does every request."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        key = service.settings.api_key
+        self._key_digest = None if key is None else _digest(key.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        note = RequestNote(_request_id(headers))
+        scope.setdefault("state", {})["note"] = note
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                note.status = message["status"]
+                MutableHeaders(raw=message["headers"])["x-request-id"] = note.request_id
+            await send(message)
+
+        try:
+            self._authorize(scope["path"], headers)
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            note.status = CLIENT_GONE_STATUS
+            self._service.metrics.aborted.inc()
+        except Exception as error:
+            reply = self._service.explain(error, note.request_id)
+            if note.status:  # too late for a reply: the connection must end without a proper end of the body
+                raise
+            await reply.response()(scope, receive, send_with_id)
+        finally:
+            if scope["path"] not in UNLOGGED_PATHS:
+                _log(scope, note)
+
+    def _authorize(self, path: str, headers: Headers) -> None:
+        if self._key_digest is None or path in PUBLIC_PATHS:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        if not hmac.compare_digest(_digest(given), self._key_digest):
+            raise HTTPException(
+                401, "a valid API key is needed: send it as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
+            )
+
+
+def _digest(key: bytes) -> bytes:
+    """Of equal length for every key, so that the comparison takes the same time for all."""
+    return hashlib.sha256(key).digest()
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _log(scope: Scope, note: RequestNote) -> None:
+    """One line. The path is quoted in ASCII, so that no client can write a line of its own."""
+    log.info(
+        "%s %s %s status=%d prompt=%d cached=%d output=%d ms=%.1f",
+        note.request_id,
+        scope["method"],
+        ascii(scope["path"][:200])[1:-1],
+        note.status,
+        note.prompt_tokens,
+        note.cached_tokens,
+        note.completion_tokens,
+        (time.monotonic() - note.started_s) * 1000,
+    )

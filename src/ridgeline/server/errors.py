@@ -1,0 +1,83 @@
+"""The one place where an exception becomes an HTTP error: status, headers and OpenAI's error body.
+
+Every route, every status of 400 and above, and the error event of a broken stream come through `reply_to`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ridgeline.core.errors import ModelNotFoundError, OverloadedError, RequestError
+
+INTERNAL_MESSAGE = "the server failed to answer this request; the log has the details under this request id"
+RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS = 1000
+
+_HTTP_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's Error schema: all four keys are always there."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """What is sent."""
+
+    error: ErrorBody
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error as HTTP. `unexpected` ones are ours: they belong in the log with a traceback."""
+
+    status: int
+    body: ErrorBody
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    unexpected: bool = False
+
+    @property
+    def json(self) -> bytes:
+        return msgspec.json.encode(ErrorEnvelope(self.body))
+
+    def response(self) -> Response:
+        return Response(self.json, self.status, dict(self.headers), media_type="application/json")
+
+
+def reply_to(error: Exception) -> ErrorReply:
+    """How `error` is told to the client. What it knows of our own failures is that there was one."""
+    match error:
+        case RequestError():
+            status = 404 if isinstance(error, ModelNotFoundError) else 400
+            message = str(error)[:MAX_MESSAGE_CHARS]
+            return ErrorReply(status, ErrorBody(message, "invalid_request_error", error.param, error.code))
+        case OverloadedError():
+            body = ErrorBody(str(error), "service_unavailable", None, "server_is_overloaded")
+            return ErrorReply(503, body, {"Retry-After": str(RETRY_AFTER_S)})
+        case HTTPException():
+            status = error.status_code
+            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            message = error.detail if error.detail != HTTPStatus(status).phrase else _plain_words(status)
+            return ErrorReply(status, ErrorBody(message, kind, None, _HTTP_CODES.get(status)), error.headers or {})
+        case _:  # EngineError too: a step failed, and trying the same again would fail the same
+            body = ErrorBody(INTERNAL_MESSAGE, "server_error", None, "internal_error")
+            return ErrorReply(500, body, {"x-should-retry": "false"}, unexpected=True)
+
+
+def _plain_words(status: int) -> str:
+    words = {404: "there is nothing at this path", 405: "this path does not take this method"}
+    return words.get(status, HTTPStatus(status).phrase)

@@ -1,0 +1,99 @@
+"""From engine requests to deltas with the bookkeeping of the server: usage, metrics, and ends that are errors."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
+from ridgeline.engine.request import FinishReason, Request, Timings
+from ridgeline.server.openai.protocol import FinishName, PromptTokensDetails, TimingsBody, UsageBody
+from ridgeline.server.service import RequestNote, Service
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The deltas of the requests that one HTTP request became: one for each prompt."""
+
+    service: Service
+    requests: Sequence[Request]
+    note: RequestNote
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+        """(prompt index, delta) until all answers have ended; closing it aborts those that have not.
+
+        Raises OverloadedError if the queue is full or the deadline passed, EngineError if a step failed.
+        """
+        metrics = self.service.metrics
+        indices = {request.request_id: index for index, request in enumerate(self.requests)}
+        started: set[int] = set()
+        async with aclosing(self.service.engine.stream(*self.requests)) as stream:
+            async for delta in stream:
+                index = indices[delta.request_id]
+                if delta.token_ids and index not in started:
+                    started.add(index)
+                    metrics.prompt_tokens.inc(len(self.requests[index].prompt_ids))
+                    self.note.prompt_tokens += len(self.requests[index].prompt_ids)
+                metrics.generation_tokens.inc(len(delta.token_ids))
+                self.note.completion_tokens += len(delta.token_ids)
+                if delta.finish is not None:
+                    self._finish(delta.index, delta.finish)
+                yield index, delta
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All answers, whole."""
+        outputs = [
+            RequestOutput(
+                request.request_id,
+                None,
+                list(request.prompt_ids),
+                [CompletionOutput(index) for index in range(request.params.n)],
+            )
+            for request in self.requests
+        ]
+        async with aclosing(self.deltas()) as deltas:
+            async for index, delta in deltas:
+                outputs[index].extend(delta)
+        return outputs
+
+    @property
+    def usage(self) -> UsageBody:
+        """The counts so far; whole once the deltas have ended."""
+        note = self.note
+        total = note.prompt_tokens + note.completion_tokens
+        return UsageBody(note.prompt_tokens, note.completion_tokens, total, PromptTokensDetails(note.cached_tokens))
+
+    def _finish(self, answer: int, finish: Finish) -> None:
+        match finish.reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                self.service.metrics.finished(finish.reason.value, finish.timings)
+            case FinishReason.DEADLINE:
+                raise OverloadedError(
+                    f"the request did not end within {self.service.settings.request_timeout_s:g} s; "
+                    "ask for fewer tokens, or retry when the server is less busy"
+                )
+            case FinishReason.ERROR | FinishReason.ABORT:
+                raise EngineError(finish.error or "the request was ended by the engine")
+        if answer == 0:
+            self.note.cached_tokens += finish.num_cached_tokens
+
+
+def finish_name(reason: str) -> FinishName:
+    """The finish reason of an answer that ended normally, in OpenAI's words."""
+    assert reason in ("stop", "length"), f"{reason} is an error and never reaches an answer"
+    return "stop" if reason == "stop" else "length"
+
+
+def timings_body(timings: Timings) -> TimingsBody:
+    """Seconds to milliseconds."""
+    return TimingsBody(
+        queue_ms=_ms(timings.queue_s),
+        ttft_ms=None if timings.ttft_s is None else _ms(timings.ttft_s),
+        tpot_ms=None if timings.tpot_s is None else _ms(timings.tpot_s),
+        latency_ms=_ms(timings.latency_s),
+        num_preemptions=timings.num_preemptions,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,228 @@
+"""POST /v1/chat/completions: messages through the model's chat template, whole or streamed."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import MAX_LOGPROBS
+from ridgeline.core.step import TokenLogprob
+from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from ridgeline.engine.request import Request
+from ridgeline.server.body import read_json
+from ridgeline.server.openai.answers import Reply, finish_name, timings_body
+from ridgeline.server.openai.fields import (
+    NEUTRAL,
+    NEUTRAL_IN_MESSAGE,
+    include_usage,
+    refuse_unsupported,
+    sampling_params,
+)
+from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.openai.protocol import (
+    AnswerMessage,
+    ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+)
+from ridgeline.server.service import Service, note_of
+from ridgeline.server.sse import EventStream, event, while_connected
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
+    """The endpoint. Raises what errors.py maps."""
+    service.engine.require_room()
+    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    chat = await asyncio.to_thread(_prepare, service, body)
+    note = note_of(http)
+    reply = Reply(service, [chat.request], note)
+    if not body.stream:
+        outputs = await while_connected(http.receive, reply.outputs())
+        content = await asyncio.to_thread(chat.whole, reply, outputs[0])
+        return Response(content, media_type="application/json")
+    events = chat.events(reply)
+    first = await while_connected(http.receive, anext(events))
+    return EventStream(first, events, lambda e: service.explain(e, note.request_id), service.settings.stall_timeout_s)
+
+
+def _prepare(service: Service, body: ChatRequest) -> "_Chat":
+    """In a worker thread: everything that is checked, and the tokens of the prompt. Raises RequestError."""
+    model = service.require_model(body.model)
+    refuse_unsupported(body, NEUTRAL)
+    if service.chat_template is None:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    if not body.messages:
+        raise RequestError("messages is empty: give at least one", param="messages")
+    usage_chunk = include_usage(body)
+    text = service.chat_template.render(
+        [_message(message, f"messages[{index}].") for index, message in enumerate(body.messages)],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables=body.chat_template_kwargs,
+    )
+    engine = service.engine.engine
+    prompt_ids = engine.intake.encode(text, add_special_tokens=False)
+    params = sampling_params(
+        body,
+        engine.generation,
+        max_tokens=_max_tokens(body, engine.generation.max_new_tokens, engine.intake.max_model_len - len(prompt_ids)),
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    chat_id = f"chatcmpl-{uuid.uuid4().hex}"
+    request = engine.intake.request(
+        prompt_ids,
+        params,
+        request_id=chat_id,
+        priority=body.priority or 0,
+        deadline_s=service.settings.request_timeout_s,
+    )
+    return _Chat(model, int(time.time()), body, request, TokenNames(engine.tokenizer), usage_chunk)
+
+
+def _message(message: ChatMessage, where: str) -> Mapping[str, object]:
+    """A message as templates know it: text content, and `system` for what OpenAI now calls `developer`."""
+    refuse_unsupported(message, NEUTRAL_IN_MESSAGE, where)
+    if message.role in ("tool", "function"):
+        raise RequestError(f"{where}role {message.role!r} is not supported: there are no tools", param=f"{where}role")
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"{where}content is missing", param=f"{where}content")
+    role = "system" if message.role == "developer" else message.role
+    content = {"role": role, "content": _text(message.content or "", f"{where}content")}
+    return content if message.name is None else content | {"name": message.name}
+
+
+def _text(content: str | list[dict[str, object]], where: str) -> str:
+    """Text parts are joined by line breaks, as other servers do for templates that take plain text."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text")
+        if part.get("type") != "text":
+            kind = str(part.get("type"))[:40]
+            raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)
+        if not isinstance(text, str) or len(part) != 2:
+            raise RequestError(f"{where}: a text part has a type and a text, nothing else", param=where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
+    """What is asked for, else the model's own default, as far as the context has room."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        raise RequestError("max_tokens is the old name of max_completion_tokens: give one", param="max_tokens")
+    asked = old if new is None else new
+    return asked if asked is not None else max(1, room if default is None else min(default, room))
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+    if not 0 <= (body.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}", param="top_logprobs"
+        )
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A checked request, and how its answers are written."""
+
+    model: str
+    created_unix_s: int
+    body: ChatRequest
+    request: Request
+    names: TokenNames
+    usage_chunk: bool
+
+    def whole(self, reply: Reply, output: RequestOutput) -> bytes:
+        """The response."""
+        message = ChatBody(
+            id=self.request.request_id,
+            created=self.created_unix_s,
+            model=self.model,
+            choices=[self._choice(answer) for answer in output.outputs],
+            usage=reply.usage,
+        )
+        if self.body.return_token_ids:
+            message.prompt_token_ids = output.prompt_token_ids
+        if self.body.prompt_logprobs is not None:
+            message.prompt_logprobs = prompt_logprobs(self.names, output.prompt_logprobs or [None])
+        return msgspec.json.encode(message)
+
+    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+        """The chunks of a stream: each answer's role once, then one for each delta with tokens."""
+        opened: set[int] = set()
+        async with aclosing(reply.deltas()) as deltas:
+            async for _, delta in deltas:
+                if not delta.token_ids and delta.finish is None:
+                    continue
+                opening = b""
+                if delta.index not in opened:
+                    opened.add(delta.index)
+                    opening = event(self._opening(delta.index))
+                yield opening + event(self._chunk([self._chunk_choice(delta)]))
+        if self.usage_chunk:
+            message = self._chunk([])
+            message.usage = reply.usage
+            yield event(message)
+
+    def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        assert answer.finish_reason is not None and answer.timings is not None
+        return ChatChoice(
+            index=answer.index,
+            message=AnswerMessage(content=answer.text),
+            logprobs=self._logprobs(answer.logprobs or []),
+            finish_reason=finish_name(answer.finish_reason),
+            stop_reason=UNSET if answer.stop_reason is None else answer.stop_reason,
+            timings=timings_body(answer.timings),
+            token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
+        )
+
+    def _opening(self, index: int) -> ChatChunk:
+        chunk = self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))])
+        if self.body.return_token_ids:
+            chunk.prompt_token_ids = list(self.request.prompt_ids)
+        return chunk
+
+    def _chunk_choice(self, delta: OutputDelta) -> ChatChunkChoice:
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text) if delta.text or delta.finish is None else ChatDelta(),
+            logprobs=self._logprobs(delta.logprobs) if delta.token_ids else None,
+            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
+        )
+        if delta.finish is not None:
+            choice.finish_reason = finish_name(delta.finish.reason)
+            choice.stop_reason = UNSET if delta.finish.stop_reason is None else delta.finish.stop_reason
+            choice.timings = timings_body(delta.finish.timings)
+        return choice
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.request.request_id,
+            created=self.created_unix_s,
+            model=self.model,
+            choices=choices,
+            usage=None if self.usage_chunk else UNSET,
+        )
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        return chat_logprobs(self.names, logprobs) if self.body.logprobs else None

@@ -1,0 +1,226 @@
+"""POST /v1/completions: prompts as text or token ids, one or many, whole or streamed."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ridgeline.core.errors import ContextLengthError, RequestError
+from ridgeline.core.step import TokenLogprob
+from ridgeline.engine.intake import Prompt
+from ridgeline.engine.outputs import RequestOutput
+from ridgeline.engine.request import Request
+from ridgeline.server.body import read_json
+from ridgeline.server.openai.answers import Reply, finish_name, timings_body
+from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params
+from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
+from ridgeline.server.openai.protocol import (
+    CompletionBody,
+    CompletionChoice,
+    CompletionRequest,
+    UsageBody,
+)
+from ridgeline.server.service import Service, note_of
+from ridgeline.server.sse import EventStream, event, while_connected
+
+DEFAULT_MAX_TOKENS = 16
+_DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+async def create_completion(service: Service, http: HttpRequest) -> Response:
+    """The endpoint. Raises what errors.py maps."""
+    service.engine.require_room()
+    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    completion = await asyncio.to_thread(_prepare, service, body)
+    note = note_of(http)
+    reply = Reply(service, completion.requests, note)
+    if not body.stream:
+        outputs = await while_connected(http.receive, reply.outputs())
+        content = await asyncio.to_thread(completion.whole, reply, outputs)
+        return Response(content, media_type="application/json")
+    events = completion.events(reply)
+    first = await while_connected(http.receive, anext(events))
+    return EventStream(first, events, lambda e: service.explain(e, note.request_id), service.settings.stall_timeout_s)
+
+
+def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
+    """One prompt for each answer: a text and a list of ids are one, a list of either is many. Raises RequestError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if ids and len(ids) == len(prompt):
+        return [ids]
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if not prompt or len({type(item) for item in prompt}) > 1:
+        raise RequestError(
+            "prompt must be a text, a list of token ids, or a list with one or more of only one of these",
+            param="prompt",
+        )
+    if len(prompts) > limit:
+        raise RequestError(f"at most {limit} prompts in one request, got {len(prompts)}", param="prompt")
+    return list(prompts)
+
+
+def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
+    """In a worker thread: everything that is checked, and the tokens of the prompts. Raises RequestError."""
+    model = service.require_model(body.model)
+    refuse_unsupported(body, NEUTRAL)
+    if body.suffix:
+        raise RequestError("suffix is not supported: this server completes, it does not insert", param="suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError("best_of is not supported, except when it equals n; leave it out", param="best_of")
+    usage_chunk = include_usage(body)
+    params = sampling_params(
+        body,
+        service.engine.engine.generation,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
+    )
+    prompts = split_prompts(body.prompt, service.settings.max_prompts)
+    if len(prompts) * params.n > service.settings.max_answers:
+        raise RequestError(
+            f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_answers} answers",
+            param="n",
+        )
+    completion_id = f"cmpl-{uuid.uuid4().hex}"
+    intake = service.engine.engine.intake
+    try:
+        requests = [
+            intake.request(
+                intake.encode(prompt),
+                params,
+                request_id=f"{completion_id}-{index}",
+                priority=body.priority or 0,
+                deadline_s=service.settings.request_timeout_s,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+    except ContextLengthError as error:
+        raise ContextLengthError(str(error), param="prompt") from error
+    echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
+    names = TokenNames(service.engine.engine.tokenizer)
+    return _Completion(completion_id, model, int(time.time()), body, requests, echoes, names, usage_chunk)
+
+
+def _echo(service: Service, prompt: Prompt, request: Request) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    tokenizer = service.engine.engine.tokenizer
+    if tokenizer is None:
+        raise RequestError("echo needs a tokenizer, which this model lacks", param="echo")
+    return tokenizer.decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """A checked request, and how its answers are written. `echoes` are the texts of the prompts, if asked for."""
+
+    completion_id: str
+    model: str
+    created_unix_s: int
+    body: CompletionRequest
+    requests: Sequence[Request]
+    echoes: Sequence[str] | None
+    names: TokenNames
+    usage_chunk: bool
+
+    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
+        """The response."""
+        choices = [
+            choice for index, output in enumerate(outputs) for choice in self._choices(index, output)
+        ]  # answers of one prompt stand together, as in OpenAI's API
+        return msgspec.json.encode(self._message(choices, reply.usage))
+
+    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+        """The chunks of a stream, one for each delta with tokens."""
+        writers: dict[int, _AnswerWriter] = {}
+        scores: list[list[TokenLogprob | None]] = [[None] for _ in self.requests]
+        no_usage = None if self.usage_chunk else UNSET
+        async with aclosing(reply.deltas()) as deltas:
+            async for index, delta in deltas:
+                scores[index].extend(delta.prompt_logprobs)
+                if not delta.token_ids and delta.finish is None:
+                    continue
+                number = self._number(index, delta.index)
+                writer = writers.get(number)
+                if writer is None:
+                    writer = writers[number] = _AnswerWriter(self, index, scores[index])
+                choice = writer.choice(number, delta.text, delta.token_ids, delta.logprobs)
+                if delta.finish is not None:
+                    choice.finish_reason = finish_name(delta.finish.reason)
+                    choice.stop_reason = UNSET if delta.finish.stop_reason is None else delta.finish.stop_reason
+                    choice.timings = timings_body(delta.finish.timings)
+                yield event(self._message([choice], no_usage))
+        if self.usage_chunk:
+            yield event(self._message([], reply.usage))
+
+    def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
+        scores = output.prompt_logprobs or [None]
+        choices: list[CompletionChoice] = []
+        for answer in output.outputs:
+            writer = _AnswerWriter(self, index, scores)
+            number = self._number(index, answer.index)
+            choice = writer.choice(number, answer.text, answer.token_ids, answer.logprobs or [])
+            assert answer.finish_reason is not None and answer.timings is not None
+            choice.finish_reason = finish_name(answer.finish_reason)
+            choice.stop_reason = UNSET if answer.stop_reason is None else answer.stop_reason
+            choice.timings = timings_body(answer.timings)
+            if self.body.prompt_logprobs is not None:
+                choice.prompt_logprobs = prompt_logprobs(self.names, scores)
+            choices.append(choice)
+        return choices
+
+    def _number(self, prompt: int, answer: int) -> int:
+        return prompt * self.requests[0].params.n + answer
+
+    def _message(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> CompletionBody:
+        return CompletionBody(
+            id=self.completion_id, created=self.created_unix_s, model=self.model, choices=choices, usage=usage
+        )
+
+
+class _AnswerWriter:
+    """Writes one answer, at once or chunk by chunk; the echo of its prompt comes before the first token."""
+
+    def __init__(self, completion: _Completion, prompt: int, scores: Sequence[TokenLogprob | None]) -> None:
+        request = completion.requests[prompt]
+        self._prompt_ids = request.prompt_ids
+        self._scores = scores
+        self._echo = None if completion.echoes is None else completion.echoes[prompt]
+        self._with_ids = bool(completion.body.return_token_ids)
+        self._first = True
+        num_top = completion.body.logprobs
+        self._logprobs = (
+            None
+            if num_top is None
+            else CompletionLogprobsWriter(
+                completion.names, with_top=num_top > 0, skip_special=request.params.skip_special_tokens
+            )
+        )
+
+    def choice(
+        self, number: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+    ) -> CompletionChoice:
+        """The next tokens of the answer, as choice `number`."""
+        first, self._first = self._first, False
+        tokens: list[tuple[int, TokenLogprob | None]] = list(zip(token_ids, logprobs))
+        if first and self._echo is not None:
+            text = self._echo + text
+            tokens = [*zip(self._prompt_ids, self._scores), *tokens]
+        if first and self._logprobs is not None:
+            self._logprobs.start(text, (token_id for token_id, _ in tokens))
+        return CompletionChoice(
+            index=number,
+            text=text,
+            logprobs=None if self._logprobs is None else self._logprobs.write(tokens),
+            prompt_token_ids=list(self._prompt_ids) if first and self._with_ids else UNSET,
+            token_ids=list(token_ids) if self._with_ids else UNSET,
+        )

@@ -1,0 +1,120 @@
+"""Log-probabilities in the shapes of the two APIs.
+
+A token whose bytes are no whole characters is spelled "bytes:\\xe2\\x96", as OpenAI does, so that two such tokens never
+share a name.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from ridgeline.core.step import TokenLogprob
+from ridgeline.server.openai.protocol import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
+from ridgeline.text.tokenizer import Tokenizer
+
+LOWEST = -9999.0  # what OpenAI writes for a token that cannot be chosen; JSON has no infinity
+
+
+class TokenNames:
+    """Spelling of tokens; without a tokenizer, "token_id:17"."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def raw(self, token_id: int) -> bytes:
+        """The token's bytes inside a text."""
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+
+    def name(self, token_id: int) -> str:
+        raw = self.raw(token_id)
+        if not raw:
+            return f"token_id:{token_id}"
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the text of an answer may leave the token out."""
+        return self._tokenizer is not None and token_id in self._tokenizer.special_ids
+
+
+def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """One entry per token, in order."""
+    return ChatLogprobs(
+        [
+            ChatTokenLogprob(
+                names.name(entry.token_id),
+                max(entry.logprob, LOWEST),
+                list(names.raw(entry.token_id)),
+                [TopLogprob(names.name(i), max(value, LOWEST), list(names.raw(i))) for i, value in entry.top],
+            )
+            for entry in logprobs
+        ]
+    )
+
+
+def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+    """Candidates by token id; the first prompt token has none."""
+    positions: PromptLogprobs = []
+    for entry in logprobs:
+        if entry is None:
+            positions.append(None)
+            continue
+        ranks = {token_id: (value, rank) for rank, (token_id, value) in enumerate(entry.top, start=1)}
+        ranks[entry.token_id] = (entry.logprob, entry.rank)
+        positions.append(
+            {
+                str(token_id): PromptLogprob(max(value, LOWEST), rank, names.name(token_id))
+                for token_id, (value, rank) in ranks.items()
+            }
+        )
+    return positions
+
+
+class CompletionLogprobsWriter:
+    """Builds the aligned lists of one answer, at once or chunk by chunk.
+
+    `text_offset` counts characters of the answer's tokens; a character that several tokens share is at the offset of
+    the first of them. Special tokens that `skip_special` leaves out of the text take no room.
+    """
+
+    def __init__(self, names: TokenNames, *, with_top: bool, skip_special: bool) -> None:
+        self._names = names
+        self._with_top = with_top
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def start(self, text: str, token_ids: Iterable[int]) -> None:
+        """The answer begins with `text`, which may lack the space that its first token would have inside a text."""
+        raw = b"".join(self._names.raw(token_id) for token_id in token_ids if not self._left_out(token_id))
+        if text and raw.startswith(b" ") and not text.startswith(" "):
+            self._offset = -1
+
+    def write(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
+        """The next tokens; None for a token that nothing predicted."""
+        lists = CompletionLogprobs([], [], [], [] if self._with_top else None)
+        for token_id, entry in tokens:
+            lists.text_offset.append(max(0, self._offset))
+            lists.tokens.append(self._names.name(token_id))
+            lists.token_logprobs.append(None if entry is None else max(entry.logprob, LOWEST))
+            if lists.top_logprobs is not None:
+                lists.top_logprobs.append(None if entry is None else self._top(entry))
+            if not self._left_out(token_id):
+                self._offset += len(self._utf8.decode(self._names.raw(token_id)))
+        return lists
+
+    def _left_out(self, token_id: int) -> bool:
+        return self._skip_special and self._names.is_special(token_id)
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The likely tokens and, like OpenAI, the chosen one if it is not among them."""
+        pairs = (*entry.top, (entry.token_id, entry.logprob))
+        return {self._names.name(token_id): max(value, LOWEST) for token_id, value in pairs}

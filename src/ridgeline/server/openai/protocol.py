@@ -1,0 +1,283 @@
+"""The OpenAI API as types: request bodies as they are decoded, responses and stream chunks as they are encoded.
+
+Requests refuse unknown fields. Fields of the OpenAI API that Ridgeline cannot honour are declared, so that the value
+which asks for nothing is taken and any other is refused by name; see fields.py. Extensions are spelled as in vLLM.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+# ---- requests
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`include_usage`: one more chunk with the token counts before [DONE]."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both request bodies share; ranges are checked by SamplingParams. null is the same as absent."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
+    metadata: dict[str, str] | None = None
+    store: Any = None
+    service_tier: Any = None
+
+
+class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of a conversation; content parts may be of type text only."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    refusal: Any = None
+    audio: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    function_call: Any = None
+    annotations: Any = None
+
+
+class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    moderation: Any = None
+
+
+# ---- responses
+
+FinishName = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Prompt tokens that the prefix cache served."""
+
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """Token counts of a request, over all prompts and answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TimingsBody(msgspec.Struct, frozen=True):
+    """Extension: when things happened to one answer, in milliseconds from the request's arrival in the engine."""
+
+    queue_ms: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+    latency_ms: float
+    num_preemptions: int
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """Extension: one candidate for a prompt position, as in vLLM."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Aligned lists, one entry per token; the first prompt token of an echo has no log-probability."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """An answer, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionBody(msgspec.Struct, kw_only=True):
+    """A whole response or one chunk: both are `text_completion` objects."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One likely token. `bytes` joined over tokens is the UTF-8 of the text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """The chosen token and the likely ones beside it."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of the tokens of an answer or chunk."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """The model's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One whole answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishName
+    stop_reason: str | int | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatBody(msgspec.Struct, kw_only=True):
+    """A whole chat response."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What a chunk adds to answer `index`."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One message of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """A served model; `max_model_len` is an extension."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ridgeline"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelBody]

@@ -1,0 +1,71 @@
+"""What every endpoint works with, and the note that each request carries through the server."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from ridgeline.core.errors import ModelNotFoundError
+from ridgeline.core.log import get_logger
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.errors import ErrorReply, reply_to
+from ridgeline.server.metrics import Metrics
+from ridgeline.server.settings import ServerSettings
+from ridgeline.text.chat import ChatTemplate
+
+log = get_logger("server")
+
+
+@dataclass(slots=True)
+class RequestNote:
+    """One HTTP request: its id, and what its log line tells. Never a prompt, never an answer."""
+
+    request_id: str
+    started_s: float = field(default_factory=time.monotonic)
+    status: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def note_of(request: Request) -> RequestNote:
+    """The note that RequestBoundary attached."""
+    note = request.state.note
+    assert isinstance(note, RequestNote)
+    return note
+
+
+class Service:
+    """One engine with its settings, metrics and chat template. Raises ModelLoadError for a broken template."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = Metrics(engine.engine.loop)
+        tokenizer = engine.engine.tokenizer
+        self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer)
+        self.model_names = settings.served_model_names or (engine.engine.model_name,)
+        self.created_unix_s = int(time.time())
+
+    def require_model(self, name: str | None) -> str:
+        """The served name; a request that names none gets the first. Raises ModelNotFoundError."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise ModelNotFoundError(f"no model {name[:200]!r} is served here; there is {', '.join(self.model_names)}")
+        return name
+
+    def explain(self, error: Exception, request_id: str) -> ErrorReply:
+        """The error as a reply, counted, and logged if it was not expected."""
+        reply = reply_to(error)
+        self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()
+        if reply.unexpected:
+            log.error("request %s failed", request_id, exc_info=error)
+        return reply
+
+    async def drain(self) -> bool:
+        """Lets open requests finish within the shutdown timeout, then stops the engine; True if all of them did."""
+        drained = await self.engine.drain(self.settings.shutdown_timeout_s)
+        await asyncio.to_thread(self.engine.stop)
+        return drained
