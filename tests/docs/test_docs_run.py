@@ -6,12 +6,11 @@ http://127.0.0.1:8000 gets a server with the bundled model, on a port that is fr
 """
 
 import os
-import socket
+import re
+import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,30 +34,23 @@ EXAMPLES = [
 @pytest.fixture(scope="module")
 def server():
     """Base URL of `ridgeline serve`, ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--port", str(port)]
+    command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--port", "0", "--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
+        watchdog.start()
         try:
-            wait_until_ready(url, process)
-            yield url
+            assert process.stdout is not None
+            said = ""
+            while (ready := re.search(r" at (http://\S+)/v1", said)) is None:
+                line = process.stdout.readline()
+                assert line, f"the server did not become ready:\n{said}"
+                said += line
+            watchdog.cancel()
+            yield ready[1]
         finally:
+            watchdog.cancel()
             process.terminate()
             process.communicate(timeout=60)
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    process.terminate()
-    pytest.fail(f"the server did not become ready:\n{process.communicate(timeout=60)[0]}")
 
 
 def commands(block: Block) -> list[str]:
@@ -78,10 +70,11 @@ def commands(block: Block) -> list[str]:
 
 def run(arguments: list[str], folder: Path) -> str:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    (folder / ".curlrc").write_text("fail\n")  # an HTTP error is an exit status
     done = subprocess.run(
         arguments,
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "CURL_HOME": str(folder)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -95,6 +88,8 @@ def run(arguments: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("block", EXAMPLES, ids=str)
 def test_example(block, tmp_path, request):
     text = block.text
+    if "$ curl " in text and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
     if SERVER in text:
         text = text.replace(SERVER, request.getfixturevalue("server"))
     if block.language == "python":

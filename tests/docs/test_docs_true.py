@@ -1,12 +1,15 @@
 """What the documents say exists: packages, paths, names, links, families. Nothing in them is about one machine."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose, spans, table
 
+from ridgeline import cli
+from ridgeline.cli.serve import serve
 from ridgeline.server.openai.fields import NEUTRAL
 from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.spec import families
@@ -112,6 +115,17 @@ def test_the_server_page_lists_its_endpoints():
     routes = re.findall(r'Route\("([^"]+)"', (PACKAGE / "server" / "app.py").read_text(encoding="utf-8"))
     described = [row[0].strip("`").split()[1] for row in table(SERVE, "Endpoints")]
     assert described == [route.replace(":path}", "}") for route in routes]
+
+
+def test_the_server_page_lists_its_options():
+    options = {"--" + name.replace("_", "-") for name in inspect.signature(serve).parameters} - {"--model"}
+    described = [option for row in table(SERVE, "Options") for option in re.findall(r"`(--[\w-]+)`", row[0])]
+    assert sorted(described) == sorted(options)
+
+
+def test_the_readme_lists_the_commands():
+    described = [row[0] for row in table(REPO / "README.md", "On the command line")]
+    assert sorted(described) == [f"`ridgeline {command}`" for command in cli.names()]
 
 
 def test_the_server_page_lists_its_parameters():
