@@ -110,7 +110,7 @@ class _Conversation:
             if num_dropped == len(turns) - 1:
                 raise ContextLengthError(
                     f"the message does not fit: with it the prompt has {len(prompt_ids)} tokens and the answer may "
-                    f"have {max_tokens}, but the context is {intake.max_model_len}; send a shorter one or lower --max-tokens"
+                    f"have {max_tokens}, but the context is {intake.max_model_len}; shorten it or lower --max-tokens"
                 )
             num_dropped += 2
 

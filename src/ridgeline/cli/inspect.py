@@ -49,11 +49,8 @@ def _read_config(target: str) -> Mapping[str, object]:
     """Raises ConfigError where `target` is nothing that holds a config, ModelLoadError where the config is broken."""
     from ridgeline.weights.jsonfile import read_json_object
 
-    bundled = {
-        Path(str(entry)).name: Path(str(entry))
-        for entry in (resources.files("ridgeline") / "models").iterdir()
-        if (entry / "config.json").is_file()
-    }
+    models = Path(str(resources.files("ridgeline"))) / "models"
+    bundled = {config.parent.name: config for config in models.glob("*/config.json")}
     try:
         path = Path(target).expanduser()
         is_folder, exists = path.is_dir(), path.exists()
@@ -64,7 +61,7 @@ def _read_config(target: str) -> Mapping[str, object]:
     if exists:
         return read_json_object(path)
     if target in bundled:
-        return read_json_object(bundled[target] / "config.json")
+        return read_json_object(bundled[target])
     raise ConfigError(
         f"{target[:200]!r} is no folder, no config.json and no bundled model ({', '.join(sorted(bundled)) or 'none'}); "
         "of a model on the hub, download the config.json and give its path"

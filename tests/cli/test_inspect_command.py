@@ -1,0 +1,192 @@
+"""`ridgeline inspect`: the numbers of published models, and output for people and for machines."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.cli._inspect_text import _bytes, _flops, _numbers
+from ridgeline.program.lower import lower
+from ridgeline.program.opset import OpCost
+from ridgeline.spec import families
+
+LLAMA_3_8B = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+LLAMA_2_70B = LLAMA_3_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+}
+GEMMA_LIKE = {
+    "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
+
+
+@pytest.fixture
+def inspect(ridgeline, tmp_path):
+    """Inspects a config; JSON is decoded."""
+
+    def run(config, *options):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        done = ridgeline("inspect", path, *options)
+        assert done.code == 0, done.err
+        return json.loads(done.out) if "--json" in options else done.out
+
+    return run
+
+
+def test_llama_3_8b(inspect):
+    found = inspect(LLAMA_3_8B, "--json")
+    assert found["parameters"]["total"] == 8_030_261_248
+    assert found["parameters"]["num_bytes"] == 2 * 8_030_261_248
+    assert found["kv"]["bytes_per_token"] == 131_072
+    text = inspect(LLAMA_3_8B)
+    assert "8,030,261,248" in text and "131,072" in text
+
+
+def test_llama_2_70b(inspect):
+    found = inspect(LLAMA_2_70B, "--json")
+    assert found["kv"]["bytes_at_declared_context"] == 1_342_177_280
+    assert "1,342,177,280" in inspect(LLAMA_2_70B)
+    assert inspect(LLAMA_2_70B, "--json", "--context", 2048)["kv"]["bytes_at_context"] == 1_342_177_280 // 2
+
+
+def test_sliding_groups_stop_at_their_window(inspect):
+    found = inspect(GEMMA_LIKE, "--json", "--dtype", "bfloat16")
+    assert [group["kind"] for group in found["kv"]["groups"]] == ["full", "sliding"]
+    assert [group["bytes_at_declared_context"] // group["bytes_per_token"] for group in found["kv"]["groups"]] == [
+        8192,
+        4096,
+    ]
+    text = inspect(GEMMA_LIKE)
+    assert "layer 0-24 by 2" in text and "layer 1-25 by 2" in text
+    assert "sliding, window 4,096" in text
+
+
+@pytest.mark.parametrize("config", [LLAMA_3_8B, LLAMA_2_70B, GEMMA_LIKE], ids=lambda config: config["model_type"])
+def test_text_is_plain_and_fits_100_columns_when_piped(inspect, config):
+    text = inspect(config, "--batch", 64, "--context", 100_000)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text and "…" not in text and "─" not in text
+    for kind in ("embed", "rmsnorm", "linear", "attention", "gated_activation", "lm_head"):
+        assert f" {kind} " in text
+    assert text.count(" kv_write ") == len(set(families.read_spec(config).layers)), "each distinct layer once"
+
+
+def test_json_holds_every_op_and_sums_up(inspect):
+    found = inspect(GEMMA_LIKE, "--json", "--batch", 3, "--prompt", 50)
+    program = lower(families.read_spec(GEMMA_LIKE))
+    assert [op["label"] for op in found["ops"]] == [op.label for op in program.ops]
+    assert all(op["outputs"] for op in found["ops"] if op["kind"] != "kv_write")
+    for step, num_tokens in (("decode", 3), ("prefill", 50)):
+        for key in ("flops", "num_bytes", "weight_bytes", "kv_read_bytes", "kv_write_bytes", "activation_bytes"):
+            assert found[step][key] == pytest.approx(sum(op[step][key] for op in found["ops"]))
+        assert found[step]["flops_per_token"] == pytest.approx(found[step]["flops"] / num_tokens)
+        assert found[step]["bytes_per_token"] == pytest.approx(found[step]["num_bytes"] / num_tokens)
+    assert OpCost.__dataclass_fields__.keys() <= found["decode"].keys()
+    assert (
+        found["spec"]["layers"][0]["mixer"] | {"type": "GroupedQueryAttention", "num_heads": 8}
+        == (found["spec"]["layers"][0]["mixer"])
+    )
+
+
+def test_dtypes(inspect):
+    config = {key: value for key, value in LLAMA_3_8B.items() if key != "torch_dtype"}
+    assert inspect(config, "--json")["dtype"] == "float32"
+    assert inspect(config | {"dtype": "float16"}, "--json")["dtype"] == "float16"
+    half = inspect(config, "--json", "--dtype", "bfloat16")
+    assert (half["kv_dtype"], half["kv"]["bytes_per_token"]) == ("bfloat16", 131_072)
+    mixed = inspect(config, "--json", "--dtype", "bfloat16", "--kv-dtype", "float32")
+    assert mixed["kv"]["bytes_per_token"] == 2 * 131_072
+    assert mixed["decode"]["weight_bytes"] == half["decode"]["weight_bytes"]
+
+
+def test_folder_and_errors(ridgeline, model_folder, tmp_path):
+    done = ridgeline("inspect", model_folder, "--json")
+    assert json.loads(done.out)["parameters"]["embedding"] == 300 * 32
+    for content, code, words in (
+        ("{", 3, "not valid JSON"),
+        (json.dumps(LLAMA_3_8B | {"frobnication_rate": 1}), 2, "frobnication_rate"),
+        (json.dumps(LLAMA_3_8B | {"model_type": "mamba"}), 2, "'mamba' is not supported"),
+    ):
+        path = tmp_path / "config.json"
+        path.write_text(content)
+        done = ridgeline("inspect", path)
+        assert (done.code, done.out) == (code, "")
+        assert words in done.err and done.err.count("\n") == 1
+    assert ridgeline("inspect", tmp_path / "empty").code == 2
+    assert ridgeline("inspect", model_folder, "--batch", 0).code == 2
+
+
+def test_every_family_is_described(inspect):
+    for name in families.names():
+        for seed in range(3):
+            config = families.family(name).tiny(lambda *options, seed=seed: options[seed % len(options)])
+            text = inspect(config, "--context", 12, "--prompt", 7)
+            assert text.startswith(f"{name} · ")
+            assert max(map(len, text.splitlines())) <= 100
+
+
+def test_needs_no_torch(model_folder):
+    code = f"""
+import contextlib, sys
+from ridgeline.cli import main
+for options in ([], ["--json"]):
+    with contextlib.suppress(SystemExit):
+        main(["inspect", {str(model_folder)!r}, *options])
+print([name for name in ("torch", "transformers", "huggingface_hub", "httpx") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_numbers_for_people():
+    assert [_numbers(n) for n in ([5], [0, 1, 2], [0, 2, 4], [1, 4], [0, 1, 2, 5, 7, 8])] == [
+        "5",
+        "0-2",
+        "0-4 by 2",
+        "1, 4",
+        "0-2, 5, 7-8",
+    ]
+    assert [_bytes(n) for n in (0, 1023, 1024, 1536, 100 * 2**20, 2**60)] == [
+        "0",
+        "1023",
+        "1.00 Ki",
+        "1.50 Ki",
+        "100 Mi",
+        "1.00 Ei",
+    ]
+    assert [_flops(n) for n in (999, 1000, 12_345, 1e12)] == ["999", "1.00 k", "12.3 k", "1.00 T"]

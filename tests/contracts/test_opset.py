@@ -1,0 +1,352 @@
+"""The op table, its plain-torch meanings, and the two executors of the reference backend hold together.
+
+A new op gets a row in OPSET, a function in MEANINGS and a case in CASES here.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import relative_error, tiny_config
+
+from ridgeline.backends.reference import ReferenceExecutable, dense_logits
+from ridgeline.backends.reference.dense import DenseKv
+from ridgeline.backends.reference.ops import MEANINGS
+from ridgeline.cache.layout import KvStateSize, plan_layout
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.step import BlockTable, Span, StepPlan
+from ridgeline.engine.batch import build_batch
+from ridgeline.program.lower import lower
+from ridgeline.program.op import (
+    ActivationAttrs,
+    AttentionAttrs,
+    EmbedAttrs,
+    KvWriteAttrs,
+    NormAttrs,
+    Plain,
+    RopeAnglesAttrs,
+    SoftcapAttrs,
+    SplitHeadsAttrs,
+)
+from ridgeline.program.opset import OPSET, ElementBytes, Load, Operands
+from ridgeline.spec import families
+
+SEEDS = range(8)
+CONTEXT = 40
+
+
+@dataclass
+class Case:
+    """One call of an op: shapes with the symbols T and R, and upper bounds of the inputs that are integers."""
+
+    attrs: object
+    inputs: list
+    weights: list = field(default_factory=list)
+    below: dict = field(default_factory=dict)
+    float32: set = field(default_factory=set)  # inputs that stay float32 whatever the activations are
+
+
+def embed(rng: Random) -> Case:
+    rows = rng.randint(1, 9)
+    return Case(EmbedAttrs(rng.choice([1.0, 5.5])), [("T",)], [(rows, rng.randint(1, 7))], below={0: rows})
+
+
+def rmsnorm(rng: Random) -> Case:
+    width = rng.randint(2, 7)
+    shape = rng.choice([("T", width), ("T", rng.randint(1, 3), width)])
+    return Case(NormAttrs(1e-3, unit_offset=rng.random() < 0.5), [shape], [(width,)])
+
+
+def layernorm(rng: Random) -> Case:
+    width = rng.randint(2, 7)
+    return Case(NormAttrs(1e-3), [("T", width)], [(width,), (width,)])
+
+
+def linear(rng: Random, rows: str = "T") -> Case:
+    wide, tall = rng.randint(1, 7), rng.randint(1, 7)
+    return Case(Plain(), [(rows, wide)], [(tall, wide), (tall,)][: rng.randint(1, 2)])
+
+
+def split_heads(rng: Random) -> Case:
+    heads = rng.randint(1, 4)
+    return Case(SplitHeadsAttrs(heads), [("T", heads * rng.randint(1, 5))])
+
+
+def rope_angles(rng: Random) -> Case:
+    frequencies = tuple(rng.random() for _ in range(rng.randint(1, 5)))
+    return Case(RopeAnglesAttrs(frequencies, rng.choice([1.0, 1.2])), [("T",)], below={0: 50})
+
+
+def rope(rng: Random) -> Case:
+    half = rng.randint(1, 4)
+    dim = 2 * half + rng.choice([0, 3])
+    return Case(Plain(), [("T", rng.randint(1, 3), dim), ("T", half), ("T", half)], float32={1, 2})
+
+
+def kv_write(rng: Random) -> Case:
+    shape = ("T", rng.randint(1, 3), rng.randint(1, 4))
+    return Case(KvWriteAttrs(0), [shape, shape])
+
+
+def attention(rng: Random) -> Case:
+    kv_heads, dim = rng.randint(1, 2), rng.randint(1, 4)
+    attrs = AttentionAttrs(0, 0.7, window=rng.choice([None, 1, 3]), softcap=rng.choice([None, 2.0]))
+    kv_shape = ("T", kv_heads, dim)
+    return Case(attrs, [("T", kv_heads * rng.randint(1, 3), dim), kv_shape, kv_shape])
+
+
+def add(rng: Random) -> Case:
+    shape = ("T", rng.randint(1, 7))
+    return Case(Plain(), [shape, shape])
+
+
+def activation(rng: Random) -> Case:
+    return Case(ActivationAttrs(rng.choice(["silu", "gelu", "gelu_tanh", "relu"])), [("T", rng.randint(1, 7))])
+
+
+def gated_activation(rng: Random) -> Case:
+    return Case(activation(rng).attrs, add(rng).inputs)
+
+
+def select_rows(rng: Random) -> Case:
+    return Case(Plain(), [("T", rng.randint(1, 7)), ("R",)], below={1: "T"})
+
+
+def lm_head(rng: Random) -> Case:
+    return linear(rng, "R")
+
+
+def softcap(rng: Random) -> Case:
+    return Case(SoftcapAttrs(2.0), [("R", rng.randint(1, 7))], float32={0})
+
+
+CASES: dict[str, Callable[[Random], Case]] = {
+    case.__name__: case
+    for case in (
+        embed, rmsnorm, layernorm, linear, split_heads, rope_angles, rope, kv_write, attention, add, activation,
+        gated_activation, select_rows, lm_head, softcap,
+    )
+}  # fmt: skip
+
+
+@dataclass
+class Call:
+    """A case with concrete sizes and tensors."""
+
+    kind: str
+    case: Case
+    sizes: dict
+    inputs: list
+    weights: list
+
+    @classmethod
+    def draw(cls, kind: str, seed: int, dtype: torch.dtype) -> "Call":
+        rng, generator = Random(f"{kind} {seed}"), torch.Generator().manual_seed(seed)
+        case = CASES[kind](rng)
+        tokens = rng.randint(1, 6)
+        sizes = {"T": tokens, "R": rng.randint(1, tokens)}
+
+        def tensor(shape, index=None):
+            shape = concrete(shape, sizes)
+            if index in case.below:
+                bound = case.below[index]
+                return torch.randint(sizes.get(bound, bound), shape, generator=generator)
+            x = torch.randn(shape, generator=generator)
+            x = x + 0.2 * x.sign()  # away from the kink of relu
+            return x.to(torch.float32 if index in case.float32 and dtype != torch.float64 else dtype)
+
+        inputs = [tensor(shape, index) for index, shape in enumerate(case.inputs)]
+        return cls(kind, case, sizes, inputs, [tensor(shape) for shape in case.weights])
+
+    def run(self, inputs=None, weights=None):
+        """The op's outputs. An attention finds its keys and values written, as every program has it."""
+        inputs, weights = inputs or self.inputs, weights or self.weights
+        kv = DenseKv(1, self.sizes["T"])
+        if self.kind == "attention":
+            MEANINGS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
+        return MEANINGS[self.kind](self.case.attrs, inputs, weights, kv)
+
+
+def concrete(shape, sizes):
+    return tuple(sizes.get(dim, dim) for dim in shape)
+
+
+def test_every_row_has_one_meaning_and_one_case():
+    assert OPSET.keys() == MEANINGS.keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_lowered_ops_keep_their_signatures(name):
+    for seed in SEEDS:
+        program = lower(families.read_spec(tiny_config(name, seed)))
+        made = {"token_ids", "positions", "logit_rows"}
+        for op in program.ops:
+            row = OPSET[op.kind]
+            assert isinstance(op.attrs, row.attrs)
+            assert len(op.inputs) == row.num_inputs
+            assert len(op.weights) in row.num_weights
+            assert set(op.inputs) <= made, f"{op.label} reads a value before it is made"
+            made.update(op.outputs)
+        assert {weight for op in program.ops for weight in op.weights} == set(program.weights)
+        assert len({op.label for op in program.ops}) == len(program.ops)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", OPSET)
+def test_inferred_shapes_are_those_of_the_reference(kind, seed):
+    call = Call.draw(kind, seed, torch.float32)
+    inferred = OPSET[kind].infer(call.case.attrs, call.case.inputs, call.case.weights)
+    assert [concrete(shape, call.sizes) for shape in inferred] == [tuple(out.shape) for out in call.run()]
+
+
+def nbytes(tensors):
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", OPSET)
+def test_priced_bytes_are_those_of_the_tensors(kind, seed):
+    """In bfloat16, every operand once; look-ups move only the rows that they find."""
+    call = Call.draw(kind, seed, torch.bfloat16)
+    outputs = call.run()
+    cost = OPSET[kind].cost(
+        Operands(
+            attrs=call.case.attrs,
+            inputs=tuple(tuple(x.shape) for x in call.inputs),
+            outputs=tuple(tuple(x.shape) for x in outputs),
+            weights=tuple(tuple(x.shape) for x in call.weights),
+            load=Load(((call.sizes["T"], call.sizes["T"]),), call.sizes["R"]),
+            element=ElementBytes(weight=2, activation=2, kv=2),
+        )
+    )
+    moved = nbytes([*call.inputs, *outputs, *call.weights])
+    match kind:
+        case "embed":
+            moved = nbytes([call.inputs[0], outputs[0], outputs[0]])
+        case "select_rows":
+            moved = nbytes([call.inputs[1], outputs[0], outputs[0]])
+        case "split_heads":
+            assert outputs[0].data_ptr() == call.inputs[0].data_ptr()
+            moved = 0
+        case "kv_write":
+            moved = 2 * nbytes(call.inputs)
+    assert cost.num_bytes == moved
+    assert cost.flops >= 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", sorted(OPSET.keys() - {"rope_angles", "kv_write"}))  # integers in; nothing out
+def test_ops_are_differentiable(kind, seed):
+    """Gradients equal finite differences for every float operand; attention's pass through the written keys."""
+    call = Call.draw(kind, seed, torch.float64)
+    operands = [*call.inputs, *call.weights]
+    for x in operands:
+        x.requires_grad_(x.is_floating_point())
+    split = len(call.inputs)
+    # Some ops compute in fp32 within: the step and the tolerance are what fp32 resolves.
+    assert torch.autograd.gradcheck(
+        lambda *xs: call.run(list(xs[:split]), list(xs[split:])), operands, eps=1e-3, atol=2e-3, rtol=2e-3
+    )
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    for kind, inputs, weights in (
+        ("linear", [("T", 4)], [(3, 5)]),
+        ("rmsnorm", [("T", 4)], [(5,)]),
+        ("add", [("T", 4), ("T", 5)], []),
+    ):
+        with pytest.raises(ConfigError):
+            OPSET[kind].infer(Plain(), inputs, weights)
+
+
+def random_weights(program, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in program.weights.items():
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = noise / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * noise
+    return weights
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_whole_programs_are_differentiable(name):
+    """Every weight of the model gets a finite gradient, and the matrices one that is not zero."""
+    program = lower(families.read_spec(tiny_config(name, 0)), CONTEXT)
+    weights = {name: weight.requires_grad_() for name, weight in random_weights(program, 0).items()}
+    tokens_BT = torch.arange(2 * CONTEXT).reshape(2, CONTEXT) % program.vocab_size
+    dense_logits(program, weights, tokens_BT).square().mean().backward()
+    for name, weight in weights.items():
+        assert weight.grad is not None and weight.grad.isfinite().all(), name
+        # Within a window of one token the softmax is 1, whatever the query and the key.
+        alone = re.match(r"layers.(\d+).attn.[qk].weight", name)
+        assert weight.grad.any() or weight.ndim == 1 or (alone and program.states[int(alone[1])].window == 1), name
+
+
+class PagedRun:
+    """Sequences computed chunk by chunk over the paged cache, in blocks scattered at random."""
+
+    def __init__(self, program, weights, rng, sequences):
+        self.rng = rng
+        self.block_size = rng.choice([1, 4, 16])
+        states = [KvStateSize(state.bytes_per_token(4), state.window) for state in program.states]
+        budget_bytes = 12 * CONTEXT * sum(state.bytes_per_token for state in states)  # twice what four sequences need
+        self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT)
+        self.executable = ReferenceExecutable(program, weights, self.layout)
+        self.sequences = sequences
+        per_sequence = -(-CONTEXT // self.block_size)
+        self.blocks = []  # [group][sequence][block]
+        for group in self.layout.groups:
+            ids = rng.sample(range(group.num_blocks), per_sequence * len(sequences))
+            self.blocks.append([ids[i :: len(sequences)] for i in range(len(sequences))])
+
+    def logits(self):
+        """[sequence][T, V], of every position."""
+        done = [0] * len(self.sequences)
+        logits = [[] for _ in self.sequences]
+        step = 0
+        while members := [i for i, tokens in enumerate(self.sequences) if done[i] < len(tokens)]:
+            members = self.rng.sample(members, self.rng.randint(1, len(members)))
+            spans = []
+            for i in members:
+                size = min(self.rng.choice([1, 1, 2, 7, 20]), len(self.sequences[i]) - done[i])
+                spans.append(Span(i, done[i], self.sequences[i][done[i] : done[i] + size].tolist(), size))
+            tables = tuple(
+                tuple(self.table(index, group.window, span) for span in spans)
+                for index, group in enumerate(self.layout.groups)
+            )
+            plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
+            rows = self.executable.run(build_batch(plan, self.block_size))
+            for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
+                logits[span.seq_id].append(part)
+                done[span.seq_id] = span.end
+            step += 1
+        return [torch.cat(parts) for parts in logits]
+
+    def table(self, group, window, span):
+        """Blocks that no query of the span sees any more are left out, as the cache frees them."""
+        first = 0 if window is None else max(0, span.start - window + 1) // self.block_size
+        end = -(-span.end // self.block_size)
+        return BlockTable(first * self.block_size, self.blocks[group][span.seq_id][first:end])
+
+
+@pytest.mark.parametrize("name", families.names())
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=12, deadline=None)
+def test_paged_equals_dense_over_any_chunking(name, seed):
+    rng = Random(seed)
+    config = tiny_config(name, seed)
+    program = lower(families.read_spec(config), CONTEXT)
+    weights = random_weights(program, seed % 1000)
+    numbers = np.random.default_rng(seed)
+    sequences = [numbers.integers(0, program.vocab_size, rng.randint(1, CONTEXT)) for _ in range(rng.randint(1, 4))]
+    paged = PagedRun(program, weights, rng, sequences).logits()
+    for tokens, actual in zip(sequences, paged):
+        expected = dense_logits(program, weights, torch.from_numpy(tokens)[None])[0]
+        assert actual.shape == expected.shape
+        assert relative_error(actual, expected) <= 1e-4, config
