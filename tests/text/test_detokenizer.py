@@ -163,6 +163,12 @@ def test_min_tokens_lets_early_stop_strings_pass(stories):
         assert "".join(deltas) == text[: num_tokens * per_token - 1]
 
 
+def test_a_stop_string_passed_over_by_min_tokens_is_not_held_back(stories):
+    ids = stories.encode("xab", add_special_tokens=False)
+    deltas, _ = stream(stories, [], ids, stop=["b", "long one"], min_tokens=len(ids) + 1)
+    assert "".join(deltas[:-1]) == "xab"
+
+
 def test_first_word_keeps_its_space_after_a_prompt_and_loses_it_at_the_start(llama_spm):
     hello = llama_spm.encode("Hello", add_special_tokens=False)
     assert detokenize(llama_spm, [1, *hello], hello) == " Hello"
