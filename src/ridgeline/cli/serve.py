@@ -56,6 +56,7 @@ def serve(
     requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used.
     """
     from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+    from ridgeline.server.listen import bind, url_of
     from ridgeline.server.settings import ServerSettings, require_safe_host
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -77,16 +78,14 @@ def serve(
         ),
         num_threads=num_threads,
     )
-    from ridgeline.server.run import bind, run, url_of
-
     try:
         listener = bind(host, port)
     except (OSError, UnicodeError) as error:
         typer.echo(f"ridgeline: cannot listen on {host} port {port}: {error}; choose another with --port", err=True)
         raise SystemExit(BIND_EXIT) from None
-
     from ridgeline.engine.async_engine import AsyncEngine
     from ridgeline.server.app import create_app
+    from ridgeline.server.run import run
 
     with listener:
         app = create_app(AsyncEngine(config), settings)

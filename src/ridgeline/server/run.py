@@ -1,4 +1,4 @@
-"""Runs the app until a signal ends it: the socket, uvicorn, and a shutdown that loses no answer.
+"""Runs the app until a signal ends it: uvicorn, and a shutdown that loses no answer.
 
 Called by `ridgeline serve`. First SIGTERM or SIGINT: new requests get 503, open ones end, then the process. A second
 one ends it at once.
@@ -22,29 +22,6 @@ log = get_logger("server")
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none sends into a closing one
 LAST_WORDS_S = 5  # for error events and final chunks to leave, once the engine has stopped
 UNFINISHED_EXIT = 1
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises OSError.
-
-    Accepted connections inherit TCP_NODELAY: without it, Nagle's algorithm holds back small chunks of a stream.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:

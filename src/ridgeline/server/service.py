@@ -1,18 +1,21 @@
 """What every endpoint works with, and the note that each request carries through the server."""
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from ridgeline.core.errors import ModelNotFoundError
+from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.intake import Prompt
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer
 
 log = get_logger("server")
 
@@ -45,6 +48,7 @@ class Service:
         self.metrics = Metrics(engine.engine.loop)
         tokenizer = engine.engine.tokenizer
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer)
+        self._max_prompt_chars = _max_prompt_chars(tokenizer, engine.engine.intake.max_model_len)
         self.model_names = settings.served_model_names or (engine.engine.model_name,)
         self.created_unix_s = int(time.time())
 
@@ -55,6 +59,15 @@ class Service:
         if name not in self.model_names:
             raise ModelNotFoundError(f"no model {name[:200]!r} is served here; there is {', '.join(self.model_names)}")
         return name
+
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Raises RequestError; ContextLengthError before tokenizing what cannot fit, which takes long."""
+        if isinstance(prompt, str) and len(prompt) > self._max_prompt_chars:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} characters; this model's context has no room for more than "
+                f"{self._max_prompt_chars}: shorten it"
+            )
+        return self.engine.engine.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
     def explain(self, error: Exception, request_id: str) -> ErrorReply:
         """The error as a reply, counted, and logged if it was not expected."""
@@ -69,3 +82,11 @@ class Service:
         drained = await self.engine.drain(self.settings.shutdown_timeout_s)
         await asyncio.to_thread(self.engine.stop)
         return drained
+
+
+def _max_prompt_chars(tokenizer: Tokenizer | None, max_model_len: int) -> int:
+    """Characters of a context full of the longest token."""
+    if tokenizer is None:  # text is refused by the intake, whatever its length
+        return sys.maxsize
+    longest = max((len(tokenizer.token(token_id) or "") for token_id in range(tokenizer.vocab_size)), default=1)
+    return max_model_len * longest

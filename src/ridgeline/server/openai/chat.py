@@ -75,7 +75,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         variables=body.chat_template_kwargs,
     )
     engine = service.engine.engine
-    prompt_ids = engine.intake.encode(text, add_special_tokens=False)
+    prompt_ids = service.encode(text, add_special_tokens=False)
     params = sampling_params(
         body,
         engine.generation,

@@ -95,7 +95,7 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
     try:
         requests = [
             intake.request(
-                intake.encode(prompt),
+                service.encode(prompt),
                 params,
                 request_id=f"{completion_id}-{index}",
                 priority=body.priority or 0,

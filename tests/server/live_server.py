@@ -1,0 +1,140 @@
+"""A server on a free loopback port, in a thread of the test process, with its engine in reach."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig
+from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.executor import Executor
+from ridgeline.server.app import create_app
+from ridgeline.server.listen import bind, url_of
+from ridgeline.server.run import DrainingServer
+from ridgeline.server.settings import ServerSettings
+
+E = TypeVar("E", bound=Executor)
+PATIENCE_S = 60.0  # long enough for a starved machine; nothing measures it
+
+
+class LiveServer:
+    """`url`, `engine` and an httpx client of its own."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        ready = threading.Event()
+        self._listener = bind("127.0.0.1", 0)
+        self.server = DrainingServer(create_app(engine, settings), ready.set)
+        self.url = url_of(self._listener)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
+        self.thread.start()
+        assert ready.wait(PATIENCE_S), "the server did not start"
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return self.client.post(f"/v1/{path}", json=body)
+
+    def complete(self, **body: object) -> dict:
+        response = self.post("completions", **body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, name: str) -> float:
+        """Sum of the samples of one metric, e.g. `ridgeline_requests_aborted_total`."""
+        lines = self.client.get("/metrics").text.splitlines()
+        values = [line.rsplit(" ", 1) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(value) for _, value in values)
+
+    def assert_idle(self) -> None:
+        """Nothing runs or waits, and every cache block is free or cached."""
+        eventually(lambda: self.engine.num_unfinished == 0)
+        eventually(lambda: self.engine.engine.loop.stats().num_running == 0)
+        stats = self.engine.engine.loop.stats()
+        assert stats.num_waiting == 0
+        for group in stats.cache.groups:
+            assert group.used == 0
+            assert group.free + group.cached == group.total
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+        self._listener.close()
+
+
+class GatedExecutor:
+    """Runs a step only when the test lets it: `release(n)` allows n more steps, `open` all that follow."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._permits = threading.Semaphore(0)
+        self._open = False
+        self.num_started = 0
+        self.num_done = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.num_started += 1
+        if not self._open:
+            self._permits.acquire()
+        result = self._inner.run(plan)
+        self.num_done += 1
+        return result
+
+    def release(self, num_steps: int = 1) -> None:
+        self._permits.release(num_steps)
+
+    def open(self) -> None:
+        self._open = True
+        self._permits.release()
+
+
+class FailingExecutor:
+    """Fails the steps for which `broken` is set."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.broken = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.broken:
+            raise RuntimeError("secret detail of the machine")
+        return self._inner.run(plan)
+
+
+def new_engine(model: Path, **scheduler: int) -> AsyncEngine:
+    return AsyncEngine(
+        EngineConfig(
+            model=ModelConfig(model=str(model), dtype="float32"),
+            scheduler=SchedulerConfig(**scheduler),
+            num_threads=1,
+        )
+    )
+
+
+def put_in_front(engine: AsyncEngine, executor: Callable[[Executor], E]) -> E:
+    """Wraps the engine's executor; call it before the engine starts."""
+    loop = engine.engine.loop
+    loop._executor = executor(loop._executor)
+    return loop._executor
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+@contextmanager
+def serving(engine: AsyncEngine, **settings: object) -> Iterator[LiveServer]:
+    server = LiveServer(engine, ServerSettings(**settings))
+    try:
+        yield server
+    finally:
+        server.close()
