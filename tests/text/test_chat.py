@@ -208,15 +208,14 @@ def test_tool_calls_content_parts_documents_and_variables():
     assert "</think>" in ours and "A, B" in ours and "see!" in ours
 
 
-@pytest.mark.parametrize("chat", CHATS)
-def test_qwen2_template_as_transformers_applies_it(shared_data, chat):
-    folder = shared_data / "tokenizers" / "qwen2"
-    theirs = AutoTokenizer.from_pretrained(folder)
-    tokenizer = Tokenizer.from_folder(folder)
-    text = ChatTemplate.from_tokenizer(tokenizer).render(CHATS[chat])
-    assert text == theirs.apply_chat_template(CHATS[chat], tokenize=False, add_generation_prompt=True)
-    expected_ids = theirs.apply_chat_template(CHATS[chat], add_generation_prompt=True)["input_ids"]
-    assert tokenizer.encode(text, add_special_tokens=False) == expected_ids
+def test_qwen2_template_as_transformers_applies_it(shared_data, qwen2):
+    theirs = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2")
+    template = ChatTemplate.from_tokenizer(qwen2)
+    for chat in CHATS.values():
+        text = template.render(chat)
+        assert text == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        expected_ids = theirs.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        assert qwen2.encode(text, add_special_tokens=False) == expected_ids
 
 
 def test_named_templates(shared_data):
