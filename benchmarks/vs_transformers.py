@@ -41,6 +41,8 @@ class Pair:
     ridgeline_tok_per_s: float
     transformers_tok_per_s: float
     ratio: float
+    ridgeline_cpu_s: float  # of all threads: where the machine was shared, its ratio is the steadier one
+    transformers_cpu_s: float
     equal_first_tokens: int  # of the requests; in bfloat16 two systems may round differently
 
 
@@ -156,14 +158,14 @@ def load_transformers(folder: Path, threads: int):
 
 
 def serve_system(system: str, folder: Path, threads: int) -> None:
-    """Answers {prompts, output_tokens} with {duration_s, token_ids}, until the input ends."""
+    """Answers {prompts, output_tokens} with {duration_s, cpu_s, token_ids}, until the input ends."""
     run = {"ridgeline": load_ridgeline, "transformers": load_transformers}[system](folder, threads)
     for line in sys.stdin:
         message = json.loads(line)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         token_ids = run(message["prompts"], message["output_tokens"])
-        duration_s = time.perf_counter() - started
-        print(json.dumps({"duration_s": duration_s, "token_ids": token_ids}), flush=True)
+        duration_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        print(json.dumps({"duration_s": duration_s, "cpu_s": cpu_s, "token_ids": token_ids}), flush=True)
 
 
 def read_stream(threads: int) -> None:
@@ -199,6 +201,8 @@ def run_pair(workers: dict[str, Worker], prompts: list[list[int]], output_tokens
         ridgeline_tok_per_s=rates["ridgeline"],
         transformers_tok_per_s=rates["transformers"],
         ratio=rates["ridgeline"] / rates["transformers"],
+        ridgeline_cpu_s=answers["ridgeline"]["cpu_s"],
+        transformers_cpu_s=answers["transformers"]["cpu_s"],
         equal_first_tokens=sum(own == other for own, other in zip(*first)),
     )
 
@@ -220,7 +224,8 @@ def compare(arguments: argparse.Namespace, folder: Path, console: Console) -> tu
         pair = run_pair(workers, prompts, arguments.output_tokens, flip=number % 2 == 0)
         console.print(
             f"{f'pair {number}' if number else 'warm-up'}: ridgeline {pair.ridgeline_tok_per_s:.1f}, "
-            f"transformers {pair.transformers_tok_per_s:.1f} output tokens/s, ratio {pair.ratio:.2f}, "
+            f"transformers {pair.transformers_tok_per_s:.1f} output tokens/s, ratio {pair.ratio:.2f}; "
+            f"CPU time {pair.ridgeline_cpu_s:.1f} and {pair.transformers_cpu_s:.1f} s; "
             f"{pair.equal_first_tokens} of {arguments.requests} first tokens equal",
             highlight=False,
             soft_wrap=True,

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from ridgeline.backends.reference import packed
 from ridgeline.program.op import (
     ActivationAttrs,
     AttentionAttrs,
@@ -84,7 +85,7 @@ def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> 
 
 
 def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> tuple[torch.Tensor, ...]:
-    return (F.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None),)
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None),)
 
 
 def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> tuple[torch.Tensor, ...]:
@@ -137,7 +138,7 @@ def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -
 
 
 def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> tuple[torch.Tensor, ...]:
-    return (F.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None).float(),)
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None).float(),)
 
 
 def softcap(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> tuple[torch.Tensor, ...]:

@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.backends.reference.attention import grouped_attention, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
+from ridgeline.backends.reference.packed import pack_matrices
 from ridgeline.backends.step import IntArray, StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
@@ -23,8 +24,7 @@ class ReferenceExecutable:
     """A program bound to weights and to cache tensors in the dtype of the weights."""
 
     def __init__(self, program: Program, weights: Mapping[str, torch.Tensor], layout: CacheLayout) -> None:
-        self._program = program
-        self._weights = weights
+        self._program, self._weights = pack_matrices(program, weights)
         self._layout = layout
         dtype = weights["embed.weight"].dtype
         self._keys: dict[int, torch.Tensor] = {}
