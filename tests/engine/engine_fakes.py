@@ -1,0 +1,203 @@
+"""A fake model behind the real scheduler and cache: a hash of the tokens that it reads back through the block tables.
+
+A wrong block, a lost copy or a token in the wrong place is a wrong answer.
+"""
+
+import hashlib
+
+from ridgeline.cache.layout import CacheLayout, GroupLayout
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.config import SchedulerConfig
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import SampledToken, StepPlan, StepResult, TokenLogprob
+from ridgeline.decoding.strategy import Autoregressive
+from ridgeline.engine.request import FinishEvent, FinishReason, PromptLogprobsEvent, Request, TokenEvent
+from ridgeline.engine.scheduler import SEED_STRIDE, Scheduler
+
+VOCAB = 50
+EOS = 0
+
+
+def next_token(tokens, seed, num_output):
+    """The fake model: one token from everything before it and the random stream's place."""
+    digest = hashlib.sha256(repr((list(tokens), seed, num_output)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") % VOCAB
+
+
+class FakeExecutor:
+    """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.memory = {}
+        self.plans = []
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        size = self.layout.block_size
+        for copy in plan.copies:
+            for offset in range(size):
+                source = (copy.group, copy.source * size + offset)
+                self.memory[copy.group, copy.target * size + offset] = self.memory.get(source)
+        for index, span in enumerate(plan.spans):
+            for group, tables in enumerate(plan.tables):
+                for position, token in enumerate(span.token_ids, span.start):
+                    self.memory[group, self.slot(tables[index], position)] = token
+        by_row = self.spans_by_row(plan)
+        samples = []
+        for row in plan.samples:
+            seen = self.read(plan, by_row[row.row])
+            token = next_token(seen, row.seed, row.num_output)
+            logprob = TokenLogprob(token, -1.0, 1, ()) if row.params.logprobs is not None else None
+            samples.append(SampledToken(row.seq_id, token, logprob))
+        scored = tuple(TokenLogprob(row.token_id, -2.0, 1, ()) for row in plan.prompt_rows)
+        return StepResult(plan.step, tuple(samples), scored)
+
+    def slot(self, table, position):
+        offset = position - table.first_token
+        assert offset >= 0, "a write below the table"
+        return table.blocks[offset // self.layout.block_size] * self.layout.block_size + offset % self.layout.block_size
+
+    def spans_by_row(self, plan):
+        return [index for index, span in enumerate(plan.spans) for _ in range(span.num_logit_rows)]
+
+    def read(self, plan, index):
+        """All tokens of span `index`'s sequence from the full group; a sliding group must agree within its window."""
+        span = plan.spans[index]
+        full = None
+        for group, layout in enumerate(self.layout.groups):
+            table = plan.tables[group][index]
+            first = 0 if layout.window is None else max(0, span.end - layout.window)
+            tokens = [self.memory[group, self.slot(table, position)] for position in range(first, span.end)]
+            full = tokens if full is None else full
+            assert full[first:] == tokens, f"group {group} disagrees"
+        return full
+
+
+def make_request(name, prompt, clock, **options):
+    priority, deadline_s = options.pop("priority", 0), options.pop("deadline_s", None)
+    options.setdefault("max_tokens", 5)
+    ignore_eos = options.setdefault("ignore_eos", True)
+    params = SamplingParams(**options)
+    return Request(
+        request_id=name,
+        prompt_ids=tuple(prompt),
+        params=params,
+        arrival_s=clock(),
+        seed=options.get("seed", 7),
+        max_tokens=params.max_tokens,
+        stop_ids=frozenset() if ignore_eos else frozenset({EOS}),
+        priority=priority,
+        deadline_s=deadline_s,
+    )
+
+
+def expected_tokens(request, index, max_model_len):
+    """What the fake model generates for one answer when nothing else is in the machine."""
+    seed = (request.seed + index * SEED_STRIDE) % 2**64
+    tokens = list(request.prompt_ids)
+    out = []
+    while len(out) < request.max_tokens and len(tokens) < max_model_len:
+        token = next_token(tokens, seed, len(out))
+        tokens.append(token)
+        out.append(token)
+        if token in request.stop_ids and len(out) >= request.params.min_tokens:
+            break
+    return out
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_layout(blocks, windows=(None,), block_size=4, max_span_tokens=None):
+    groups = tuple(
+        GroupLayout("full" if window is None else "sliding", (index,), window, 8, count)
+        for index, (count, window) in enumerate(zip(blocks, windows, strict=True))
+    )
+    return CacheLayout(block_size, groups, max_span_tokens)
+
+
+class Driver:
+    """Scheduler, cache and fake model run by hand, with everything that was answered."""
+
+    def __init__(self, layout, *, clock=None, prefix_caching=True, max_model_len=1000, **config):
+        config.setdefault("max_num_seqs", 4)
+        config.setdefault("max_num_batched_tokens", 8)
+        self.config = SchedulerConfig(**config)
+        self.clock = clock or Clock()
+        self.max_model_len = max_model_len
+        self.cache = CacheManager(layout, prefix_caching=prefix_caching)
+        self.executor = FakeExecutor(layout)
+        self.scheduler = Scheduler(self.config, self.cache, Autoregressive(), max_model_len, self.clock)
+        self.requests, self.tokens, self.reasons, self.prompt_logprobs = {}, {}, {}, {}
+        self.finished, self.finish_events = [], []
+
+    def add(self, name, prompt, **options):
+        self.requests[name] = make_request(name, prompt, self.clock, **options)
+        self.scheduler.add(self.requests[name])
+
+    def step(self):
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len({span.seq_id for span in plan.spans}) == len(plan.spans)
+        self.take(self.scheduler.commit(plan, self.executor.run(plan)))
+        return True
+
+    def run(self, limit=2000):
+        steps = 0
+        while self.scheduler.has_work:
+            assert self.step(), "work is left but nothing is planned"
+            steps += 1
+            assert steps < limit, "the scheduler goes in circles"
+
+    def take(self, events):
+        for event in events:
+            name = event.request.request_id
+            match event:
+                case TokenEvent():
+                    assert (name, event.index) not in self.reasons, "a token after the end"
+                    self.tokens.setdefault((name, event.index), []).append(event.token_id)
+                case FinishEvent():
+                    assert (name, event.index) not in self.reasons, "two ends"
+                    self.reasons[name, event.index] = event.reason
+                    self.finished.append((name, event.index))
+                    self.finish_events.append(event)
+                case PromptLogprobsEvent():
+                    self.prompt_logprobs.setdefault(name, []).extend(event.logprobs)
+
+    def submitted(self):
+        return {(name, index) for name, request in self.requests.items() for index in range(request.params.n)}
+
+    def cut_short(self):
+        return {key for key, reason in self.reasons.items() if reason is FinishReason.ABORT}
+
+    def assert_answers(self, skip=()):
+        for name, index in self.submitted():
+            expected = expected_tokens(self.requests[name], index, self.max_model_len)
+            got = self.tokens.get((name, index), [])
+            if (name, index) in skip:
+                assert got == expected[: len(got)], f"{name}[{index}]"
+            else:
+                assert got == expected, f"{name}[{index}]"
+
+    def check(self):
+        """Every unfinished answer is in one place, the limits hold, and the cache's books balance."""
+        running = self.scheduler.running()
+        self.cache.check({seq.seq_id: seq.token_ids for seq in running})
+        assert sum(1 + len(seq.siblings) for seq in running) <= self.config.max_num_seqs
+        held = {(seq.request.request_id, seq.index) for seq in running}
+        held |= {(seq.request.request_id, sibling.index) for seq in running for sibling in seq.siblings}
+        unfinished = self.submitted() - set(self.reasons)
+        assert held <= unfinished
+        assert self.scheduler.has_work == bool(unfinished)
+        if not unfinished:
+            assert all(group.used == 0 for group in self.cache.stats().groups)

@@ -1,0 +1,262 @@
+"""The scheduler against an executor that reads every token back: whatever happens around it, an answer is the same."""
+
+import itertools
+
+import pytest
+from engine_fakes import Clock, Driver, make_layout
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from ridgeline.engine.request import FinishReason
+
+
+def test_a_prompt_is_computed_in_chunks_while_others_decode():
+    driver = Driver(make_layout((64,)), max_num_batched_tokens=4)
+    driver.add("short", [1, 2], max_tokens=12)
+    driver.step()
+    driver.add("long", range(10), max_tokens=2)
+    driver.step()
+    plan = driver.executor.plans[-1]
+    assert [span.num_tokens for span in plan.spans] == [1, 3]
+    assert [span.num_logit_rows for span in plan.spans] == [1, 0]
+    driver.run()
+    driver.assert_answers()
+
+
+def test_a_long_prompt_in_front_leaves_every_running_sequence_its_token():
+    driver = Driver(make_layout((64,)), max_num_batched_tokens=4, policy="priority")
+    for name in "ab":
+        driver.add(name, [1], max_tokens=40)
+    driver.step()
+    driver.add("urgent", range(30), max_tokens=1, priority=-1)
+    driver.step()
+    assert driver.scheduler.running()[0].request.request_id == "urgent"
+    driver.step()
+    assert [span.num_tokens for span in driver.executor.plans[-1].spans] == [2, 1, 1]
+    driver.run()
+    driver.assert_answers()
+
+
+def test_admission_counts_the_whole_prompt():
+    """The second prompt fits the free blocks only until the first one has grown into its own."""
+    driver = Driver(make_layout((6,)), max_num_batched_tokens=4)
+    driver.add("a", range(16), max_tokens=1)
+    driver.step()
+    driver.add("b", range(20, 32), max_tokens=1)
+    driver.step()
+    assert [seq.request.request_id for seq in driver.scheduler.running()] == ["a"]
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions == 0
+    driver.assert_answers()
+
+
+def test_priority_runs_first_and_fcfs_ignores_it():
+    for policy, order in (("priority", ["b", "a"]), ("fcfs", ["a", "b"])):
+        driver = Driver(make_layout((64,)), max_num_seqs=1, policy=policy)
+        driver.add("running", [1], max_tokens=3)
+        driver.step()
+        driver.add("a", [2], priority=5)
+        driver.add("b", [3], priority=-1)
+        driver.run()
+        assert [name for name, _ in driver.finished][1:] == order
+
+
+def test_preemption_recomputes_to_the_same_answer():
+    driver = Driver(make_layout((8,)), max_num_seqs=4, max_num_batched_tokens=16)
+    for name in "abcd":
+        driver.add(name, [ord(name), 1, 2], max_tokens=24, temperature=1.0)
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions > 0
+    driver.assert_answers()
+
+
+def test_answers_of_one_request_share_the_prompt_and_differ():
+    driver = Driver(make_layout((64,)), max_num_seqs=8, max_num_batched_tokens=16)
+    driver.add("many", [5, 6, 7, 8, 9], n=4, max_tokens=6)
+    driver.run()
+    driver.assert_answers()
+    computed = sum(plan.num_tokens for plan in driver.executor.plans)
+    assert computed == 5 + 4 * 5  # the prompt once, then five further tokens for each
+    assert any(plan.copies for plan in driver.executor.plans)
+    assert len({tuple(tokens) for tokens in driver.tokens.values()}) == 4
+
+
+def test_abort_before_fork_hands_the_prompt_over():
+    driver = Driver(make_layout((64,)), max_num_batched_tokens=4)
+    driver.add("many", range(10), n=3, max_tokens=2)
+    driver.step()
+    driver.take(driver.scheduler.finish("many", 0, FinishReason.STOP))
+    driver.run()
+    driver.assert_answers(skip={("many", 0)})
+    assert ("many", 0) in driver.reasons
+
+
+def test_prompt_logprobs_cover_every_token_once_also_after_preemption_and_a_warm_cache():
+    driver = Driver(make_layout((64,)), max_num_seqs=2, max_num_batched_tokens=3)
+    driver.add("warm", range(10), max_tokens=1)
+    driver.run()
+    driver.add("scored", range(10), max_tokens=3, prompt_logprobs=2)
+    driver.step()
+    driver.scheduler.preempt(driver.scheduler.running()[0])
+    driver.run()
+    assert [logprob.token_id for logprob in driver.prompt_logprobs["scored"]] == list(range(1, 10))
+    driver.assert_answers()
+
+
+def test_a_passed_deadline_ends_a_queued_and_a_running_request():
+    driver = Driver(make_layout((64,)), max_num_seqs=1)
+    driver.add("running", [1], max_tokens=50, deadline_s=driver.clock() + 5)
+    driver.add("queued", [1], max_tokens=50, deadline_s=driver.clock() + 5)
+    driver.step()
+    driver.clock.now += 6
+    driver.take(driver.scheduler.expire())
+    assert driver.reasons == {
+        ("running", 0): FinishReason.DEADLINE,
+        ("queued", 0): FinishReason.DEADLINE,
+    }
+    assert not driver.scheduler.has_work
+    driver.check()
+
+
+def test_a_failed_step_ends_its_requests_and_no_others():
+    driver = Driver(make_layout((64,)), max_num_seqs=1)
+    driver.add("bad", [1], max_tokens=5)
+    driver.add("good", [2], max_tokens=5)
+    plan = driver.scheduler.plan()
+    driver.take(driver.scheduler.fail(plan, "boom"))
+    driver.run()
+    assert driver.reasons[("bad", 0)] is FinishReason.ERROR
+    assert driver.reasons[("good", 0)] is FinishReason.LENGTH
+
+
+def test_stop_ids_wait_for_min_tokens():
+    driver = Driver(make_layout((64,)))
+    driver.add("stops", [3], max_tokens=200, ignore_eos=False)
+    driver.add("waits", [3], max_tokens=200, ignore_eos=False, min_tokens=190)
+    driver.run()
+    driver.assert_answers()
+    assert driver.reasons[("stops", 0)] is FinishReason.STOP
+    assert len(driver.tokens["waits", 0]) >= 190
+
+
+def test_the_context_length_ends_an_answer():
+    driver = Driver(make_layout((64,)), max_model_len=12)
+    driver.add("long", range(10), max_tokens=100)
+    driver.run()
+    assert len(driver.tokens["long", 0]) == 2
+    assert driver.reasons[("long", 0)] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_finishing_unknown_or_finished_requests_is_ignored(size):
+    driver = Driver(make_layout((size,)))
+    driver.add("a", [1], max_tokens=1)
+    driver.run()
+    assert driver.scheduler.finish("a", None, FinishReason.ABORT) == []
+    assert driver.scheduler.finish("never seen", None, FinishReason.ABORT) == []
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random requests, steps, aborts, preemptions and time over a small cache."""
+
+    blocks = (12,)
+    windows = (None,)
+    policy = "fcfs"
+    caching = True
+
+    def __init__(self):
+        super().__init__()
+        layout = make_layout(self.blocks, self.windows, max_span_tokens=6)
+        self.driver = Driver(
+            layout,
+            max_num_seqs=3,
+            max_num_batched_tokens=6,
+            policy=self.policy,
+            prefix_caching=self.caching,
+            max_model_len=min(24, layout.max_sequence_tokens()),
+        )
+        self.names = (f"r{i}" for i in itertools.count())
+        self.live = []
+
+    @rule(
+        prompt=st.integers(1, 16),
+        shared=st.integers(0, 10),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        max_tokens=st.integers(1, 8),
+        priority=st.integers(-1, 1),
+        scored=st.sampled_from([None, None, None, 1]),
+        eos=st.booleans(),
+    )
+    def add(self, prompt, shared, n, max_tokens, priority, scored, eos):
+        name = next(self.names)
+        tokens = [*range(shared), *(100 + int(name[1:]) * 31 % 7 + i for i in range(prompt))][:20]
+        self.driver.add(
+            name, tokens, n=n, max_tokens=max_tokens, priority=priority, prompt_logprobs=scored, ignore_eos=not eos
+        )
+        self.live.append(name)
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            self.driver.step()
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 1000), index=st.sampled_from([None, 0, 1]))
+    def abort(self, pick, index):
+        name = self.live[pick % len(self.live)]
+        self.driver.take(self.driver.scheduler.finish(name, index, FinishReason.ABORT))
+
+    @precondition(lambda self: self.driver.scheduler.running())
+    @rule(pick=st.integers(0, 1000))
+    def preempt(self, pick):
+        running = self.driver.scheduler.running()
+        self.driver.scheduler.preempt(running[pick % len(running)])
+
+    @rule(seconds=st.integers(0, 3))
+    def pass_time(self, seconds):
+        self.driver.clock.now += seconds
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.driver.check()
+
+    def teardown(self):
+        self.driver.run()
+        self.driver.assert_answers(skip=self.driver.cut_short())
+        self.driver.check()
+        assert set(self.driver.reasons) == self.driver.submitted()
+
+
+VARIANTS = {
+    "full": {},
+    "priority": {"policy": "priority"},
+    "uncached": {"caching": False},
+    "hybrid": {"blocks": (12, 9), "windows": (None, 5)},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_random_use_keeps_every_answer_and_every_block(variant):
+    machine = type(f"{variant}_machine", (SchedulerMachine,), VARIANTS[variant])
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_clock_is_the_only_source_of_time():
+    clock = Clock()
+    driver = Driver(make_layout((64,)), clock=clock)
+    driver.add("a", [1, 2], max_tokens=3)
+    for _ in range(3):
+        clock.now += 1
+        driver.step()
+    (timings,) = (event.timings for event in driver.finish_events)
+    assert (timings.queue_s, timings.ttft_s, timings.latency_s, timings.tpot_s) == (1, 1, 3, 1)
