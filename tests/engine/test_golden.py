@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.request import FinishReason
 

@@ -1,0 +1,93 @@
+"""Training end to end on a tiny budget: corpus, tokenizer, gradients through the program, and the folder it leaves."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.compress import corpus
+from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
+from ridgeline.compress.bundle import PRESETS, train_bundled
+from ridgeline.compress.train import Recipe, bits_per_byte, train
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.families import read_spec
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def test_the_split_holds_out_whole_modules():
+    files = corpus.standard_library()
+    train_files, held_out = corpus.split(files)
+    assert {file.module for file in train_files}.isdisjoint(file.module for file in held_out)
+    assert len(train_files) > 10 * len(held_out) > 0
+    assert not any("test" in file.path.split("/") for file in files)
+    assert corpus.fingerprint(files) == corpus.fingerprint(corpus.standard_library())
+
+
+def test_the_tokenizer_loses_nothing():
+    texts = ["def f(x):\n\treturn 'ünïcode 🦙'\n\n\n    pass  \r\n", "a_b  =  123456", " \n\n\t x"]
+    tokenizer = train_bpe([*texts, "def f(x):\n    return x\n" * 50], 300)
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        assert ids[0] == tokenizer.token_to_id(END_OF_TEXT) == 0
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_pattern_is_learned_and_the_same_seed_gives_the_same_model():
+    tokens = np.tile(np.arange(64, dtype=np.uint16), 200)
+    recipe = Recipe(
+        num_tokens=30 * 512, batch_tokens=512, sequence_lengths=(32, 64), eval_every_steps=30, dtype=torch.float32
+    )
+
+    def run():
+        steps = list(
+            train(read_spec(TINY), recipe, tokens, lambda model: bits_per_byte(model, tokens[:512], 512, torch.float32))
+        )
+        return [progress.loss for progress, _ in steps], steps[-1][0].held_out_bits
+
+    losses, bits = run()
+    assert losses[0] == pytest.approx(np.log(64), rel=0.1)
+    assert losses[-1] < 0.5 * losses[0]
+    assert bits < 3
+    assert run() == (losses, bits)
+
+
+def test_a_trained_folder_is_an_ordinary_one(tmp_path):
+    steps = []
+    facts = train_bundled("python-1m", tmp_path, steps.append, num_tokens=8192 * 2)
+    assert len(steps) == 2
+    assert facts.num_parameters == 1_115_008
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["held_out_bits_per_byte"] == facts.held_out_bits_per_byte
+    assert "bits per byte" in (tmp_path / "README.md").read_text()
+
+    text = "def f(self):\n    return self.x\n"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+    llm = LLM(str(tmp_path), dtype="float32", num_threads=1)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (output,) = llm.generate(text, params, use_tqdm=False)
+    assert output.prompt_token_ids == ids
+    for position, entry in enumerate(output.prompt_logprobs[1:]):
+        assert entry.logprob == pytest.approx(expected[position, ids[position + 1]].item(), abs=1e-3)
+
+
+def test_presets_share_a_tokenizer_and_fit_the_box(tmp_path):
+    assert set(PRESETS) == {"python-9m", "python-1m"}
+    with pytest.raises(ConfigError, match="no preset 'python-9b'"):
+        train_bundled("python-9b", tmp_path, print)

@@ -1,0 +1,151 @@
+"""The offline API: shapes and names as a vLLM user expects them, and one clear error for a wrong request."""
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ConfigError, ContextLengthError, ModelLoadError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm(shared_data):
+    return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1)
+
+
+def test_prompts_in_every_form_give_the_same_answer(llm):
+    text = "Once upon a time"
+    ids = llm.get_tokenizer().encode(text)
+    forms = [text, [text], ids, [ids], {"prompt": text}, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]]
+    answers = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
+    assert {len(answer) for answer in answers} == {1}
+    assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
+    assert answers[0][0].prompt == text
+    assert answers[0][0].prompt_token_ids == ids
+
+
+def test_results_carry_tokens_logprobs_usage_and_timings(llm):
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=2, n=2)
+    (output,) = llm.generate("Lily", params, use_tqdm=False)
+    first, second = output.outputs
+    assert (first.index, second.index) == (0, 1)
+    assert first.token_ids == second.token_ids
+    assert len(first.logprobs) == 5
+    for token_id, logprob in zip(first.token_ids, first.logprobs, strict=True):
+        assert logprob.token_id == token_id
+        assert logprob.rank == 1
+        assert len(logprob.top) == 3
+        assert logprob.top[0] == (token_id, logprob.logprob)
+    assert first.cumulative_logprob == pytest.approx(sum(logprob.logprob for logprob in first.logprobs))
+    assert output.prompt_logprobs[0] is None
+    assert [entry.token_id for entry in output.prompt_logprobs[1:]] == output.prompt_token_ids[1:]
+    assert output.finished
+    assert output.usage.completion_tokens == 10
+    assert 0 <= first.timings.queue_s <= first.timings.ttft_s <= first.timings.latency_s
+    assert first.timings.tpot_s > 0
+
+
+def test_stop_strings_end_the_text_and_the_computation(llm):
+    (output,) = llm.generate(
+        "Once upon a time", SamplingParams(temperature=0, max_tokens=60, stop=["named", "never"]), use_tqdm=False
+    )
+    answer = output.outputs[0]
+    assert answer.text == ", there was a little girl "
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", "named")
+    assert len(answer.token_ids) < 20
+    assert llm.engine.loop.scheduler.running() == ()
+
+
+def test_stop_token_ids_are_reported(llm):
+    ids = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[ids[3]])
+    answer = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
+    assert answer.token_ids == ids[: ids.index(ids[3]) + 1]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", ids[3])
+
+
+def test_params_may_differ_by_prompt(llm):
+    outputs = llm.generate(
+        ["Tom", "Lily"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)], use_tqdm=False
+    )
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2]
+
+
+def test_a_stream_left_early_frees_its_blocks(llm):
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=100))
+    next(stream)
+    stream.close()
+    assert not llm.engine.loop.scheduler.has_work
+    assert llm.engine.loop.stats().cache.groups[0].used == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "param"),
+    [
+        ([], GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": []}, GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": [-1]}, GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": [512]}, GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": [1.5]}, GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": [True]}, GREEDY, RequestError, "prompt"),
+        ({"prompt_token_ids": [1] * 512}, GREEDY, ContextLengthError, "messages"),
+        ("x", SamplingParams(max_tokens=512), ContextLengthError, "messages"),
+        ("x", SamplingParams(logit_bias={512: 1.0}), RequestError, "logit_bias"),
+        ("x", SamplingParams(stop_token_ids=[512]), RequestError, "stop_token_ids"),
+        ("x", SamplingParams(n=65), RequestError, "n"),
+    ],
+)
+def test_a_wrong_request_is_one_clear_error_and_nothing_runs(llm, prompt, params, error, param):
+    if prompt == []:
+        prompt = [[]]
+    with pytest.raises(error) as caught:
+        llm.generate(prompt, params, use_tqdm=False)
+    assert caught.value.param == param
+    assert not llm.engine.loop.scheduler.has_work
+
+
+def test_wrong_counts_of_params_and_priorities(llm):
+    with pytest.raises(RequestError, match="2 prompts but 1 sampling_params"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    with pytest.raises(RequestError, match="1 prompts but 2 priorities"):
+        llm.generate(["a"], GREEDY, priority=[1, 2], use_tqdm=False)
+
+
+def test_a_model_without_chat_template_says_so(llm):
+    with pytest.raises(RequestError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dtype": "int3"}, "dtype must be"),
+        ({"block_size": 12}, "block_size must be a power of two"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens"),
+        ({"kv_cache_bytes": 1000}, "lower max_model_len or give the cache more memory"),
+        ({"scheduling_policy": "lottery"}, "policy must be"),
+    ],
+)
+def test_settings_that_cannot_be_honoured(shared_data, options, match):
+    if "kv_cache_bytes" in options:
+        options = {**options, "max_model_len": 512}
+    with pytest.raises(ConfigError, match=match):
+        LLM(str(shared_data / "models/stories260K"), **options)
+
+
+def test_a_missing_model_folder(tmp_path):
+    with pytest.raises(ModelLoadError):
+        LLM(str(tmp_path / "nothing"))
+
+
+def test_an_unstated_context_shrinks_to_the_cache(shared_data):
+    llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", kv_cache_bytes=1280 * 200)
+    assert llm.engine.intake.max_model_len == 128
+    assert "of the declared 512" in llm.engine.choices["max_model_len"].reason
+
+
+def test_bfloat16_runs_and_nearly_agrees(shared_data):
+    llm = LLM(str(shared_data / "models/stories260K"), dtype="bfloat16", num_threads=1)
+    (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
+    assert output.outputs[0].text.startswith(", there was a little")
