@@ -32,7 +32,7 @@ class LiveServer:
         self.server = DrainingServer(create_app(engine, settings), ready.set)
         self.url = url_of(self._listener)
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self.thread.start()
         assert ready.wait(PATIENCE_S), "the server did not start"
 
@@ -138,3 +138,17 @@ def serving(engine: AsyncEngine, **settings: object) -> Iterator[LiveServer]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def gated_serving(
+    model: Path, max_queued_requests: int = 1024, **settings: object
+) -> Iterator[tuple[LiveServer, GatedExecutor]]:
+    """A server whose engine computes a step only when the test says so; the gate opens at the end, come what may."""
+    engine = new_engine(model, max_queued_requests=max_queued_requests)
+    gate = put_in_front(engine, GatedExecutor)
+    with serving(engine, **settings) as server:
+        try:
+            yield server, gate
+        finally:
+            gate.open()

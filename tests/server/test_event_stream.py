@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
+from live_server import PATIENCE_S
 from starlette.requests import ClientDisconnect
 
 from ridgeline.core.errors import EngineError
@@ -73,7 +74,7 @@ def test_framing() -> None:
         assert [message["more_body"] for message in client.messages[1:]] == [True, True, True, False]
         assert source.closed
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_failure_is_the_last_event() -> None:
@@ -86,7 +87,7 @@ def test_a_failure_is_the_last_event() -> None:
         assert client.messages[-1]["more_body"] is False
         assert source.closed
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_client_that_hangs_up_closes_the_source() -> None:
@@ -100,7 +101,7 @@ def test_a_client_that_hangs_up_closes_the_source() -> None:
             await playing
         assert source.closed
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_client_that_stops_reading_is_given_up() -> None:
@@ -111,4 +112,4 @@ def test_a_client_that_stops_reading_is_given_up() -> None:
         assert len(client.messages) == 3
         assert source.closed
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

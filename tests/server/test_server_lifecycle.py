@@ -22,6 +22,7 @@ from live_server import (
     GatedExecutor,
     LiveServer,
     eventually,
+    gated_serving,
     new_engine,
     put_in_front,
     serving,
@@ -32,14 +33,9 @@ LONG = {"prompt": [1], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 
 @pytest.fixture
 def gated(chat_model: Path) -> Iterator[tuple[LiveServer, GatedExecutor]]:
-    """A server whose engine computes a step only when the test says so."""
-    engine = new_engine(chat_model, max_queued_requests=2)
-    gate = put_in_front(engine, GatedExecutor)
-    with serving(engine, shutdown_timeout_s=0.0) as server:
-        try:
-            yield server, gate
-        finally:
-            gate.open()
+    """Two requests may wait, and a shutdown waits for none."""
+    with gated_serving(chat_model, max_queued_requests=2, shutdown_timeout_s=0.0) as server_and_gate:
+        yield server_and_gate
 
 
 def post_in_background(pool: ThreadPoolExecutor, live: LiveServer, **body: object):
@@ -147,12 +143,10 @@ def test_a_stream_that_fails_ends_with_an_error_event(chat_model: Path) -> None:
 
 
 def test_a_dead_engine_thread_ends_its_requests(chat_model: Path) -> None:
-    engine = new_engine(chat_model)
-    gate = put_in_front(engine, GatedExecutor)
-    with serving(engine) as live, ThreadPoolExecutor() as pool:
+    with gated_serving(chat_model) as (live, gate), ThreadPoolExecutor() as pool:
         answer = post_in_background(pool, live, **LONG)
         eventually(lambda: gate.num_started == 1)
-        engine.engine.loop._renderer = None  # a bug of ours, in a part that nothing guards
+        live.engine.engine.loop._renderer = None  # a bug of ours, in a part that nothing guards
         gate.open()
         assert answer.result().status_code == 500
         assert live.client.get("/ready").status_code == 503
@@ -161,9 +155,7 @@ def test_a_dead_engine_thread_ends_its_requests(chat_model: Path) -> None:
 
 
 def test_a_deadline_is_a_503_with_retry_after(chat_model: Path) -> None:
-    engine = new_engine(chat_model)
-    gate = put_in_front(engine, GatedExecutor)
-    with serving(engine, request_timeout_s=0.05) as live, ThreadPoolExecutor() as pool:
+    with gated_serving(chat_model, request_timeout_s=0.05) as (live, gate), ThreadPoolExecutor() as pool:
         answer = post_in_background(pool, live, **LONG)
         eventually(lambda: gate.num_started == 1)
         threading.Event().wait(0.1)  # the deadline passes while the first step is at the gate
@@ -195,12 +187,10 @@ def begin_shutdown(live: LiveServer) -> None:
 
 
 def test_shutdown_lets_requests_end_and_refuses_new_ones(chat_model: Path) -> None:
-    engine = new_engine(chat_model)
-    gate = put_in_front(engine, GatedExecutor)
-    with serving(engine) as live, ThreadPoolExecutor() as pool:
+    with gated_serving(chat_model) as (live, gate), ThreadPoolExecutor() as pool:
         whole = post_in_background(pool, live, **LONG)
         streamed = post_in_background(pool, live, **LONG, stream=True)
-        eventually(lambda: engine.num_unfinished == 2)
+        eventually(lambda: live.engine.num_unfinished == 2)
         begin_shutdown(live)
         refused = httpx.post(f"{live.url}/v1/completions", json=LONG)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
