@@ -52,10 +52,11 @@ def test_a_pattern_is_learned_and_the_same_seed_gives_the_same_model():
         num_tokens=30 * 512, batch_tokens=512, sequence_lengths=(32, 64), eval_every_steps=30, dtype=torch.float32
     )
 
+    def held_out_bits(model):
+        return bits_per_byte(model, tokens[:512], 512, torch.float32)
+
     def run():
-        steps = list(
-            train(read_spec(TINY), recipe, tokens, lambda model: bits_per_byte(model, tokens[:512], 512, torch.float32))
-        )
+        steps = list(train(read_spec(TINY), recipe, tokens, held_out_bits))
         return [progress.loss for progress, _ in steps], steps[-1][0].held_out_bits
 
     losses, bits = run()

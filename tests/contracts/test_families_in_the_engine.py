@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tiny_models import LONG_PROMPT, build
+
 from ridgeline import LLM, SamplingParams
 from ridgeline.spec import families
-from tiny_models import LONG_PROMPT, build
 
 NUM_PROMPT = 30
 NUM_OUTPUT = LONG_PROMPT - NUM_PROMPT

@@ -105,7 +105,7 @@ def test_seeded_samples_survive_batching_and_preemption(make_llm, story):
 
 
 def test_text_is_the_published_story(make_llm, story):
-    prompt, ids = story
+    prompt, _ = story
     llm = make_llm()
     (output,) = llm.generate([prompt], greedy(200), use_tqdm=False)
     text = output.outputs[0].text

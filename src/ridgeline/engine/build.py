@@ -10,7 +10,7 @@ import torch
 from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.config import CacheConfig, EngineConfig, SchedulerConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.sampling import Sampler
@@ -129,8 +129,10 @@ def _choose_cache(
     """Context length and cache layout. An unstated context shrinks until one sequence fits; a stated one must fit."""
     declared, asked = spec.max_positions, config.model.max_model_len
     length = asked or declared
-    states = [KvStateSize(state.bytes_per_token(dtype.itemsize), state.window) for state in lower(spec, length).states]
-    budget, budget_choice = _choose_budget(config.cache, config.scheduler, states, length)
+    program = lower(spec, length)
+    states = [KvStateSize(state.bytes_per_token(dtype.itemsize), state.window) for state in program.states]
+    free_bytes = available_bytes() - program.num_parameters * dtype.itemsize  # the weights come into memory later
+    budget, budget_choice = _choose_budget(config, states, length, free_bytes)
     span = config.scheduler.max_num_batched_tokens
     while True:
         try:
@@ -150,13 +152,14 @@ def _choose_cache(
 
 
 def _choose_budget(
-    cache: CacheConfig, scheduler: SchedulerConfig, states: list[KvStateSize], max_model_len: int
+    config: EngineConfig, states: list[KvStateSize], max_model_len: int, free_bytes: int
 ) -> tuple[int, Choice]:
+    cache, max_num_seqs = config.cache, config.scheduler.max_num_seqs
     if cache.kv_cache_bytes is not None:
         return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
     blocks = -(-max_model_len // cache.block_size) + 1
-    wanted = scheduler.max_num_seqs * blocks * cache.block_size * sum(state.bytes_per_token for state in states)
-    share = int(available_bytes() * CACHE_SHARE)
+    wanted = max_num_seqs * blocks * cache.block_size * sum(state.bytes_per_token for state in states)
+    share = max(0, int(free_bytes * CACHE_SHARE))
     if wanted <= share:
-        return wanted, Choice(f"{wanted:,}", f"{scheduler.max_num_seqs} sequences of {max_model_len} tokens")
+        return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {max_model_len} tokens")
     return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory")
