@@ -9,32 +9,35 @@ import torch.nn.functional as F
 
 def grouped_attention(
     q_SQND: torch.Tensor,
-    k_SLKD: torch.Tensor,
-    v_SLKD: torch.Tensor,
-    visible_SQL: torch.Tensor,
+    k_SKLD: torch.Tensor,
+    v_SKLD: torch.Tensor,
+    mask_SQL: torch.Tensor,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T, soft-capped and masked) v, [S, Q, N, D] in the dtype of q.
+    """softmax(scale * q k^T, soft-capped, plus mask) v, [S, Q, N, D] in the dtype of q.
 
-    `visible_SQL` is boolean; every query must see at least one key. The G query heads that share a key head are
-    laid side by side as queries of it, so that keys and values are never repeated in memory.
+    `mask_SQL` is 0 or -inf in the dtype of q; every query must see at least one key. The G query heads that share a
+    key head are laid side by side as queries of it, so that keys and values are never repeated in memory.
     """
     num_seqs, num_queries, num_heads, head_dim = q_SQND.shape
-    num_kv_heads = k_SLKD.shape[2]
+    num_kv_heads = k_SKLD.shape[1]
     group = num_heads // num_kv_heads
     q = q_SQND.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*Q, D]
-    k, v = k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2)
-    mask = visible_SQL[:, None].repeat(1, 1, group, 1)
+    mask = mask_SQL[:, None].repeat(1, 1, group, 1)
     if softcap is None:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(q, k_SKLD, v_SKLD, attn_mask=mask, scale=scale)
     else:
-        scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
-        scores = softcap * torch.tanh(scores / softcap)
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        out = torch.matmul(weights.to(v.dtype), v)
+        scores = torch.matmul(q, k_SKLD.transpose(2, 3)).float() * scale
+        weights = (softcap * torch.tanh(scores / softcap) + mask).softmax(-1)
+        out = torch.matmul(weights.to(v_SKLD.dtype), v_SKLD)
     out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)  # [S, Q, K, G, D]
     return out.reshape(num_seqs, num_queries, num_heads, head_dim)
+
+
+def mask_of(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `visible`, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
 
 
 def visible_keys_SQL(

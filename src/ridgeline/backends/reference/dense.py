@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from ridgeline.backends.reference.attention import grouped_attention, visible_keys_SQL
+from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
 
@@ -43,8 +43,9 @@ class DenseKv:
         visible = visible_keys_SQL(
             positions, positions, torch.tensor([self._num_tokens]), torch.tensor([True]), attrs.window
         )
-        visible = visible.expand(self._batch, -1, -1)
-        return grouped_attention(q, k, v, visible, attrs.scale, attrs.softcap).flatten(0, 1)
+        mask = mask_of(visible, q.dtype).expand(self._batch, -1, -1)
+        out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap)
+        return out.flatten(0, 1)
 
 
 class DenseModel(torch.nn.Module):

@@ -1,7 +1,8 @@
 """The program over the paged cache: what the engine runs on this backend.
 
-Slot `block * block_size + offset` of a group's states holds one token's keys and values. One extra slot at the end
-stays zero and stands in for positions that a table does not have, so that stale memory never reaches a product.
+A state's keys and its values are blocks of [K, block_size, D], so that a gathered sequence has its heads apart, as
+attention wants them. A block is cleared when its first token is written, and one extra block at the end stays zero and
+pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a product.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ridgeline.backends.reference.attention import grouped_attention, visible_keys_SQL
+from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.backends.reference.packed import pack_matrices
-from ridgeline.backends.step import IntArray, StepBatch
+from ridgeline.backends.step import GroupStep, IntArray, StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
 
@@ -31,9 +32,9 @@ class ReferenceExecutable:
         self._values: dict[int, torch.Tensor] = {}
         self._group_of: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
-            num_slots = group.num_blocks * layout.block_size + 1
             for state in group.states:
-                shape = (num_slots, program.states[state].num_heads, program.states[state].head_dim)
+                heads, head_dim = program.states[state].num_heads, program.states[state].head_dim
+                shape = (group.num_blocks + 1, heads, layout.block_size, head_dim)
                 self._keys[state] = torch.zeros(shape, dtype=dtype)
                 self._values[state] = torch.zeros(shape, dtype=dtype)
                 self._group_of[state] = index
@@ -51,27 +52,40 @@ class ReferenceExecutable:
         return interpret(self._program, self._weights, inputs, kv)[LOGITS]
 
     def _copy_blocks(self, step: StepBatch) -> None:
-        size = self._layout.block_size
         for copy in step.copies:
             for state in self._layout.groups[copy.group].states:
                 for memory in (self._keys[state], self._values[state]):
-                    memory[copy.target * size : (copy.target + 1) * size] = memory[
-                        copy.source * size : (copy.source + 1) * size
-                    ]
+                    memory[copy.target] = memory[copy.source]
+
+
+@dataclass(frozen=True, slots=True)
+class _Writes:
+    """Where the step's tokens go in one group, and the blocks that get their first token."""
+
+    blocks_T: torch.Tensor
+    offsets_T: torch.Tensor
+    fresh_blocks: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _SpanBatch:
-    """Equally long spans that attend in one call: their rows in T, and the cache slots and mask of their keys."""
+    """Equally long spans that attend in one call: their rows in T, their blocks, and which keys they see."""
 
     rows_SQ: torch.Tensor
-    slots: torch.Tensor  # flat [S * L]
-    num_keys: int
-    visible_SQL: torch.Tensor
+    tables_SB: torch.Tensor
+    mask_SQL: torch.Tensor
+
+    def gather(self, memory: torch.Tensor) -> torch.Tensor:
+        """Keys or values of the spans' sequences out of a state's blocks, [S, K, L, D]."""
+        _, heads, size, head_dim = memory.shape
+        num_seqs, num_blocks = self.tables_SB.shape
+        rows_SKB = self.tables_SB[:, None] * heads + torch.arange(heads)[None, :, None]
+        gathered = memory.view(-1, size * head_dim).index_select(0, rows_SKB.flatten())
+        return gathered.view(num_seqs, heads, num_blocks * size, head_dim)
 
 
 class _PagedKv:
-    """KvAccess of one step over the cache tensors. Slots and masks are made once per window and shared by layers."""
+    """KvAccess of one step over the cache tensors. Tables and masks are made once per window and shared by layers."""
 
     def __init__(
         self,
@@ -86,13 +100,14 @@ class _PagedKv:
         self._group_of = group_of
         self._layout = layout
         self._step = step
-        self._write_slots = [torch.from_numpy(group.write_slots_T) for group in step.groups]
+        self._writes = [_writes(group, layout.block_size) for group in step.groups]
         self._batches: dict[tuple[int, int | None], list[_SpanBatch]] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        slots = self._write_slots[self._group_of[state]]
-        self._keys[state].index_copy_(0, slots, k_TKD)
-        self._values[state].index_copy_(0, slots, v_TKD)
+        writes = self._writes[self._group_of[state]]
+        for memory, entries_TKD in ((self._keys[state], k_TKD), (self._values[state], v_TKD)):
+            memory[writes.fresh_blocks] = 0
+            memory[writes.blocks_T, :, writes.offsets_T] = entries_TKD
 
     def attend(
         self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
@@ -100,11 +115,13 @@ class _PagedKv:
         out = torch.empty_like(q_TND)
         keys, values = self._keys[attrs.state], self._values[attrs.state]
         for batch in self._span_batches(self._group_of[attrs.state], attrs.window):
-            shape = (batch.rows_SQ.shape[0], batch.num_keys)
-            k = keys.index_select(0, batch.slots).unflatten(0, shape)
-            v = values.index_select(0, batch.slots).unflatten(0, shape)
             out[batch.rows_SQ] = grouped_attention(
-                q_TND[batch.rows_SQ], k, v, batch.visible_SQL, attrs.scale, attrs.softcap
+                q_TND[batch.rows_SQ],
+                batch.gather(keys),
+                batch.gather(values),
+                batch.mask_SQL,
+                attrs.scale,
+                attrs.softcap,
             )
         return out
 
@@ -123,17 +140,22 @@ class _PagedKv:
     def _span_batch(self, index: int, spans: IntArray, length: int, window: int | None) -> _SpanBatch:
         step, group, size = self._step, self._step.groups[index], self._layout.block_size
         first_S, end_S = group.first_token_S[spans], step.kv_length_S[spans]
-        offsets_L = np.arange((end_S - first_S).max())
-        key_positions_SL = first_S[:, None] + offsets_L
-        slots_SL = group.tables_SB[spans][:, offsets_L // size] * size + offsets_L % size
-        zero_slot = self._layout.groups[index].num_blocks * size
-        slots_SL = np.where(key_positions_SL < end_S[:, None], slots_SL, zero_slot)
+        used_S = -(-(end_S - first_S) // size)
+        tables_SB = group.tables_SB[spans, : used_S.max()]
+        zero_block = self._layout.groups[index].num_blocks
+        tables_SB = np.where(np.arange(used_S.max()) < used_S[:, None], tables_SB, zero_block)
         rows_SQ = step.span_start_S[spans][:, None] + np.arange(length)
         visible = visible_keys_SQL(
             torch.from_numpy(step.positions_T[rows_SQ]),
-            torch.from_numpy(key_positions_SL),
+            torch.from_numpy(first_S[:, None] + np.arange(used_S.max() * size)),
             torch.from_numpy(end_S),
             torch.from_numpy(step.causal_S[spans]),
             window,
         )
-        return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(slots_SL.ravel()), len(offsets_L), visible)
+        mask = mask_of(visible, self._keys[self._layout.groups[index].states[0]].dtype)
+        return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), mask)
+
+
+def _writes(group: GroupStep, block_size: int) -> _Writes:
+    blocks_T, offsets_T = np.divmod(group.write_slots_T, block_size)
+    return _Writes(torch.from_numpy(blocks_T), torch.from_numpy(offsets_T), torch.from_numpy(blocks_T[offsets_T == 0]))

@@ -1,0 +1,27 @@
+"""What an earlier sequence left in the cache never reaches a later one, whatever it is."""
+
+import pytest
+import torch
+from ridgeline import LLM, SamplingParams
+
+
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 1e30])
+def test_rubbish_in_unwritten_slots_changes_nothing(shared_data, rubbish):
+    llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, max_num_batched_tokens=64)
+    params = SamplingParams(temperature=0, max_tokens=30, logprobs=0, n=2)
+    prompts = ["Once upon a time", "Lily", "One day a cat and a dog went to the park to play"]
+    clean = llm.generate(prompts, params, use_tqdm=False)
+
+    executable = llm.engine.loop._executor._executable
+    llm.engine.loop.scheduler._cache.reset_prefix_cache()
+    for memories in (executable._keys, executable._values):
+        for memory in memories.values():
+            memory[:-1] = rubbish
+    dirty = llm.generate(prompts, params, use_tqdm=False)
+    for before, after in zip(clean, dirty, strict=True):
+        for a, b in zip(before.outputs, after.outputs, strict=True):
+            assert a.token_ids == b.token_ids
+            torch.testing.assert_close(
+                torch.tensor([entry.logprob for entry in a.logprobs]),
+                torch.tensor([entry.logprob for entry in b.logprobs]),
+            )
