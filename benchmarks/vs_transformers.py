@@ -2,8 +2,8 @@
 
 usage: python benchmarks/vs_transformers.py [--shape qwen3-0.6b] [--pairs 3] [--threads N] [--out benchmarks/results]
 
-Each system lives in a process of its own that loads the model once and then waits; the pairs alternate which system
-goes first. Every pair has fresh prompts, the same for both, so that no prefix cache helps. Greedy, end of sequence
+Each system runs alone in a fresh process: it loads the model, answers a short warm-up, and is timed once, so that
+neither suffers from what the other keeps in memory. The pairs alternate which system goes first. Every pair has prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence
 ignored. The read stream of the memory is measured before and after, by the same run. Needs transformers.
 """
 
@@ -187,11 +187,29 @@ def read_stream(threads: int) -> None:
 # ---- in the parent
 
 
-def run_pair(workers: dict[str, Worker], prompts: list[list[int]], output_tokens: int, flip: bool) -> Pair:
-    """Both systems on the same prompts; `flip` lets transformers go first."""
+WARM_UP_TOKENS = 4
+
+
+def run_alone(system: str, arguments: argparse.Namespace, folder: Path, rng: random.Random, prompts) -> dict:
+    """The answer of a fresh process, after a warm-up with other prompts of the same shape."""
+    worker = Worker(system, "--folder", str(folder), "--threads", str(arguments.threads))
+    worker.ask({"prompts": random_prompts(arguments, rng), "output_tokens": WARM_UP_TOKENS})
+    answer = worker.ask({"prompts": prompts, "output_tokens": arguments.output_tokens})
+    worker.close()
+    return answer
+
+
+def random_prompts(arguments: argparse.Namespace, rng: random.Random) -> list[list[int]]:
+    vocabulary = SHAPES[arguments.shape][-1]
+    return [[rng.randrange(vocabulary) for _ in range(arguments.input_tokens)] for _ in range(arguments.requests)]
+
+
+def run_pair(arguments: argparse.Namespace, folder: Path, rng: random.Random, flip: bool) -> Pair:
+    """Both systems on the same prompts, one after the other; `flip` lets transformers go first."""
+    prompts, output_tokens = random_prompts(arguments, rng), arguments.output_tokens
     answers = {}
     for system in reversed(SYSTEMS) if flip else SYSTEMS:
-        answers[system] = workers[system].ask({"prompts": prompts, "output_tokens": output_tokens})
+        answers[system] = run_alone(system, arguments, folder, rng, prompts)
         lengths = {len(token_ids) for token_ids in answers[system]["token_ids"]}
         if lengths != {output_tokens}:
             raise SystemExit(f"{system} gave answers of {sorted(lengths)} tokens where {output_tokens} were asked for")
@@ -208,35 +226,31 @@ def run_pair(workers: dict[str, Worker], prompts: list[list[int]], output_tokens
 
 
 def compare(arguments: argparse.Namespace, folder: Path, console: Console) -> tuple[list[Pair], list[float]]:
-    """All pairs after a warm-up of each system, and the read stream before and after them."""
+    """All pairs, and the read stream before and after them."""
     rng = random.Random(arguments.seed)
-    vocabulary = SHAPES[arguments.shape][-1]
-    stream = Worker("stream", "--threads", str(arguments.threads))
-    stream_gb_per_s = [stream.ask(None)["gb_per_s"]]
-    workers = {
-        system: Worker(system, "--folder", str(folder), "--threads", str(arguments.threads)) for system in SYSTEMS
-    }
+    stream_gb_per_s = [measure_stream(arguments)]
     pairs = []
-    for number in range(arguments.pairs + 1):
-        prompts = [
-            [rng.randrange(vocabulary) for _ in range(arguments.input_tokens)] for _ in range(arguments.requests)
-        ]
-        pair = run_pair(workers, prompts, arguments.output_tokens, flip=number % 2 == 0)
+    for number in range(arguments.pairs):
+        pair = run_pair(arguments, folder, rng, flip=number % 2 == 1)
         console.print(
-            f"{f'pair {number}' if number else 'warm-up'}: ridgeline {pair.ridgeline_tok_per_s:.1f}, "
+            f"pair {number + 1}: ridgeline {pair.ridgeline_tok_per_s:.1f}, "
             f"transformers {pair.transformers_tok_per_s:.1f} output tokens/s, ratio {pair.ratio:.2f}; "
             f"CPU time {pair.ridgeline_cpu_s:.1f} and {pair.transformers_cpu_s:.1f} s; "
             f"{pair.equal_first_tokens} of {arguments.requests} first tokens equal",
             highlight=False,
             soft_wrap=True,
         )
-        if number:
-            pairs.append(pair)
-    for worker in workers.values():
-        worker.close()
-    stream_gb_per_s.append(stream.ask(None)["gb_per_s"])
-    stream.close()
+        pairs.append(pair)
+    stream_gb_per_s.append(measure_stream(arguments))
     return pairs, stream_gb_per_s
+
+
+def measure_stream(arguments: argparse.Namespace) -> float:
+    """GB/s that all threads read from memory together."""
+    worker = Worker("stream", "--threads", str(arguments.threads))
+    gb_per_s = worker.ask(None)["gb_per_s"]
+    worker.close()
+    return gb_per_s
 
 
 def measure(arguments: argparse.Namespace) -> None:

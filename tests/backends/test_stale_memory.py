@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from ridgeline import LLM, SamplingParams
 
 

@@ -11,8 +11,12 @@ END_OF_TEXT = "<|endoftext|>"
 # A newline takes the indentation that follows it; identifiers keep their underscores.
 SPLIT = r"\s*[\r\n]+[ \t]*| ?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 
-# The model completes code, it does not converse: turns are laid one after the other as source text.
-CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+# The model completes code, it does not converse: turns are laid one after the other as source text, without a newline
+# at the end, which would be half of a token.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ message['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
+)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -31,6 +31,7 @@ VOCAB_SIZE = 4096
 CONTEXT_LENGTH = 1024
 QUICK_EVAL_TOKENS = 32 * CONTEXT_LENGTH  # during training; the card's figure is over all held-out text
 STORED_DTYPE = torch.bfloat16
+GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.6, "top_p": 0.95}  # greedy, small models go in circles
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ PRESETS = {
             "num_key_value_heads": 2,
             "head_dim": 32,
         },
-        Recipe(num_tokens=16_000_000, matrix_rate=1e-2, vector_rate=1e-2),
+        Recipe(num_tokens=8_000_000, matrix_rate=1e-2, vector_rate=1e-2),
     ),
 }
 
@@ -144,7 +145,7 @@ def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpe
         "torch_dtype": "bfloat16",
     }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **GENERATION_DEFAULTS}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_tokenizer(tokenizer, out, CONTEXT_LENGTH)
     return read_spec(config)

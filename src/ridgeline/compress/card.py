@@ -8,11 +8,12 @@ from ridgeline.compress.train import Recipe
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 
+# Without a newline at the end: the tokenizer keeps it together with the indentation that follows.
 SAMPLE_PROMPTS = (
-    "def read_lines(path):\n",
-    "class Stack:\n    def __init__(self):\n",
+    "def read_lines(path):",
+    "class Stack:\n    def __init__(self):",
     "import os\n\ndef walk(",
-    "    def __repr__(self):\n        return ",
+    "class Point:\n    def __repr__(self):\n        return",
 )
 SAMPLE_TOKENS = 96
 
@@ -111,4 +112,5 @@ def _rows(facts: TrainingFacts) -> list[tuple[str, str]]:
         ("seed, dtype", f"{recipe.seed}, {dtype} autocast, stored as bfloat16"),
         ("training time", f"{facts.training_s / 60:.0f} minutes on {facts.device}"),
         ("tokenizer", "byte-level BPE trained on the training text; every text starts with `<|endoftext|>`"),
+        ("prompts", "best without a newline at the end: a newline and the indentation after it are one token"),
     ]

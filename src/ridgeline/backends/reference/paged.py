@@ -35,8 +35,8 @@ class ReferenceExecutable:
             for state in group.states:
                 heads, head_dim = program.states[state].num_heads, program.states[state].head_dim
                 shape = (group.num_blocks + 1, heads, layout.block_size, head_dim)
-                self._keys[state] = torch.zeros(shape, dtype=dtype)
-                self._values[state] = torch.zeros(shape, dtype=dtype)
+                self._keys[state] = _blocks(shape, dtype)
+                self._values[state] = _blocks(shape, dtype)
                 self._group_of[state] = index
 
     @torch.inference_mode()
@@ -154,6 +154,13 @@ class _PagedKv:
         )
         mask = mask_of(visible, self._keys[self._layout.groups[index].states[0]].dtype)
         return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), mask)
+
+
+def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory for blocks, the last one zero. The others take no physical memory before they are written."""
+    memory = torch.empty(shape, dtype=dtype)
+    memory[-1] = 0
+    return memory
 
 
 def _writes(group: GroupStep, block_size: int) -> _Writes:
