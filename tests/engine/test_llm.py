@@ -121,6 +121,7 @@ def test_a_model_without_chat_template_says_so(llm):
     [
         ({"dtype": "int3"}, "dtype must be"),
         ({"block_size": 12}, "block_size must be a power of two"),
+        ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens"),
         ({"kv_cache_bytes": 1000}, "lower max_model_len or give the cache more memory"),

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen
+from ridgeline.core.config import SchedulingPolicy
 
 BIND_EXIT = 4
 
@@ -38,6 +39,9 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(help="Most sequences that run at once.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
     max_queued_requests: Annotated[int, typer.Option(help="Most requests that wait; more are refused.")] = 1024,
+    scheduling_policy: Annotated[
+        SchedulingPolicy, typer.Option(help="First come, first served, or by each request's priority (lower first).")
+    ] = "fcfs",
     block_size: Annotated[int, typer.Option(help="Tokens in one block of the KV cache.")] = 16,
     kv_cache_bytes: Annotated[
         int | None, typer.Option(help="Size of the KV cache. Default: enough for the sequences, within free memory.")
@@ -74,6 +78,7 @@ def serve(
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            policy=scheduling_policy,
             max_queued_requests=max_queued_requests,
         ),
         num_threads=num_threads,

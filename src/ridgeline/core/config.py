@@ -36,6 +36,7 @@ class CacheConfig:
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        _positive("block_size", self.block_size)
         _positive("kv_cache_bytes", self.kv_cache_bytes)
 
 
