@@ -3,8 +3,9 @@
 usage: python benchmarks/vs_transformers.py [--shape qwen3-0.6b] [--pairs 3] [--threads N] [--out benchmarks/results]
 
 Each system runs alone in a fresh process: it loads the model, answers a short warm-up, and is timed once, so that
-neither suffers from what the other keeps in memory. The pairs alternate which system goes first. Every pair has prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence
-ignored. The read stream of the memory is measured before and after, by the same run. Needs transformers.
+neither suffers from what the other keeps in memory. The pairs alternate which system goes first. Every pair has
+prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence ignored. The read stream
+of the memory is measured before and after, by the same run. Needs transformers.
 """
 
 import argparse

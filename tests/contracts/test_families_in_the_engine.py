@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_models import LONG_PROMPT, build
 
+from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.spec import families
 
@@ -59,24 +60,3 @@ def check_against_oracle(model, output):
     best_T = expected_TV[NUM_PROMPT - 1 : -1].amax(-1)
     for best, logprob in zip(best_T.tolist(), answer.logprobs, strict=True):
         assert best - logprob.logprob <= bound
-
-
-def generate_with_preemption(llm, prompts, params):
-    """Preempts one running sequence every third step while the batch runs."""
-    scheduler, plan = llm.engine.loop.scheduler, llm.engine.loop.scheduler.plan
-    steps = 0
-
-    def preempting_plan():
-        nonlocal steps
-        steps += 1
-        if steps % 3 == 0 and scheduler.running():
-            scheduler.preempt(scheduler.running()[steps % len(scheduler.running())])
-        return plan()
-
-    scheduler.plan = preempting_plan
-    try:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    finally:
-        del scheduler.plan
-    assert scheduler.stats().num_preemptions > 0
-    return outputs

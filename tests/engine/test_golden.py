@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.request import FinishReason
 
@@ -66,23 +67,9 @@ def test_in_a_batch_of_sixteen_mixed_requests(make_llm, story, options):
 
 def test_under_forced_preemption_every_third_step(make_llm, story):
     prompt, ids = story
-    llm = make_llm(block_size=8)
-    loop, scheduler = llm.engine.loop, llm.engine.loop.scheduler
-    requests = [llm.engine.intake.request(prompt + ids[: 20 * i], greedy(60)) for i in range(4)]
-    for request in requests:
-        loop.submit(request)
-    tokens = {request.request_id: [] for request in requests}
-    steps = 0
-    loop.step()
-    while scheduler.has_work:
-        steps += 1
-        if steps % 3 == 0 and scheduler.running():
-            scheduler.preempt(scheduler.running()[steps % len(scheduler.running())])
-        loop.step()
-        for delta in llm._take():
-            tokens[delta.request_id].extend(delta.token_ids)
-    assert scheduler.stats().num_preemptions >= 15
-    assert [tokens[request.request_id] for request in requests] == [ids[20 * i : 20 * i + 60] for i in range(4)]
+    prompts = [prompt + ids[: 20 * i] for i in range(4)]
+    outputs = generate_with_preemption(make_llm(block_size=8), prompts, greedy(60))
+    assert [output.outputs[0].token_ids for output in outputs] == [ids[20 * i : 20 * i + 60] for i in range(4)]
 
 
 def test_in_a_cache_too_small_for_the_batch(make_llm, story):

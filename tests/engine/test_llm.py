@@ -79,6 +79,17 @@ def test_a_stream_left_early_frees_its_blocks(llm):
     assert llm.engine.loop.stats().cache.groups[0].used == 0
 
 
+def test_streams_and_batches_do_not_take_each_others_tokens(llm):
+    alone = ["".join(delta.text for delta in llm.stream(prompt, GREEDY)) for prompt in ("Tom", "Lily")]
+    first, second = llm.stream("Tom", GREEDY), llm.stream("Lily", GREEDY)
+    texts = [next(first).text, next(second).text]
+    (batch,) = llm.generate("Tom", GREEDY, use_tqdm=False)
+    texts[0] += "".join(delta.text for delta in first)
+    texts[1] += "".join(delta.text for delta in second)
+    assert texts == alone
+    assert batch.outputs[0].text == alone[0]
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "error", "param"),
     [

@@ -11,6 +11,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import Engine, build_engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from ridgeline.engine.request import Request
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -61,8 +62,8 @@ class LLM:
             num_threads=num_threads,
             seed=seed,
         )
-        self._arrived: list[OutputDelta] = []
-        self.engine: Engine = build_engine(config, self._arrived.extend)
+        self._unread: dict[str, list[OutputDelta]] = {}  # by request, for those that somebody reads
+        self.engine: Engine = build_engine(config, self._deliver)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, None if its folder has none."""
@@ -109,19 +110,16 @@ class LLM:
         """Deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
         job = self._job(prompt, self._params(sampling_params, 1)[0])
         request = self.engine.intake.request(job.token_ids, job.params)
-        self.engine.loop.submit(request)
+        self._submit([request])
         unfinished = job.params.n
         try:
             while unfinished:
                 self.engine.loop.step()
-                for delta in self._take():
+                for delta in self._read(request.request_id):
                     unfinished -= delta.finish is not None
                     yield delta
         finally:
-            if unfinished:
-                self.engine.loop.abort(request.request_id)
-                self.engine.loop.step()
-                self._take()
+            self._forget([request])
 
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
@@ -158,16 +156,11 @@ class LLM:
             )
             for request, job in zip(requests, jobs)
         }
-        for request in requests:
-            self.engine.loop.submit(request)
+        self._submit(requests)
         try:
             self._until_finished(outputs, progress)
-        except BaseException:
-            for request in requests:
-                self.engine.loop.abort(request.request_id)
-            self.engine.loop.step()
-            self._take()
-            raise
+        finally:
+            self._forget(requests)
         return list(outputs.values())
 
     def _until_finished(self, outputs: Mapping[str, RequestOutput], progress: bool) -> None:
@@ -186,7 +179,7 @@ class LLM:
             while unfinished:
                 self.engine.loop.step()
                 ended = 0
-                for delta in self._take():
+                for delta in (delta for request_id in outputs for delta in self._read(request_id)):
                     outputs[delta.request_id].extend(delta)
                     num_tokens += len(delta.token_ids)
                     ended += delta.finish is not None
@@ -194,10 +187,26 @@ class LLM:
                 elapsed_s = bar.tasks[0].elapsed or 0.0
                 bar.update(task, advance=ended, rate=f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s")
 
-    def _take(self) -> list[OutputDelta]:
-        arrived = list(self._arrived)
-        self._arrived.clear()
+    def _submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._unread[request.request_id] = []
+            self.engine.loop.submit(request)
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        for delta in deltas:
+            if delta.request_id in self._unread:
+                self._unread[delta.request_id].append(delta)
+
+    def _read(self, request_id: str) -> list[OutputDelta]:
+        arrived, self._unread[request_id] = self._unread[request_id], []
         return arrived
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        """Nobody reads these any more: what is unfinished is aborted, and its blocks are free on return."""
+        for request in requests:
+            del self._unread[request.request_id]
+            self.engine.loop.abort(request.request_id)
+        self.engine.loop.settle()
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -83,7 +83,7 @@ class EngineLoop:
 
     def step(self) -> bool:
         """Takes in messages and computes one step; False if there was nothing to compute."""
-        self._publish(self._drain() + self._scheduler.expire())
+        self.settle()
         started = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -104,6 +104,10 @@ class EngineLoop:
         self.times.num_computed_tokens += plan.num_tokens
         self.times.num_sampled_tokens += len(result.samples)
         return True
+
+    def settle(self) -> None:
+        """Takes in messages and passed deadlines without computing anything."""
+        self._publish(self._drain() + self._scheduler.expire())
 
     def wait(self, timeout_s: float) -> None:
         """Sleeps until a message arrives or `timeout_s` passes. Call it only when `step` had nothing to do."""
