@@ -18,7 +18,7 @@ from ridgeline.decoding.strategy import Autoregressive
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.memory import available_bytes
+from ridgeline.engine.memory import available_bytes, keep_freed_memory
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
@@ -68,6 +68,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     spec = read_spec(folder.config)
     num_threads = config.num_threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
+    keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, dtype)
     program = lower(spec, max_model_len)

@@ -1,10 +1,28 @@
-"""How much memory this process may still take: the machine's, or the cgroup's where that is less."""
+"""The memory of this process: how much it may still take, and that it keeps what the next step needs again."""
 
+import ctypes
 import os
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+
+# glibc's parameters for mallopt, and the largest threshold that it accepts
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_HEAP_BYTES = 32 << 20
+_KEPT_BYTES = 512 << 20
+
+
+def keep_freed_memory() -> None:
+    """Lets malloc keep up to 512 MiB of what is freed; does nothing where the C library is not glibc.
+
+    By default glibc gives every large temporary tensor back to the kernel and takes it anew, page by page, on the next
+    step: a tenth to a quarter of a prompt's time, by the luck of what the process allocated before.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MOST_HEAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def available_bytes() -> int:
