@@ -39,7 +39,7 @@ def test_reads_standard_input(ridgeline, model_folder, expected):
 
 def test_default_prompt_is_python(ridgeline, model_folder):
     done = ridgeline("generate", "-m", model_folder, "--max-tokens", 3)
-    assert done.out.startswith("def fibonacci(n):")
+    assert done.out.startswith("def read_lines(path):")
 
 
 def test_json_is_the_request_output(ridgeline, model_folder, expected):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ridgeline.engine.llm import LLM
     from ridgeline.engine.outputs import CompletionOutput, RequestOutput
 
-DEFAULT_PROMPT = "def fibonacci(n):"
+DEFAULT_PROMPT = "def read_lines(path):"
 
 
 def generate(

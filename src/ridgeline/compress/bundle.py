@@ -31,7 +31,7 @@ VOCAB_SIZE = 4096
 CONTEXT_LENGTH = 1024
 QUICK_EVAL_TOKENS = 32 * CONTEXT_LENGTH  # during training; the card's figure is over all held-out text
 STORED_DTYPE = torch.bfloat16
-GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.6, "top_p": 0.95}  # greedy, small models go in circles
+GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # greedy, small models go in circles
 
 
 @dataclass(frozen=True, slots=True)
