@@ -1,0 +1,13 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ridgeline {
+
+void bind_linear(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
+void bind_sample(nanobind::module_& module);
+void bind_probe(nanobind::module_& module);
+void bind_runtime(nanobind::module_& module);
+
+}  // namespace ridgeline

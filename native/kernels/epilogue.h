@@ -1,0 +1,36 @@
+// The end of a matrix product: what becomes of the sums of some rows of one panel.
+#pragma once
+
+#include "kernels/rows.h"
+#include "kernels/simd.h"
+#include "kernels/types.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+// One row's 32 sums, still in registers.
+struct PanelSums {
+  Floats part[kPanel / kLanes];
+};
+
+// Finishes row `row` of panel `panel`. Always inlined, so that the sums never leave the registers.
+RL_INLINE void finish(const Epilogue& epilogue, PanelSums sums, int64_t row, int64_t panel) {
+  constexpr int kParts = kPanel / kLanes, kHalf = kPanel / 2;
+  if (epilogue.bias)
+    for (int i = 0; i < kParts; i++) sums.part[i] += load<Floats>(epilogue.bias + panel * kPanel + i * kLanes);
+  if (epilogue.kind == EpilogueKind::gate) {
+    float* out = epilogue.out + row * epilogue.stride + panel * kHalf;
+    for (int i = 0; i < kParts / 2; i++)
+      store(out + i * kLanes, apply(epilogue.activation, sums.part[i]) * sums.part[i + kParts / 2]);
+    return;
+  }
+  float* out = epilogue.out + row * epilogue.stride + panel * kPanel;
+  for (int i = 0; i < kParts; i++) {
+    Floats y = sums.part[i];
+    if (epilogue.kind == EpilogueKind::add) y += load<Floats>(out + i * kLanes);
+    if (epilogue.kind == EpilogueKind::activate) y = apply(epilogue.activation, y);
+    if (epilogue.softcap > 0.0f) y = epilogue.softcap * tanh(y / epilogue.softcap);
+    store(out + i * kLanes, y);
+  }
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

@@ -1,0 +1,150 @@
+// Kernels over single float32 rows: norms, rotary embedding, activations.
+#pragma once
+
+#include "kernels/simd.h"
+#include "kernels/types.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+// Calls body(vector, offset) over whole vectors, and scalar(offset) over the rest.
+template <class Body, class Scalar>
+RL_INLINE void for_row(int64_t width, Body body, Scalar scalar) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) body(i);
+  for (; i < width; i++) scalar(i);
+}
+
+RL_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+
+// Sums run in a fixed order that depends on the width alone.
+RL_INLINE float row_sum(const float* x, int64_t width) {
+  Floats total{};
+  float rest = 0;
+  for_row(width, [&](int64_t i) { total += load<Floats>(x + i); }, [&](int64_t i) { rest += x[i]; });
+  return sum(total) + rest;
+}
+
+RL_INLINE float row_squares(const float* x, int64_t width, float mean) {
+  Floats total{};
+  float rest = 0;
+  for_row(
+      width,
+      [&](int64_t i) {
+        const Floats d = load<Floats>(x + i) - mean;
+        total = fma(d, d, total);
+      },
+      [&](int64_t i) { rest += (x[i] - mean) * (x[i] - mean); });
+  return sum(total) + rest;
+}
+
+static inline void normalize(const Norm& norm, const float* x, int64_t width, float* out) {
+  if (norm.kind == NormKind::none) {
+    if (out != x) __builtin_memcpy(out, x, (size_t)width * sizeof(float));
+    return;
+  }
+  const bool layer = norm.kind == NormKind::layer;
+  const float mean = layer ? row_sum(x, width) / (float)width : 0.0f;
+  const float factor = 1.0f / square_root(row_squares(x, width, mean) / (float)width + norm.eps);
+  const float* weight = norm.weight;
+  const float* bias = norm.bias;
+  for_row(
+      width,
+      [&](int64_t i) {
+        Floats y = (load<Floats>(x + i) - mean) * factor * load<Floats>(weight + i);
+        if (layer) y += load<Floats>(bias + i);
+        store(out + i, y);
+      },
+      [&](int64_t i) { out[i] = (x[i] - mean) * factor * weight[i] + (layer ? bias[i] : 0.0f); });
+}
+
+static inline void rotate(float* heads, int64_t num_heads, int64_t head_dim, const float* cos, const float* sin,
+                          int64_t half) {
+  for (int64_t head = 0; head < num_heads; head++) {
+    float* a = heads + head * head_dim;
+    float* b = a + half;
+    for_row(
+        half,
+        [&](int64_t i) {
+          const Floats x = load<Floats>(a + i), y = load<Floats>(b + i);
+          const Floats c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+          store(a + i, x * c - y * s);
+          store(b + i, y * c + x * s);
+        },
+        [&](int64_t i) {
+          const float x = a[i], y = b[i];
+          a[i] = x * cos[i] - y * sin[i];
+          b[i] = y * cos[i] + x * sin[i];
+        });
+  }
+}
+
+static inline void add(const float* x, const float* y, int64_t width, float* out) {
+  for_row(
+      width, [&](int64_t i) { store(out + i, load<Floats>(x + i) + load<Floats>(y + i)); },
+      [&](int64_t i) { out[i] = x[i] + y[i]; });
+}
+
+static inline void scale(const float* x, float factor, int64_t width, float* out) {
+  for_row(
+      width, [&](int64_t i) { store(out + i, load<Floats>(x + i) * factor); },
+      [&](int64_t i) { out[i] = x[i] * factor; });
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1); near 0 a polynomial, where the difference would lose digits.
+RL_INLINE Floats tanh(Floats x) {
+  const Floats wide = 1.0f - 2.0f / (exp(2.0f * min(max(x, splat(-10.0f)), splat(10.0f))) + 1.0f);
+  const Floats s = x * x;
+  Floats p = splat(-5.70498872745e-3f);
+  p = fma(p, s, splat(2.06390887954e-2f));
+  p = fma(p, s, splat(-5.37397155531e-2f));
+  p = fma(p, s, splat(1.33314422036e-1f));
+  p = fma(p, s, splat(-3.33332819422e-1f));
+  const Floats near = fma(p * s, x, x);
+  const Floats magnitude = x < 0.0f ? -x : x;
+  const Floats y = magnitude < 0.625f ? near : wide;
+  return x != x ? x : y;
+}
+
+// erf by Abramowitz and Stegun 7.1.26, |error| < 1.5e-7.
+RL_INLINE Floats erf(Floats x) {
+  const Floats magnitude = x < 0.0f ? -x : x;
+  const Floats t = 1.0f / fma(magnitude, splat(0.3275911f), splat(1.0f));
+  Floats p = splat(1.061405429f);
+  p = fma(p, t, splat(-1.453152027f));
+  p = fma(p, t, splat(1.421413741f));
+  p = fma(p, t, splat(-0.284496736f));
+  p = fma(p, t, splat(0.254829592f));
+  const Floats y = 1.0f - p * t * exp(-magnitude * magnitude);
+  return x < 0.0f ? -y : y;
+}
+
+RL_INLINE Floats apply(Activation activation, Floats x) {
+  switch (activation) {
+    case Activation::silu:
+      return x / (1.0f + exp(-x));
+    case Activation::gelu:
+      return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
+    case Activation::gelu_tanh:
+      return 0.5f * x * (1.0f + tanh(0.79788456080286536f * fma(0.044715f * x * x, x, x)));
+    case Activation::relu:
+      return x > 0.0f ? x : x - x;  // x - x keeps a NaN
+  }
+  __builtin_unreachable();
+}
+
+// act(x), times `gated` where that is not null.
+static inline void activate(Activation activation, const float* x, const float* gated, int64_t width, float* out) {
+  const auto vector = [&](Floats v, Floats g) { return gated ? apply(activation, v) * g : apply(activation, v); };
+  for_row(
+      width,
+      [&](int64_t i) { store(out + i, vector(load<Floats>(x + i), gated ? load<Floats>(gated + i) : Floats{})); },
+      [&](int64_t i) { out[i] = vector(splat(x[i]), splat(gated ? gated[i] : 0.0f))[0]; });
+}
+
+static inline void softcap(float cap, const float* x, int64_t width, float* out) {
+  for_row(
+      width, [&](int64_t i) { store(out + i, cap * tanh(load<Floats>(x + i) / cap)); },
+      [&](int64_t i) { out[i] = (cap * tanh(splat(x[i]) / cap))[0]; });
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

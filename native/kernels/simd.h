@@ -1,0 +1,186 @@
+// The vector type of one ISA level and the few operations that kernels are written in.
+//
+// Compiled once per level inside namespace ridgeline::RIDGELINE_LEVEL. The width is the level's native one, so kernels
+// loop over `kPanel / kLanes` vectors; gcc and clang vector extensions supply + - * / and comparisons at every level.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+inline constexpr int kVectorBytes = 4 * kLanes;
+
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+typedef int16_t Shorts __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t UShorts __attribute__((vector_size(kVectorBytes)));
+typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
+
+#define RL_INLINE static inline __attribute__((always_inline))
+
+template <class Vector>
+RL_INLINE Vector load(const void* from) {
+  Vector v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class Vector>
+RL_INLINE void store(void* to, Vector v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+RL_INLINE Floats splat(float x) { return x - Floats{}; }
+RL_INLINE Ints splat_int(int32_t x) { return x - Ints{}; }
+
+// The 4 bytes at `from` in every 32-bit lane.
+RL_INLINE Ints splat_word(const void* from) {
+  int32_t word;
+  __builtin_memcpy(&word, from, 4);
+  return splat_int(word);
+}
+
+RL_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+RL_INLINE Ints truncate_to_ints(Floats v) { return __builtin_convertvector(v, Ints); }
+RL_INLINE Floats bits_to_floats(Words v) { return (Floats)v; }
+
+// a * b + c, fused where the level can.
+RL_INLINE Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The larger of each lane; of a NaN in `a` and a number in `b`, the number.
+RL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+RL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+// The nearest integer, ties to even, for |v| < 2^22.
+RL_INLINE Floats round_even(Floats v) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+  return (v + magic) - magic;
+}
+
+RL_INLINE float sum(Floats v) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; lane++) total += v[lane];
+  return total;
+}
+
+RL_INLINE float largest(Floats v) {
+  float most = v[0];
+  for (int lane = 1; lane < kLanes; lane++) most = v[lane] > most ? v[lane] : most;
+  return most;
+}
+
+// The high and low bfloat16 of each 32-bit lane as float32. Memory order is (low, high).
+RL_INLINE Floats bf16_low(Words pair) { return (Floats)(pair << 16); }
+RL_INLINE Floats bf16_high(Words pair) { return (Floats)(pair & 0xffff0000u); }
+
+RL_INLINE float from_bf16(uint16_t bits) {
+  uint32_t wide = (uint32_t)bits << 16;
+  float x;
+  __builtin_memcpy(&x, &wide, 4);
+  return x;
+}
+
+// Round to nearest even; a NaN stays a NaN.
+RL_INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40);
+  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// 2 * kLanes floats as bfloat16, in order, round to nearest even.
+RL_INLINE void store_bf16(uint16_t* to, Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+  const __m512bh packed = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  __builtin_memcpy(to, &packed, 64);
+#else
+  const auto round = [](Floats v) -> Words {
+    const Words bits = (Words)v;
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
+  };
+  const Words a = round(low), b = round(high);
+  for (int lane = 0; lane < kLanes; lane++) to[lane] = (uint16_t)a[lane];
+  for (int lane = 0; lane < kLanes; lane++) to[kLanes + lane] = (uint16_t)b[lane];
+#endif
+}
+
+// acc + a.low * b.low + a.high * b.high over bfloat16 pairs; operands and result below 2^-126 count as 0 where the
+// hardware does it (AVX512-BF16), not elsewhere.
+RL_INLINE Floats dot_bf16(Floats acc, Ints a, Ints b) {
+#if defined(__AVX512BF16__)
+  return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  acc = fma(bf16_low((Words)a), bf16_low((Words)b), acc);
+  return fma(bf16_high((Words)a), bf16_high((Words)b), acc);
+#endif
+}
+
+// acc + a.low * b.low + a.high * b.high over int16 pairs, exact modulo 2^32.
+RL_INLINE Ints dot_i16(Ints acc, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return acc + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return acc + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// acc + the sum of the four products of unsigned bytes of `u` with signed bytes of `s` in each lane, exact.
+RL_INLINE Ints dot_u8s8(Ints acc, Ints u, Ints s) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#else
+  const Ints u_even = u & 0x00ff00ff, u_odd = (Ints)((Words)u >> 8) & 0x00ff00ff;
+  const Ints s_even = (Ints)((Shorts)((UShorts)s << 8) >> 8), s_odd = (Ints)((Shorts)s >> 8);
+  return dot_i16(dot_i16(acc, u_even, s_even), u_odd, s_odd);
+#endif
+}
+
+// e^x within 2 units in the last place for x <= 88; 0 below -87.3; NaN stays NaN.
+// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2, by Cephes' polynomial of degree 6.
+RL_INLINE Floats exp(Floats x) {
+  const Floats n = round_even(min(max(x, splat(-104.0f)), splat(89.0f)) * 1.44269504088896341f);
+  const Floats clipped = min(x, splat(89.0f));
+  Floats r = fma(n, splat(-0.693359375f), clipped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Floats p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.0f;
+  const Ints exponent = truncate_to_ints(n) + 127;
+  const Floats scaled = p * (Floats)(exponent << 23);
+  const Floats bounded = x < -87.3f ? Floats{} : scaled;
+  return x != x ? x : bounded;
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

@@ -1,0 +1,94 @@
+// The functions of one ISA level. Every level fills one table; the runtime picks a table and calls through it.
+//
+// All functions are safe to call from many threads at once on disjoint outputs, allocate nothing and throw nothing.
+#pragma once
+
+#include "kernels/types.h"
+
+namespace ridgeline {
+
+struct SampleRow;   // kernels/sample_types.h
+struct AttentionItem;
+
+struct LinearKernels {
+  // Bytes of one panel of a matrix of this kind; `inputs` is K.
+  int64_t (*panel_bytes)(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points);
+  // Packs panels [begin, end). `rows` is row-major [., K]: float32, bfloat16, or one byte per value for int8 and int4
+  // (unsigned, as stored). Packed output n is row order[n]; order[n] < 0 is an output of zeros. `scales` is
+  // float32 [., G] ([., 1] for int8), `zero_points` uint8 [., G] or null.
+  void (*pack)(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
+               const int64_t* order, int64_t begin, int64_t end);
+  // Packed output n as float32 [K].
+  void (*unpack_output)(const Matrix& matrix, int64_t output, float* to);
+  // Bytes that prepare_input needs for `rows` rows: a level's own form of the inputs, 64-byte aligned.
+  int64_t (*input_bytes)(const Matrix& matrix, int64_t rows);
+  // Normalises rows [begin, end) of x (row r at x + (index ? index[r] : r) * stride) and brings them into the form in
+  // which `multiply` reads them. `num_rows` is what input_bytes was asked for.
+  void (*prepare_input)(const Matrix& matrix, const Norm& norm, const float* x, int64_t stride, const int64_t* index,
+                        int64_t begin, int64_t end, int64_t num_rows, void* input);
+  // Panels [begin, end) of x W^T for all rows, through the epilogue. `scratch` is the calling thread's alone.
+  // A row's result does not depend on the other rows or on how panels are divided; `exact_batch` asks this also of
+  // levels that have a faster kernel for many rows whose sums round differently (AMX with bfloat16).
+  void (*multiply)(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
+                   bool exact_batch, const Epilogue& epilogue, void* scratch);
+  int64_t scratch_bytes;
+};
+
+struct AttentionKernels {
+  // Bytes of one block's keys, and of its values.
+  int64_t (*block_bytes)(const KvLayout& layout);
+  // Writes one token's k and v of one head; slot = block * block_size + offset. Writing offset 0 clears the block's
+  // other tokens of that head first.
+  void (*kv_write)(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v);
+  // One token's k and v of one head as float32.
+  void (*kv_read)(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v);
+  // Queries [row_begin, row_end) of the span, the query heads that share KV head `head`, over the keys at positions
+  // [key_begin, key_end), a multiple-of-block-size range. `q` and `out` are the step's float32 rows, num_heads * D
+  // wide. With `partial` null the result goes to `out`; otherwise the unnormalised sums go to `partial`:
+  // [rows * group][2 + D] float32, (running maximum, sum of weights, weighted values), for attend_merge.
+  void (*attend)(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, const float* q,
+                 int64_t q_stride, float* out, int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end,
+                 int64_t key_begin, int64_t key_end, float* partial, void* scratch);
+  // Merges `num_parts` partials, `part_stride` floats apart, in their order, and writes the rows to `out`.
+  void (*merge)(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, float* out,
+                int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end, const float* partials,
+                int64_t num_parts, int64_t part_stride);
+  int64_t scratch_bytes;
+};
+
+struct RowKernels {
+  // One row normalised; x and out may be the same.
+  void (*normalize)(const Norm& norm, const float* x, int64_t width, float* out);
+  // Rotates entry i against entry i + half of each of the row's heads; cos and sin are [half].
+  void (*rotate)(float* heads, int64_t num_heads, int64_t head_dim, const float* cos, const float* sin, int64_t half);
+  void (*add)(const float* x, const float* y, int64_t width, float* out);
+  void (*scale)(const float* x, float factor, int64_t width, float* out);
+  void (*activate)(Activation activation, const float* x, const float* gated, int64_t width, float* out);
+  void (*softcap)(float cap, const float* x, int64_t width, float* out);
+};
+
+struct SampleKernels {
+  // Decides one row; see kernels/sample_types.h.
+  void (*sample)(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch);
+  int64_t (*scratch_bytes)(int64_t vocab_size);
+};
+
+struct ProbeKernels {
+  // Reads every byte of a buffer once; the result depends on all of them.
+  uint64_t (*read)(const uint8_t* from, int64_t bytes);
+  // Runs `rounds` of a register-only loop of the level's best instruction for a kind of product; returns the
+  // operations done (a multiply-add is two), 0 where the level has no such instruction.
+  double (*peak)(InputKind kind, int64_t rounds);
+  bool tiles;  // whether `peak` used a matrix unit
+};
+
+struct KernelTable {
+  const char* name;
+  LinearKernels linear;
+  AttentionKernels attention;
+  RowKernels rows;
+  SampleKernels sample;
+  ProbeKernels probe;
+};
+
+}  // namespace ridgeline

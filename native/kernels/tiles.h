@@ -1,0 +1,146 @@
+// The matrix unit: eight tiles of 16 rows x 64 bytes, and products of them. The amx level has the hardware's; the
+// amx_emulated level the same operations over plain memory, so that tile kernels are tested where there is no AMX.
+//
+// Tile numbers are template parameters because the instructions encode them.
+#pragma once
+
+#include "kernels/simd.h"
+
+#if RIDGELINE_TILES
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+inline constexpr int kTiles = 8, kTileRows = 16, kTileBytes = 64;
+
+// Rows and bytes per row of each tile while a kernel runs.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  static inline TileShapes uniform() {
+    TileShapes shapes;
+    for (int t = 0; t < kTiles; t++) shapes.row_bytes[t] = kTileBytes, shapes.rows[t] = kTileRows;
+    return shapes;
+  }
+};
+
+#if RIDGELINE_EMULATED_TILES
+
+struct TileState {
+  TileShapes shapes;
+  alignas(64) uint8_t data[kTiles][kTileRows][kTileBytes];
+};
+inline thread_local TileState tile_state;
+
+RL_INLINE void set_tiles(const TileShapes& shapes) {
+  tile_state.shapes = shapes;
+  __builtin_memset(tile_state.data, 0, sizeof tile_state.data);
+}
+RL_INLINE void release_tiles() { tile_state.shapes = {}; }
+
+template <int T>
+RL_INLINE void tile_zero() {
+  __builtin_memset(tile_state.data[T], 0, sizeof tile_state.data[T]);
+}
+
+template <int T>
+RL_INLINE void tile_load(const void* from, int64_t stride_bytes) {
+  tile_zero<T>();
+  for (int r = 0; r < tile_state.shapes.rows[T]; r++)
+    __builtin_memcpy(tile_state.data[T][r], (const uint8_t*)from + r * stride_bytes, tile_state.shapes.row_bytes[T]);
+}
+
+template <int T>
+RL_INLINE void tile_store(void* to, int64_t stride_bytes) {
+  for (int r = 0; r < tile_state.shapes.rows[T]; r++)
+    __builtin_memcpy((uint8_t*)to + r * stride_bytes, tile_state.data[T][r], tile_state.shapes.row_bytes[T]);
+}
+
+// C[m][n] += dot(A[m][k], B[k][n]) over 32-bit groups: `product` gives the dot product of two groups.
+template <int C, int A, int B, class Element, class Product>
+RL_INLINE void tile_product(Product product) {
+  const TileShapes& shapes = tile_state.shapes;
+  for (int m = 0; m < shapes.rows[C]; m++)
+    for (int k = 0; k < shapes.row_bytes[A] / 4; k++)
+      for (int n = 0; n < shapes.row_bytes[C] / 4; n++) {
+        Element acc;
+        __builtin_memcpy(&acc, &tile_state.data[C][m][4 * n], 4);
+        acc = product(acc, &tile_state.data[A][m][4 * k], &tile_state.data[B][k][4 * n]);
+        __builtin_memcpy(&tile_state.data[C][m][4 * n], &acc, 4);
+      }
+}
+
+template <int C, int A, int B>
+RL_INLINE void tile_dot_bf16() {
+  tile_product<C, A, B, float>([](float acc, const uint8_t* a, const uint8_t* b) {
+    uint16_t x[2], y[2];
+    __builtin_memcpy(x, a, 4), __builtin_memcpy(y, b, 4);
+    return acc + from_bf16(x[0]) * from_bf16(y[0]) + from_bf16(x[1]) * from_bf16(y[1]);
+  });
+}
+
+// Signed bytes of A with unsigned bytes of B.
+template <int C, int A, int B>
+RL_INLINE void tile_dot_s8u8() {
+  tile_product<C, A, B, uint32_t>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
+    for (int i = 0; i < 4; i++) acc += (uint32_t)((int32_t)(int8_t)a[i] * (int32_t)b[i]);
+    return acc;
+  });
+}
+
+// Unsigned bytes of both.
+template <int C, int A, int B>
+RL_INLINE void tile_dot_u8u8() {
+  tile_product<C, A, B, uint32_t>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
+    for (int i = 0; i < 4; i++) acc += (uint32_t)a[i] * (uint32_t)b[i];
+    return acc;
+  });
+}
+
+#else
+
+// gcc 12 declares too little of what these instructions read and write, hence the barriers around each of them.
+#define RL_MEMORY_BARRIER __asm__ volatile("" ::: "memory")
+
+RL_INLINE void set_tiles(const TileShapes& shapes) {
+  alignas(64) volatile uint8_t config[64];
+  for (int i = 0; i < 64; i++) config[i] = ((const uint8_t*)&shapes)[i];
+  RL_MEMORY_BARRIER;
+  _tile_loadconfig((const void*)config);
+  RL_MEMORY_BARRIER;
+}
+RL_INLINE void release_tiles() { _tile_release(); }
+
+template <int T>
+RL_INLINE void tile_zero() {
+  _tile_zero(T);
+}
+template <int T>
+RL_INLINE void tile_load(const void* from, int64_t stride_bytes) {
+  RL_MEMORY_BARRIER;
+  _tile_loadd(T, from, stride_bytes);
+}
+template <int T>
+RL_INLINE void tile_store(void* to, int64_t stride_bytes) {
+  _tile_stored(T, to, stride_bytes);
+  RL_MEMORY_BARRIER;
+}
+template <int C, int A, int B>
+RL_INLINE void tile_dot_bf16() {
+  _tile_dpbf16ps(C, A, B);
+}
+template <int C, int A, int B>
+RL_INLINE void tile_dot_s8u8() {
+  _tile_dpbsud(C, A, B);
+}
+template <int C, int A, int B>
+RL_INLINE void tile_dot_u8u8() {
+  _tile_dpbuud(C, A, B);
+}
+
+#endif
+
+}  // namespace ridgeline::RIDGELINE_LEVEL
+
+#endif  // RIDGELINE_TILES

@@ -1,0 +1,108 @@
+// What kernels are called with: plain structs, the same at every ISA level.
+//
+// Legend: M rows (tokens) · N outputs · K inputs · G groups of inputs · D head size · V vocabulary.
+// All activations between kernels are float32 rows; a row's stride is a multiple of 32 floats and the entries between
+// its width and the next multiple of 32 exist and are 0 or never read.
+#pragma once
+
+#include <cstdint>
+
+namespace ridgeline {
+
+inline constexpr int64_t kPanel = 32;  // outputs that are stored, and computed, together
+
+enum class WeightKind : uint8_t { f32, bf16, int8, int4 };
+// How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
+// scale per row and group.
+enum class InputKind : uint8_t { f32, bf16, int16, int8 };
+
+// A linear layer's weights in panels of 32 outputs ("P32"), `num_panels` of `panel_bytes` each, 64-byte aligned.
+//
+//   f32   [K][32]
+//   bf16  [K / 2][32][2]                                    K padded to 32
+//   int8  [K / 4][32][4] unsigned, 128 = zero               K padded to 64; then 32 float scales
+//   int4  per group of `group` inputs: [group / 8][2][16 words], then 32 float16 scales; K padded to a group
+//         and, with zero points, [G][32] bytes at the panel's end, padded to 64
+//
+// A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
+// k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.
+struct Matrix {
+  WeightKind kind;
+  InputKind input;
+  bool has_zero_points;
+  int32_t group;       // inputs per scale of the inputs, and of the weights for int4: see kInt8Group
+  int64_t outputs;     // N, padding not counted
+  int64_t inputs;      // K, padding not counted
+  int64_t num_panels;  // ceil(N / 32)
+  int64_t panel_bytes;
+  const uint8_t* data;
+};
+
+// Inputs of an int8 matrix share a scale in groups of this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.
+inline constexpr int32_t kInt8Group = 256;
+
+enum class NormKind : uint8_t { none, rms, layer };
+
+// Normalisation of a row before it enters a kernel. The weight holds any unit offset already.
+struct Norm {
+  NormKind kind;
+  float eps;
+  const float* weight;
+  const float* bias;  // layer norm only
+};
+
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+
+enum class EpilogueKind : uint8_t {
+  store,     // out = y
+  add,       // out += y
+  activate,  // out = act(y)
+  gate       // a panel is 16 gates and 16 ups: out = act(gate) * up, 16 a panel
+};
+
+// What happens to y = x W^T + bias, the 32 sums of a panel and row at a time.
+struct Epilogue {
+  EpilogueKind kind;
+  Activation activation;
+  float softcap;      // > 0, `store` only: out = softcap * tanh(y / softcap)
+  const float* bias;  // [num_panels * 32] in the order of the packed outputs, or null
+  float* out;
+  int64_t stride;  // floats between rows of `out`
+};
+
+enum class KvKind : uint8_t { f32, bf16, int8 };
+
+// One layer's keys and values in the paged cache. A block holds `block_size` tokens of all heads; its bytes are private
+// to kernels/attention: only kv_* functions of the kernel table read or write them.
+struct KvLayout {
+  KvKind kind;
+  int32_t num_heads;
+  int32_t head_dim;
+  int32_t block_size;
+};
+
+struct KvMemory {
+  KvLayout layout;
+  uint8_t* keys;
+  uint8_t* values;
+};
+
+struct AttentionSpec {
+  int32_t num_heads;  // query heads, a multiple of the layout's
+  float scale;
+  int32_t window;  // tokens, 0: none
+  float softcap;   // 0: none
+  const float* sinks;  // [num_heads] logits that join the softmax and carry no value, or null
+};
+
+// One sequence's part of a step. Row i of the span is the query at position kv_length - length + i.
+struct SpanView {
+  int64_t first_row;  // of the span in the step's rows
+  int64_t length;
+  int64_t kv_length;    // tokens in the cache once the step's are written
+  int64_t first_token;  // position of the first token of `table`, a multiple of the block size
+  const int64_t* table;  // block ids
+  bool causal;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,18 @@
+// Which ISA levels this build has, which of them this machine can run, and the kernel table of each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+
+namespace ridgeline {
+
+// Level names, narrowest first, that this machine can run. "amx_emulated" comes last: it is for tests.
+std::vector<std::string> runnable_levels();
+// The widest level that is not an emulation.
+std::string best_level();
+// The table of a runnable level. Throws std::invalid_argument that names the levels otherwise.
+const KernelTable& kernels_of(const std::string& level);
+
+}  // namespace ridgeline
