@@ -1,9 +1,264 @@
+// Packed matrices for Python: describe one, pack it, read an output back, and one product alone for tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
 #include "bind/bind.h"
+#include "bind/matrix.h"
+#include "runtime/isa.h"
 
 namespace nb = nanobind;
+using namespace nanobind::literals;
 
 namespace ridgeline {
+namespace {
 
-void bind_linear(nb::module_& module) { (void)module; }
+template <class T, size_t Dims>
+using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T, size_t Dims>
+using Maybe = std::optional<Array<T, Dims>>;
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+template <class Enum, size_t N>
+Enum by_name(const char* what, const std::pair<const char*, Enum> (&names)[N], const std::string& name) {
+  std::string known;
+  for (const auto& [each, value] : names) {
+    if (name == each) return value;
+    known += known.empty() ? each : std::string(", ") + each;
+  }
+  throw std::invalid_argument(std::string(what) + " '" + name + "' is none of: " + known);
+}
+
+bool is_float(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
+
+int64_t padded_outputs(const Matrix& matrix) { return matrix.num_panels * kPanel; }
+
+void check_shape(const std::string& what, int64_t rows, int64_t width, int64_t want_rows, int64_t want_width) {
+  const auto shape = [](int64_t a, int64_t b) { return "[" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
+  require(rows == want_rows && width == want_width,
+          what + " has shape " + shape(rows, width) + ", expected " + shape(want_rows, want_width));
+}
+
+void check_range(const Matrix& matrix, int64_t begin, int64_t end) {
+  require(0 <= begin && begin <= end && end <= matrix.num_panels,
+          "panels [" + std::to_string(begin) + ", " + std::to_string(end) + ") are not within the matrix's " +
+              std::to_string(matrix.num_panels));
+}
+
+// The layout of packed panels is the same at every level, so any level's table may say how large one is.
+NativeMatrix describe(const std::string& kind, const std::string& input, int64_t outputs, int64_t inputs, int32_t group,
+                      bool has_zero_points, uintptr_t address) {
+  Matrix matrix{weight_kind_of(kind), input_kind_of(input), has_zero_points, group, outputs, inputs, 0, 0, nullptr};
+  require(outputs > 0 && inputs > 0, "a matrix needs outputs and inputs, got " + std::to_string(outputs) + " and " +
+                                         std::to_string(inputs));
+  if (is_float(matrix.kind)) {
+    require(kind == input, "a matrix of " + kind + " takes inputs of " + kind + ", not " + input);
+    require(!has_zero_points, "zero points belong to integer weights");
+  } else {
+    require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
+            "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
+    require(matrix.kind == WeightKind::int4 || group == kInt8Group,
+            "int8 weights have inputs in groups of " + std::to_string(kInt8Group) + ", got " + std::to_string(group));
+    require(group > 0 && group % 32 == 0, "a group is a multiple of 32 inputs, got " + std::to_string(group));
+  }
+  require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
+  matrix.num_panels = (outputs + kPanel - 1) / kPanel;
+  matrix.panel_bytes = kernels_of("portable").linear.panel_bytes(matrix.kind, inputs, group, has_zero_points);
+  matrix.data = reinterpret_cast<const uint8_t*>(address);
+  return {matrix};
+}
+
+NativeMatrix at(const NativeMatrix& self, uintptr_t address) {
+  require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
+  NativeMatrix moved = self;
+  moved.matrix.data = reinterpret_cast<const uint8_t*>(address);
+  return moved;
+}
+
+void check_packed(const Matrix& matrix) {
+  require(matrix.data != nullptr, "the matrix has no memory yet: give it an address with at()");
+}
+
+void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const float, 2>& scales,
+                const Maybe<const uint8_t, 2>& zero_points) {
+  const nb::dlpack::dtype want = matrix.kind == WeightKind::f32    ? nb::dtype<float>()
+                                 : matrix.kind == WeightKind::bf16 ? nb::dtype<uint16_t>()
+                                                                   : nb::dtype<uint8_t>();
+  require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for int8 and int4");
+  const int64_t num_rows = (int64_t)rows.shape(0);
+  check_shape("rows", num_rows, (int64_t)rows.shape(1), num_rows, matrix.inputs);
+  require(scales.has_value() == !is_float(matrix.kind), "scales belong to integer weights, and these need them");
+  require(zero_points.has_value() == matrix.has_zero_points, "zero_points do not match has_zero_points");
+  const int64_t groups = matrix.kind == WeightKind::int4 ? (matrix.inputs + matrix.group - 1) / matrix.group : 1;
+  if (scales) check_shape("scales", (int64_t)scales->shape(0), (int64_t)scales->shape(1), num_rows, groups);
+  if (zero_points)
+    check_shape("zero_points", (int64_t)zero_points->shape(0), (int64_t)zero_points->shape(1), num_rows, groups);
+}
+
+void pack(const std::string& level, const NativeMatrix& self, const AnyRows& rows, const Maybe<const float, 2>& scales,
+          const Maybe<const uint8_t, 2>& zero_points, const Array<const int64_t, 1>& order, int64_t begin,
+          int64_t end) {
+  const Matrix& matrix = self.matrix;
+  const LinearKernels& kernels = kernels_of(level).linear;
+  check_packed(matrix);
+  check_range(matrix, begin, end);
+  check_rows(matrix, rows, scales, zero_points);
+  require((int64_t)order.size() == padded_outputs(matrix), "order needs an entry for each of the " +
+                                                               std::to_string(padded_outputs(matrix)) +
+                                                               " packed outputs, got " + std::to_string(order.size()));
+  for (int64_t n = begin * kPanel; n < end * kPanel; n++)
+    require(order.data()[n] < (int64_t)rows.shape(0),
+            "order names row " + std::to_string(order.data()[n]) + " of " + std::to_string(rows.shape(0)));
+  const nb::gil_scoped_release unlocked;
+  kernels.pack(matrix, rows.data(), scales ? scales->data() : nullptr, zero_points ? zero_points->data() : nullptr,
+               order.data(), begin, end);
+}
+
+template <class... Shape>
+auto new_floats(Shape... shape) {
+  const size_t count = (static_cast<size_t>(shape) * ...);
+  float* data = new float[count]();
+  const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return nb::ndarray<nb::numpy, float, nb::ndim<sizeof...(Shape)>, nb::c_contig>(data, {static_cast<size_t>(shape)...},
+                                                                                 owner);
+}
+
+auto unpack_output(const std::string& level, const NativeMatrix& self, int64_t output) {
+  const LinearKernels& kernels = kernels_of(level).linear;
+  check_packed(self.matrix);
+  require(0 <= output && output < padded_outputs(self.matrix),
+          "output " + std::to_string(output) + " is not one of " + std::to_string(padded_outputs(self.matrix)));
+  auto row = new_floats(self.matrix.inputs);
+  kernels.unpack_output(self.matrix, output, row.data());
+  return row;
+}
+
+struct FreeAligned {
+  void operator()(uint8_t* p) const { ::operator delete(p, std::align_val_t(64)); }
+};
+using Buffer = std::unique_ptr<uint8_t, FreeAligned>;
+
+// Filled with NaN, so that a kernel that reads what it did not write shows.
+Buffer new_buffer(int64_t bytes) {
+  Buffer buffer(static_cast<uint8_t*>(::operator new((size_t)bytes + 64, std::align_val_t(64))));
+  std::memset(buffer.get(), 0xff, (size_t)bytes + 64);
+  return buffer;
+}
+
+struct Product {
+  std::string level;
+  NativeMatrix self;
+  Norm norm;
+  Epilogue epilogue;
+  bool exact_batch;
+};
+
+void run(const Product& product, const Array<const float, 2>& x, int64_t begin, int64_t end) {
+  const Matrix& matrix = product.self.matrix;
+  const LinearKernels& kernels = kernels_of(product.level).linear;
+  const int64_t rows = (int64_t)x.shape(0);
+  const nb::gil_scoped_release unlocked;
+  const Buffer input = new_buffer(kernels.input_bytes(matrix, rows)), scratch = new_buffer(kernels.scratch_bytes);
+  kernels.prepare_input(matrix, product.norm, x.data(), matrix.inputs, nullptr, 0, rows, rows, input.get());
+  kernels.multiply(matrix, input.get(), rows, begin, end, product.exact_batch, product.epilogue, scratch.get());
+}
+
+Norm norm_of(const Matrix& matrix, const std::string& name, float eps, const Maybe<const float, 1>& weight,
+             const Maybe<const float, 1>& bias) {
+  const NormKind kind = norm_kind_of(name);
+  require(weight.has_value() == (kind != NormKind::none), "norm_weight comes with a norm, and a norm with it");
+  require(bias.has_value() == (kind == NormKind::layer), "norm_bias comes with a layer norm, and a layer norm with it");
+  for (const auto* each : {&weight, &bias})
+    require(!*each || (int64_t)(*each)->size() == matrix.inputs, "norm weight and bias have one entry per input");
+  return {kind, eps, weight ? weight->data() : nullptr, bias ? bias->data() : nullptr};
+}
+
+void multiply(const std::string& level, const NativeMatrix& self, const Array<const float, 2>& x,
+              const Array<float, 2>& out, const std::string& norm, float eps, const Maybe<const float, 1>& norm_weight,
+              const Maybe<const float, 1>& norm_bias, const std::string& epilogue, const std::string& activation,
+              float softcap, const Maybe<const float, 1>& bias, int64_t begin, std::optional<int64_t> end,
+              bool exact_batch) {
+  const Matrix& matrix = self.matrix;
+  check_packed(matrix);
+  check_range(matrix, begin, end.value_or(matrix.num_panels));
+  check_shape("x", (int64_t)x.shape(0), (int64_t)x.shape(1), (int64_t)x.shape(0), matrix.inputs);
+  const EpilogueKind kind = epilogue_kind_of(epilogue);
+  const int64_t width = padded_outputs(matrix) / (kind == EpilogueKind::gate ? 2 : 1);
+  check_shape("out", (int64_t)out.shape(0), (int64_t)out.shape(1), (int64_t)x.shape(0), width);
+  require(!bias || (int64_t)bias->size() == padded_outputs(matrix), "bias has one entry per packed output");
+  require(softcap == 0.0f || kind == EpilogueKind::store, "softcap goes with the store epilogue only");
+  const Product product{level, self, norm_of(matrix, norm, eps, norm_weight, norm_bias),
+                        {kind, activation_of(activation), softcap, bias ? bias->data() : nullptr, out.data(), width},
+                        exact_batch};
+  run(product, x, begin, end.value_or(matrix.num_panels));
+}
+
+}  // namespace
+
+WeightKind weight_kind_of(const std::string& name) {
+  return by_name<WeightKind>("weights of", {{"f32", WeightKind::f32}, {"bf16", WeightKind::bf16},
+                                            {"int8", WeightKind::int8}, {"int4", WeightKind::int4}}, name);
+}
+
+InputKind input_kind_of(const std::string& name) {
+  return by_name<InputKind>("inputs of", {{"f32", InputKind::f32}, {"bf16", InputKind::bf16},
+                                          {"int16", InputKind::int16}, {"int8", InputKind::int8}}, name);
+}
+
+NormKind norm_kind_of(const std::string& name) {
+  return by_name<NormKind>("norm", {{"none", NormKind::none}, {"rms", NormKind::rms}, {"layer", NormKind::layer}}, name);
+}
+
+Activation activation_of(const std::string& name) {
+  return by_name<Activation>("activation", {{"silu", Activation::silu}, {"gelu", Activation::gelu},
+                                            {"gelu_tanh", Activation::gelu_tanh}, {"relu", Activation::relu}}, name);
+}
+
+EpilogueKind epilogue_kind_of(const std::string& name) {
+  return by_name<EpilogueKind>("epilogue", {{"store", EpilogueKind::store}, {"add", EpilogueKind::add},
+                                            {"activate", EpilogueKind::activate}, {"gate", EpilogueKind::gate}}, name);
+}
+
+void bind_linear(nb::module_& module) {
+  nb::class_<NativeMatrix>(module, "Matrix", "A linear layer's packed weights, at an address that the caller keeps alive.")
+      .def("__init__",
+           [](NativeMatrix* self, const std::string& kind, const std::string& input, int64_t outputs, int64_t inputs,
+              int32_t group, bool has_zero_points, uintptr_t address) {
+             new (self) NativeMatrix(describe(kind, input, outputs, inputs, group, has_zero_points, address));
+           },
+           "kind"_a, "input"_a, "outputs"_a, "inputs"_a, "group"_a = 0, "has_zero_points"_a = false, "address"_a = 0)
+      .def("at", at, "address"_a, "The same matrix, packed at another 64-byte aligned address.")
+      .def_prop_ro("outputs", [](const NativeMatrix& self) { return self.matrix.outputs; })
+      .def_prop_ro("inputs", [](const NativeMatrix& self) { return self.matrix.inputs; })
+      .def_prop_ro("num_panels", [](const NativeMatrix& self) { return self.matrix.num_panels; })
+      .def_prop_ro("panel_bytes", [](const NativeMatrix& self) { return self.matrix.panel_bytes; })
+      .def_prop_ro("num_bytes",
+                   [](const NativeMatrix& self) { return self.matrix.num_panels * self.matrix.panel_bytes; })
+      .def_prop_ro("address", [](const NativeMatrix& self) { return reinterpret_cast<uintptr_t>(self.matrix.data); });
+  module.def("pack", pack, "level"_a, "matrix"_a, "rows"_a.noconvert(), "scales"_a.noconvert().none() = nb::none(),
+             "zero_points"_a.noconvert().none() = nb::none(), "order"_a.noconvert(), "begin"_a, "end"_a,
+             "Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. Releases the GIL.");
+  module.def("unpack_output", unpack_output, "level"_a, "matrix"_a, "output"_a,
+             "Packed output `output` as float32 [K].");
+  module.def("multiply", multiply, "level"_a, "matrix"_a, "x"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(),
+             "norm"_a = "none", "eps"_a = 1e-6f, "norm_weight"_a.noconvert().none() = nb::none(),
+             "norm_bias"_a.noconvert().none() = nb::none(), "epilogue"_a = "store", "activation"_a = "silu",
+             "softcap"_a = 0.0f, "bias"_a.noconvert().none() = nb::none(), "begin"_a = 0, "end"_a = nb::none(),
+             "exact_batch"_a = false,
+             "out = epilogue(norm(x) W^T) for x float32 [M, K]; out is float32 [M, 32 * num_panels], or [M, 16 * "
+             "num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.");
+}
 
 }  // namespace ridgeline
