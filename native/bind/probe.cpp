@@ -1,9 +1,173 @@
+// Measures the ceilings of this machine with the probe kernels, in threads of its own.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "bind/bind.h"
+#include "runtime/isa.h"
 
 namespace nb = nanobind;
 
 namespace ridgeline {
+namespace {
 
-void bind_probe(nb::module_& module) { (void)module; }
+using Clock = std::chrono::steady_clock;
+using Readings = std::vector<double>;
+
+constexpr int64_t kHugePage = 2 << 20, kLeastBytesTimed = 64 << 20, kMostBytes = 1LL << 46;
+constexpr int kMostThreads = 1024;
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+// Anonymous memory in whole huge pages, where the kernel gives them; unmapped at the end.
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes) : mapped_bytes_(bytes + kHugePage) {
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped_ == MAP_FAILED) throw std::bad_alloc();
+    data = (uint8_t*)(((uintptr_t)mapped_ + kHugePage - 1) / kHugePage * kHugePage);
+#if defined(MADV_HUGEPAGE)
+    madvise(data, bytes, MADV_HUGEPAGE);  // advice: small pages serve too
+#endif
+  }
+  ~Buffer() { munmap(mapped_, mapped_bytes_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data;
+
+ private:
+  void* mapped_;
+  int64_t mapped_bytes_;
+};
+
+// Runs work(t) in `count` threads that start together. Throws std::system_error, before any work, if one cannot start.
+void in_threads(int count, const std::function<void(int)>& work) {
+  enum { kWait, kGo, kCancel };
+  std::atomic<int> gate{kWait};
+  const auto open = [&](int verdict) { gate = verdict, gate.notify_all(); };
+  std::vector<std::jthread> threads;
+  threads.reserve(count);
+  try {
+    for (int t = 0; t < count; t++)
+      threads.emplace_back([&, t] {
+        gate.wait(kWait);
+        if (gate == kGo) work(t);
+      });
+  } catch (...) {
+    open(kCancel);
+    throw;
+  }
+  open(kGo);
+}
+
+// Bytes per second of each repeat. Every thread reads a contiguous share that it touched first; a repeat reads a small
+// buffer several times.
+Readings read_stream(const std::string& level, int num_threads, int64_t buffer_bytes, int repeats) {
+  require(1 <= num_threads && num_threads <= kMostThreads, "num_threads must be from 1 to 1024");
+  require(repeats >= 1, "repeats must be at least 1");
+  const int64_t share = buffer_bytes / num_threads / 64 * 64;
+  require(share > 0 && buffer_bytes < kMostBytes, "buffer_bytes must be from 64 for each thread to 2^46");
+  const ProbeKernels& kernels = kernels_of(level).probe;
+  const int64_t read_bytes = share * num_threads, passes = (kLeastBytesTimed + read_bytes - 1) / read_bytes;
+
+  const Buffer buffer(read_bytes);
+  std::vector<Clock::time_point> stamps;
+  stamps.reserve(repeats + 2);
+  std::barrier barrier(num_threads, [&]() noexcept { stamps.push_back(Clock::now()); });
+  std::atomic<uint64_t> sink{0};
+  in_threads(num_threads, [&](int thread) {
+    uint8_t* const mine = buffer.data + thread * share;
+    for (int64_t at = 0; at < share; at += 64) mine[at] = (uint8_t)thread;
+    barrier.arrive_and_wait();
+    for (int repeat = 0; repeat <= repeats; repeat++) {  // the first one warms up
+      for (int64_t pass = 0; pass < passes; pass++) sink ^= kernels.read(mine, share);
+      barrier.arrive_and_wait();
+    }
+  });
+  Readings bytes_per_s;
+  for (size_t i = 2; i < stamps.size(); i++)
+    bytes_per_s.push_back((double)(read_bytes * passes) / seconds_between(stamps[i - 1], stamps[i]));
+  return bytes_per_s;
+}
+
+// Operations per second of one thread that loops for about `seconds`.
+double rate(const ProbeKernels& kernels, InputKind kind, double seconds) {
+  int64_t rounds = 1;
+  double operations = 0, elapsed = 0;
+  const Clock::time_point start = Clock::now();
+  while (elapsed < seconds) {
+    operations += kernels.peak(kind, rounds);
+    elapsed = seconds_between(start, Clock::now());
+    if (elapsed < seconds / 8) rounds *= 2;
+  }
+  return operations / elapsed;
+}
+
+// Operations per second of each repeat, all threads together.
+Readings peak(const std::string& level, const std::string& kind, int num_threads, double seconds, int repeats) {
+  require(1 <= num_threads && num_threads <= kMostThreads, "num_threads must be from 1 to 1024");
+  require(repeats >= 1, "repeats must be at least 1");
+  require(0 < seconds && seconds <= 60, "seconds must be above 0, and at most 60");
+  const char* names[] = {"f32", "bf16", "int16", "int8"};  // in the order of InputKind
+  int index = 0;
+  while (index < 4 && kind != names[index]) index++;
+  require(index < 4, "kind must be f32, bf16, int16 or int8");
+  const ProbeKernels& kernels = kernels_of(level).probe;
+
+  std::vector<Readings> rates(repeats, Readings(num_threads));
+  std::barrier barrier(num_threads);
+  in_threads(num_threads, [&](int thread) {
+    for (Readings& of_threads : rates) {
+      barrier.arrive_and_wait();
+      of_threads[thread] = rate(kernels, (InputKind)index, seconds);
+    }
+  });
+  Readings totals;
+  for (const Readings& of_threads : rates) {
+    double total = 0;
+    for (const double one : of_threads) total += one;
+    totals.push_back(total);
+  }
+  return totals;
+}
+
+uint64_t read_words(const std::string& level, const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>& bytes) {
+  return kernels_of(level).probe.read(bytes.data(), (int64_t)bytes.shape(0));
+}
+
+}  // namespace
+
+void bind_probe(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("read_stream", &read_stream, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "num_threads"_a,
+             "buffer_bytes"_a, "repeats"_a, "Bytes per second of each of `repeats` reads of a buffer by all threads.");
+  module.def("peak", &peak, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "kind"_a, "num_threads"_a,
+             "seconds"_a, "repeats"_a,
+             "Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about "
+             "`seconds` in all threads; `kind` is f32, bf16, int16 or int8.");
+  module.def("read_words", &read_words, "level"_a, "bytes"_a.noconvert(),
+             "The exclusive or of the 64-bit words of `bytes`: what the read stream computes.");
+  module.def(
+      "has_tiles", [](const std::string& level) { return kernels_of(level).probe.tiles; }, "level"_a,
+      "Whether the level multiplies with a matrix unit.");
+}
 
 }  // namespace ridgeline

@@ -100,43 +100,33 @@ RL_INLINE void tile_dot_u8u8() {
 
 #else
 
-// gcc 12 declares too little of what these instructions read and write, hence the barriers around each of them.
-#define RL_MEMORY_BARRIER __asm__ volatile("" ::: "memory")
-
-RL_INLINE void set_tiles(const TileShapes& shapes) {
-  alignas(64) volatile uint8_t config[64];
-  for (int i = 0; i < 64; i++) config[i] = ((const uint8_t*)&shapes)[i];
-  RL_MEMORY_BARRIER;
-  _tile_loadconfig((const void*)config);
-  RL_MEMORY_BARRIER;
-}
-RL_INLINE void release_tiles() { _tile_release(); }
+// Assembly, because gcc 12's intrinsics take no template parameter for a tile and declare too little of what they read.
+RL_INLINE void set_tiles(const TileShapes& shapes) { __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+RL_INLINE void release_tiles() { __asm__ volatile("tilerelease"); }
 
 template <int T>
 RL_INLINE void tile_zero() {
-  _tile_zero(T);
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 template <int T>
 RL_INLINE void tile_load(const void* from, int64_t stride_bytes) {
-  RL_MEMORY_BARRIER;
-  _tile_loadd(T, from, stride_bytes);
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
 }
 template <int T>
 RL_INLINE void tile_store(void* to, int64_t stride_bytes) {
-  _tile_stored(T, to, stride_bytes);
-  RL_MEMORY_BARRIER;
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride_bytes), "i"(T) : "memory");
 }
 template <int C, int A, int B>
 RL_INLINE void tile_dot_bf16() {
-  _tile_dpbf16ps(C, A, B);
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 RL_INLINE void tile_dot_s8u8() {
-  _tile_dpbsud(C, A, B);
+  __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 RL_INLINE void tile_dot_u8u8() {
-  _tile_dpbuud(C, A, B);
+  __asm__ volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
 #endif
