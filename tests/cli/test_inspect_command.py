@@ -9,6 +9,7 @@ import pytest
 from ridgeline.cli._inspect_text import _bytes, _flops, _numbers
 from ridgeline.program.lower import lower
 from ridgeline.program.opset import OpCost
+from ridgeline.program.passes.fuse import GROUP_KINDS
 from ridgeline.spec import families
 
 LLAMA_3_8B = {
@@ -103,7 +104,8 @@ def test_text_is_plain_and_fits_100_columns_when_piped(inspect, config):
     assert "\x1b" not in text and "…" not in text and "─" not in text
     for kind in ("embed", "rmsnorm", "linear", "attention", "gated_activation", "lm_head"):
         assert f" {kind} " in text
-    assert text.count(" kv_write ") == len(set(families.read_spec(config).layers)), "each distinct layer once"
+    program = text.partition("\nProgram ")[2].partition("\nGroups ")[0]
+    assert program.count(" kv_write ") == len(set(families.read_spec(config).layers)), "each distinct layer once"
 
 
 def test_json_holds_every_op_and_sums_up(inspect):
@@ -119,6 +121,20 @@ def test_json_holds_every_op_and_sums_up(inspect):
     assert OpCost.__dataclass_fields__.keys() <= found["decode"].keys()
     mixer = found["spec"]["layers"][0]["mixer"]
     assert (mixer["type"], mixer["num_heads"], mixer["window"]) == ("GroupedQueryAttention", 8, 4096)
+
+
+@pytest.mark.parametrize("config", [LLAMA_3_8B, GEMMA_LIKE], ids=lambda config: config["model_type"])
+def test_groups_cover_the_ops_and_say_where_they_run(inspect, config):
+    found = inspect(config, "--json")
+    labels = [label for group in found["groups"] for label in group["ops"]]
+    assert sorted(labels) == sorted(op["label"] for op in found["ops"])
+    assert {group["kind"] for group in found["groups"] if group["native"]} <= set(GROUP_KINDS)
+    for key in ("flops", "weight_bytes", "kv_read_bytes"):
+        assert sum(group["decode"][key] for group in found["groups"]) == pytest.approx(found["decode"][key])
+    assert sum(group["prefill"]["num_bytes"] for group in found["groups"]) < found["prefill"]["num_bytes"]
+    rows = {line.split()[0]: line for line in inspect(config).partition("Groups of ops")[2].splitlines() if line}
+    assert " as one " in rows["norm_qkv"] and " op by op " in rows["embed"]
+    assert f" {config['num_hidden_layers']} " in rows["norm_gated"]
 
 
 def test_dtypes(inspect):

@@ -221,6 +221,8 @@ def test_priced_bytes_are_those_of_the_tensors(kind, seed):
             inputs=tuple(tuple(x.shape) for x in call.inputs),
             outputs=tuple(tuple(x.shape) for x in outputs),
             weights=tuple(tuple(x.shape) for x in call.weights),
+            input_bytes=tuple(x.element_size() for x in call.inputs),
+            output_bytes=tuple(4 if OPSET[kind].float32_outputs else 2 for _ in outputs),
             load=Load(((call.sizes["T"], call.sizes["T"]),), call.sizes["R"]),
             element=ElementBytes(weight=2, activation=2, kv=2),
         )

@@ -7,6 +7,7 @@ from published_configs import GEMMA2_2B, LLAMA_2_70B, LLAMA_3_8B, NUM_PARAMETERS
 
 from ridgeline.cost.account import (
     account,
+    account_groups,
     embedding_parameters,
     head_parameters,
     kv_bytes,
@@ -16,7 +17,8 @@ from ridgeline.cost.account import (
     weight_bytes,
 )
 from ridgeline.program.lower import lower
-from ridgeline.program.opset import ElementBytes, Load, visible_keys
+from ridgeline.program.opset import ElementBytes, Load, OpCost, visible_keys
+from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.spec.families import read_spec
 
 
@@ -144,6 +146,44 @@ def test_accounts_follow_the_program():
     accounts = account(TIED, Load.decode(1, 1))
     assert [item.op for item in accounts] == list(TIED.ops)
     assert [item.label for item in accounts] == [op.label for op in TIED.ops]
+
+
+@given(
+    config=st.sampled_from([GEMMA2_2B, PHI3_MINI, LLAMA_3_8B]),
+    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(300, 9000)), min_size=1, max_size=3),
+)
+@settings(max_examples=30, deadline=None)
+def test_groups_cost_what_their_ops_cost_but_for_what_stays_inside(config, spans):
+    program, load = PROGRAMS[config["model_type"]], Load(tuple(spans), num_rows=len(spans))
+    ops, groups = account(program, load), account_groups(program, fuse(program), load)
+    for name in ("flops", "weight_bytes", "kv_read_bytes", "kv_write_bytes"):
+        assert getattr(total(groups), name) == pytest.approx(getattr(total(ops), name))
+    costs = {item.label: item.cost for item in ops}
+    for item in groups:
+        apart = sum((costs[op.label] for op in item.group.ops), OpCost())
+        assert item.cost.activation_bytes <= apart.activation_bytes
+        assert (item.cost == apart) == (len(item.group.ops) == 1)
+
+
+def test_ops_alone_cost_as_groups_what_they_cost_as_ops():
+    """One op a group, but for the doubled read of what an op reads twice; nothing here does."""
+    load = Load.decode(3, 50)
+    groups = tuple(Group(op.kind, op.label, (op,)) for op in TIED.ops)
+    assert [item.cost for item in account_groups(TIED, groups, load)] == [item.cost for item in account(TIED, load)]
+
+
+def test_traffic_of_the_groups_of_a_layer_by_hand():
+    """Qwen3 0.6B: hidden 1024, 16 query heads and 8 of keys and values of 128, feed-forward 3072."""
+    tokens = 5
+    accounts = account_groups(TIED, fuse(TIED), Load.decode(tokens, 100))
+    moved = {(item.group.kind, item.label): item.cost.activation_bytes / tokens for item in accounts}
+    hidden, heads, angles = 2 * 1024, 2 * 16 * 128, 2 * 4 * 64
+    assert moved["norm_qkv", "layers.3.attn.q"] == hidden + angles + heads  # keys and values: to the cache only
+    assert moved["attention", "layers.3.attn.attention"] == heads + heads
+    assert moved["linear_add", "layers.3.attn.o"] == heads + hidden + hidden
+    assert moved["norm_gated", "layers.3.ffn.gate"] == hidden + 2 * 3072
+    assert moved["linear_add", "layers.3.ffn.down"] == 2 * 3072 + hidden + hidden
+    assert moved["norm_head", "logits"] == 8 + hidden + 4 * 151_936
 
 
 def test_kv_memory_of_published_models():

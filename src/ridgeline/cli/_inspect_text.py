@@ -1,5 +1,6 @@
 """An Inspection as tables: 100 columns where there is no terminal, and then plain text."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import groupby
@@ -9,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli._inspection import Inspection, StepCost
+from ridgeline.cli._inspection import Inspection, StepCost, runs_natively
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Op, Shape
+from ridgeline.program.opset import OpCost
 from ridgeline.spec.spec import Layer
 
 PIPED_COLUMNS = 100
@@ -28,7 +30,7 @@ def print_inspection(inspection: Inspection) -> None:
         f"{spec.model_type} · {len(spec.layers)} layers · hidden {spec.hidden_size:,} · "
         f"vocabulary {spec.vocab_size:,} · context {spec.max_positions:,} tokens"
     )
-    for table in (_parameters, _layers, _program, _steps, _kv):
+    for table in (_parameters, _layers, _program, _groups, _steps, _kv):
         console.print()
         console.print(table(inspection, plain=not console.is_terminal))
 
@@ -99,6 +101,24 @@ def _program(inspection: Inspection, plain: bool) -> Table:
         own = (index for index, number in enumerate(numbers) if number == members[0])
         add(own, f"layers.{members[0]}.", "  ")
     add(range(last + 1, len(rows)))
+    return table
+
+
+def _groups(inspection: Inspection, plain: bool) -> Table:
+    """One row per kind of group: what it is made of, and what all groups of the kind cost together."""
+    columns = ("kind", "ops", "native backend", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
+    table = _table("Groups of ops that run as one", plain, *columns, left=3)
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, group in enumerate(inspection.groups):
+        kinds = Counter(op.kind for op in group.ops)
+        told = ", ".join(kind if count == 1 else f"{kind} × {count}" for kind, count in kinds.items())
+        members.setdefault((group.kind, told), []).append(index)
+    for (kind, told), indices in members.items():
+        native = "as one" if runs_natively(inspection.groups[indices[0]]) else "op by op"
+        steps = (inspection.decode, inspection.prefill)
+        totals = [sum((step.groups[index] for index in indices), OpCost()) for step in steps]
+        costs = [told for total in totals for told in (_flops(total.flops), _bytes(total.num_bytes))]
+        table.add_row(kind, told, native, str(len(indices)), *costs)
     return table
 
 

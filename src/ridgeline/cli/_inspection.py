@@ -10,6 +10,7 @@ from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
 from ridgeline.program.opset import ElementBytes, Load, OpCost
+from ridgeline.program.passes.fuse import GROUP_KINDS, Group, fuse
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 
@@ -19,10 +20,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step costs, op by op (aligned with the program's ops) and in all."""
+    """What one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops together."""
 
     load: Load
     ops: Sequence[OpCost]
+    groups: Sequence[OpCost]
     total: OpCost
 
 
@@ -32,6 +34,7 @@ class Inspection:
 
     spec: DecoderSpec
     program: Program
+    groups: Sequence[Group]
     dtype: str
     kv_dtype: str
     batch: int
@@ -51,6 +54,11 @@ class Inspection:
         return DTYPE_BYTES[self.kv_dtype]
 
 
+def runs_natively(group: Group) -> bool:
+    """Whether the native backend has a kernel for the whole group; else each op runs as on the reference backend."""
+    return group.kind in GROUP_KINDS
+
+
 def examine(
     config: Mapping[str, object],
     *,
@@ -65,6 +73,7 @@ def examine(
     context = context or spec.max_positions
     prompt = prompt or min(DEFAULT_PROMPT_TOKENS, spec.max_positions)
     program = lower(spec, max(context, prompt))
+    groups = fuse(program)
     weights_in = _stored_dtype(config) if dtype == "auto" else dtype
     kv_in = weights_in if kv_dtype == "auto" else kv_dtype
     size = DTYPE_BYTES[weights_in]
@@ -72,10 +81,11 @@ def examine(
 
     def price(load: Load) -> StepCost:
         accounts = cost.account(program, load, element)
-        return StepCost(load, [item.cost for item in accounts], cost.total(accounts))
+        grouped = cost.account_groups(program, groups, load, element)
+        return StepCost(load, [item.cost for item in accounts], [item.cost for item in grouped], cost.total(accounts))
 
     decode, prefill = price(Load.decode(batch, context)), price(Load(((prompt, prompt),), num_rows=1))
-    return Inspection(spec, program, weights_in, kv_in, batch, context, prompt, decode, prefill)
+    return Inspection(spec, program, groups, weights_in, kv_in, batch, context, prompt, decode, prefill)
 
 
 def _stored_dtype(config: Mapping[str, object]) -> str:
@@ -123,6 +133,17 @@ def as_json(inspection: Inspection) -> str:
         "ops": [
             _op_json(op, program) | {"decode": _cost_json(decode), "prefill": _cost_json(prefill)}
             for op, decode, prefill in zip(program.ops, inspection.decode.ops, inspection.prefill.ops)
+        ],
+        "groups": [
+            {
+                "kind": group.kind,
+                "label": group.label,
+                "ops": [op.label for op in group.ops],
+                "native": runs_natively(group),
+                "decode": _cost_json(decode),
+                "prefill": _cost_json(prefill),
+            }
+            for group, decode, prefill in zip(inspection.groups, inspection.decode.groups, inspection.prefill.groups)
         ],
     }
     return json.dumps(document)

@@ -1,14 +1,24 @@
-"""What a step of a program costs, op by op, and what its weights and KV memory weigh.
+"""What a step of a program costs, by op or by group of ops, and what its weights and KV memory weigh.
 
 The rules are the op table's; this gives them concrete sizes. Called by `ridgeline inspect`. Must not import torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 
-from ridgeline.program.op import Op, Program, Shape
-from ridgeline.program.opset import OPSET, ElementBytes, Load, OpCost, Operands, elements
+from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program, Shape
+from ridgeline.program.opset import (
+    FLOAT32_BYTES,
+    INDEX_BYTES,
+    OPSET,
+    ElementBytes,
+    Load,
+    OpCost,
+    Operands,
+    elements,
+)
+from ridgeline.program.passes.fuse import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,18 @@ class OpAccount:
     @property
     def label(self) -> str:
         return self.op.label
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccount:
+    """One group of ops and what it costs in one step when it runs as one."""
+
+    group: Group
+    cost: OpCost
+
+    @property
+    def label(self) -> str:
+        return self.group.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +65,77 @@ class KvGroup:
 
 def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008
     """The cost of every op of `program` for a step that computes `load`, in the order of computation."""
-    sizes = {"T": load.num_tokens, "R": load.num_rows}
+    price = _Pricer(program, load, element)
+    return [OpAccount(op, price(op, frozenset())) for op in program.ops]
 
-    def concrete(shape: Shape) -> tuple[int, ...]:
-        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
 
-    accounts: list[OpAccount] = []
-    for op in program.ops:
-        operands = Operands(
-            attrs=op.attrs,
-            inputs=tuple(concrete(program.shapes[name]) for name in op.inputs),
-            outputs=tuple(concrete(program.shapes[name]) for name in op.outputs),
-            weights=tuple(program.weights[name] for name in op.weights),
-            load=load,
-            element=element,
-        )
-        accounts.append(OpAccount(op, OPSET[op.kind].cost(operands)))
+def account_groups(
+    program: Program,
+    groups: Sequence[Group],
+    load: Load,
+    element: ElementBytes = ElementBytes(),  # noqa: B008
+) -> list[GroupAccount]:
+    """The cost of every group: values that only its own ops read stay in the cores, and what several read comes once.
+
+    FLOPs, weights and KV memory are those of `account`.
+    """
+    price = _Pricer(program, load, element)
+    accounts: list[GroupAccount] = []
+    for group in groups:
+        here = set(price.inner_values(group))
+        cost = OpCost()
+        for op in group.ops:
+            cost += price(op, here)
+            here.update(op.inputs)
+        accounts.append(GroupAccount(group, cost))
     return accounts
 
 
-def total(accounts: Iterable[OpAccount]) -> OpCost:
+class _Pricer:
+    """Prices ops in one step, with the bytes of each value's elements."""
+
+    def __init__(self, program: Program, load: Load, element: ElementBytes) -> None:
+        self._program, self._load, self._element = program, load, element
+        self._sizes = {"T": load.num_tokens, "R": load.num_rows}
+        self._value_bytes: dict[str, float] = dict.fromkeys(STEP_INPUTS, INDEX_BYTES)
+        self._readers: dict[str, set[str]] = {}
+        for op in program.ops:
+            width = FLOAT32_BYTES if OPSET[op.kind].float32_outputs else element.activation
+            self._value_bytes.update(dict.fromkeys(op.outputs, width))
+            # Attention takes keys and values from the cache; the operands say which.
+            for name in op.inputs[:1] if op.kind == "attention" else op.inputs:
+                self._readers.setdefault(name, set()).add(op.label)
+
+    def __call__(self, op: Op, here: Set[str]) -> OpCost:
+        """The cost of `op` where the values named in `here` are in the cores."""
+
+        def widths(names: Sequence[str]) -> tuple[float, ...]:
+            return tuple(0 if name in here else self._value_bytes[name] for name in names)
+
+        return OPSET[op.kind].cost(
+            Operands(
+                attrs=op.attrs,
+                inputs=tuple(self._concrete(self._program.shapes[name]) for name in op.inputs),
+                outputs=tuple(self._concrete(self._program.shapes[name]) for name in op.outputs),
+                weights=tuple(self._program.weights[name] for name in op.weights),
+                input_bytes=widths(op.inputs),
+                output_bytes=widths(op.outputs),
+                load=self._load,
+                element=self._element,
+            )
+        )
+
+    def inner_values(self, group: Group) -> Iterable[str]:
+        """What the group makes and nothing outside reads."""
+        members = {op.label for op in group.ops}
+        made = {name for op in group.ops for name in op.outputs} & self._readers.keys()
+        return (name for name in made - {LOGITS} if self._readers[name] <= members)
+
+    def _concrete(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(dim if isinstance(dim, int) else self._sizes[dim] for dim in shape)
+
+
+def total(accounts: Iterable[OpAccount | GroupAccount]) -> OpCost:
     """The sum of the costs."""
     return reduce(OpCost.__add__, (item.cost for item in accounts), OpCost())
 

@@ -85,19 +85,24 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """An op's concrete sizes in one step: shapes of inputs, outputs and weights."""
+    """An op's concrete sizes in one step: shapes of inputs, outputs and weights.
+
+    `input_bytes` and `output_bytes` are per element of each operand; 0 where it does not cross memory.
+    """
 
     attrs: Attrs
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     weights: tuple[WeightShape, ...]
+    input_bytes: tuple[float, ...]
+    output_bytes: tuple[float, ...]
     load: Load
     element: ElementBytes
 
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """One row of the table. `summary` is its signature in words."""
+    """One row of the table. `summary` is its signature in words; outputs are as wide as activations, or float32."""
 
     attrs: type[Attrs]
     num_inputs: int
@@ -105,6 +110,7 @@ class OpRow:
     summary: str
     infer: InferRule
     cost: Callable[[Operands], OpCost]
+    float32_outputs: bool = False
 
 
 def elements(shape: Sequence[int]) -> int:
@@ -115,7 +121,8 @@ def elements(shape: Sequence[int]) -> int:
 
 
 def _activations(x: Operands) -> float:
-    return x.element.activation * sum(elements(s) for s in (*x.inputs, *x.outputs))
+    shapes, widths = (*x.inputs, *x.outputs), (*x.input_bytes, *x.output_bytes)
+    return sum(width * elements(shape) for shape, width in zip(shapes, widths))
 
 
 def _all_weights(x: Operands) -> float:
@@ -137,56 +144,38 @@ def _embed_cost(x: Operands) -> OpCost:
     return OpCost(
         flops=0 if x.attrs.scale == 1.0 else out,
         weight_bytes=x.element.weight * out,
-        activation_bytes=INDEX_BYTES * elements(x.inputs[0]) + x.element.activation * out,
+        activation_bytes=_activations(x),
     )
 
 
 def _select_rows_cost(x: Operands) -> OpCost:
     """Rows that are not selected are not read."""
-    moved = 2 * x.element.activation * elements(x.outputs[0])
-    return OpCost(activation_bytes=INDEX_BYTES * elements(x.inputs[1]) + moved)
+    moved = (x.input_bytes[0] + x.output_bytes[0]) * elements(x.outputs[0])
+    return OpCost(activation_bytes=x.input_bytes[1] * elements(x.inputs[1]) + moved)
 
 
 def _rope_angles_cost(x: Operands) -> OpCost:
     """One product and two functions for each pair of outputs."""
-    written = sum(elements(s) for s in x.outputs)
-    return OpCost(flops=1.5 * written, activation_bytes=INDEX_BYTES * elements(x.inputs[0]) + FLOAT32_BYTES * written)
+    return OpCost(flops=1.5 * sum(elements(s) for s in x.outputs), activation_bytes=_activations(x))
 
 
 def _rope_cost(x: Operands) -> OpCost:
     """Two products and a sum for each rotated entry; the entries beyond pass through."""
     (tokens, num_heads, _), angles, _ = x.inputs
-    moved = x.element.activation * (elements(x.inputs[0]) + elements(x.outputs[0]))
-    return OpCost(
-        flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=moved + 2 * FLOAT32_BYTES * elements(angles)
-    )
+    return OpCost(flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=_activations(x))
 
 
-def _softcap_cost(x: Operands) -> OpCost:
-    (out,) = map(elements, x.outputs)
-    return OpCost(flops=8 * out, activation_bytes=2 * FLOAT32_BYTES * out)
-
-
-def _linear_cost(x: Operands) -> OpCost:
-    return _matmul_cost(x, x.element.activation)
-
-
-def _lm_head_cost(x: Operands) -> OpCost:
-    return _matmul_cost(x, FLOAT32_BYTES)
-
-
-def _matmul_cost(x: Operands, out_bytes: float) -> OpCost:
+def _matmul_cost(x: Operands) -> OpCost:
     """2 MNK, a bias being where the sums start; without rows the weights stay unread."""
     rows, (out_features, in_features) = x.inputs[0][0], x.weights[0]
     if not rows:
         return OpCost()
-    moved = x.element.activation * rows * in_features + out_bytes * rows * out_features
-    return OpCost(2 * rows * out_features * in_features, _all_weights(x), activation_bytes=moved)
+    return OpCost(2 * rows * out_features * in_features, _all_weights(x), activation_bytes=_activations(x))
 
 
 def _kv_write_cost(x: Operands) -> OpCost:
     written = x.element.kv * sum(elements(s) for s in x.inputs)
-    return OpCost(kv_write_bytes=written, activation_bytes=x.element.activation * sum(elements(s) for s in x.inputs))
+    return OpCost(kv_write_bytes=written, activation_bytes=_activations(x))
 
 
 def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[int, int]:
@@ -201,6 +190,7 @@ def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[i
 
 
 def _attention_cost(x: Operands) -> OpCost:
+    """Keys and values come from the cache, not from the operands that name them."""
     attrs = x.attrs
     assert isinstance(attrs, AttentionAttrs)
     _, num_heads, head_dim = x.inputs[0]
@@ -210,7 +200,7 @@ def _attention_cost(x: Operands) -> OpCost:
         pairs, keys = visible_keys(num_tokens, kv_length, attrs.window)
         flops += num_heads * pairs * (4 * head_dim + 5)  # two dot products, scale and softmax
         kv_read += 2 * keys * num_kv_heads * head_dim * x.element.kv
-    query_bytes = x.element.activation * (elements(x.inputs[0]) + elements(x.outputs[0]))
+    query_bytes = x.input_bytes[0] * elements(x.inputs[0]) + x.output_bytes[0] * elements(x.outputs[0])
     return OpCost(flops=flops, kv_read_bytes=kv_read, activation_bytes=query_bytes)
 
 
@@ -279,10 +269,10 @@ OPSET: dict[str, OpRow] = {
     "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
     "rmsnorm": OpRow(NormAttrs, 1, (1,), "x [..,H], w [H] -> [..,H]", _norm_shape, _pointwise(4)),
     "layernorm": OpRow(NormAttrs, 1, (2,), "x [..,H], w [H], b [H] -> [..,H]", _norm_shape, _pointwise(7)),
-    "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _linear_cost),
+    "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _matmul_cost),
     "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, _free),
     "rope_angles": OpRow(
-        RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost
+        RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost, True
     ),
     "rope": OpRow(Plain, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _same, _rope_cost),
     "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", _nothing, _kv_write_cost),
@@ -298,6 +288,6 @@ OPSET: dict[str, OpRow] = {
     "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, _pointwise(8)),
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, _pointwise(9)),
     "select_rows": OpRow(Plain, 2, (0,), "x [T,H], rows [R] -> [R,H]", _selected_rows, _select_rows_cost),
-    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _lm_head_cost),
-    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, _softcap_cost),
+    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _matmul_cost, True),
+    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, _pointwise(8), True),
 }
