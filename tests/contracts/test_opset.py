@@ -21,6 +21,7 @@ from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.cache.layout import KvStateSize, plan_layout
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import BlockTable, Span, StepPlan
+from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
 from ridgeline.program.lower import lower
 from ridgeline.program.op import (
@@ -323,7 +324,7 @@ class PagedRun:
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
-            rows = self.executable.run(build_batch(plan, self.block_size))
+            rows = self.executable.run(build_batch(plan, self.block_size, Sampler().draw_rows([]))).logits_RV
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
                 logits[span.seq_id].append(part)
                 done[span.seq_id] = span.end

@@ -5,6 +5,7 @@ import pytest
 import torch
 from sampling_oracle import make_row, philox_word, softmax
 
+from ridgeline.backends.step import StepOutput
 from ridgeline.decoding.draw import draw, integer_weights, random_word
 from ridgeline.decoding.sampling import Sampler
 
@@ -62,7 +63,7 @@ def test_weights_cannot_overflow_on_the_widest_row():
 def test_sampled_frequencies_by_chi_square():
     logits_RV = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -0.5, 0.25]])
     num_draws = 8000
-    sampled, _ = Sampler().sample(logits_RV, [make_row(seed=seed) for seed in range(num_draws)])
+    sampled, _ = Sampler().sample(StepOutput(logits_RV), [make_row(seed=seed) for seed in range(num_draws)])
     observed = np.bincount([token.token_id for token in sampled], minlength=8)
     expected = softmax(logits_RV[0].double().numpy()) * num_draws
     assert ((observed - expected) ** 2 / expected).sum() < 24.3  # 99.9 % point of chi-square with 7 degrees of freedom
@@ -70,6 +71,6 @@ def test_sampled_frequencies_by_chi_square():
 
 def test_successive_positions_of_one_seed_are_distributed_too():
     logits_RV = torch.zeros(1, 4)
-    sampled, _ = Sampler().sample(logits_RV, [make_row(seed=3, num_output=i) for i in range(4000)])
+    sampled, _ = Sampler().sample(StepOutput(logits_RV), [make_row(seed=3, num_output=i) for i in range(4000)])
     observed = np.bincount([token.token_id for token in sampled], minlength=4)
     assert ((observed - 1000) ** 2 / 1000).sum() < 16.3  # 99.9 %, 3 degrees of freedom

@@ -1,5 +1,7 @@
 """The Sampler as the executor sees it: against the oracle, alone as in any batch, greedy, errors, log-probabilities."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampling_oracle import edited, inverse_cdf, make_row, probabilities
 
+from ridgeline.backends.step import StepOutput
 from ridgeline.core.step import PromptLogprobRow
 from ridgeline.decoding import sampling
 from ridgeline.decoding.draw import random_word
+from ridgeline.decoding.processors import load_processors
 from ridgeline.decoding.sampling import Sampler
 
 SAMPLER = Sampler()
@@ -18,7 +22,7 @@ INF, NAN = torch.inf, torch.nan
 
 
 def tokens(logits_RV, rows):
-    sampled, _ = SAMPLER.sample(logits_RV, rows)
+    sampled, _ = SAMPLER.sample(StepOutput(logits_RV), rows)
     assert all(token.error is None for token in sampled)
     return [token.token_id for token in sampled]
 
@@ -101,11 +105,11 @@ def many_rows(num_rows, vocab_size):
 def test_a_row_is_the_same_alone_and_in_any_batch(vocab_size):
     x_RV, rows = many_rows(30, vocab_size)
     before_RV = x_RV.clone()
-    together, _ = SAMPLER.sample(x_RV, rows)
-    backwards, _ = SAMPLER.sample(x_RV, rows[::-1])
+    together, _ = SAMPLER.sample(StepOutput(x_RV), rows)
+    backwards, _ = SAMPLER.sample(StepOutput(x_RV), rows[::-1])
     assert backwards == together[::-1]
     for i, row in enumerate(rows):
-        alone, _ = SAMPLER.sample(x_RV[i : i + 1].clone(), [make_row_at_zero(row)])
+        alone, _ = SAMPLER.sample(StepOutput(x_RV[i : i + 1].clone()), [make_row_at_zero(row)])
         assert alone == (together[i],)
     assert torch.equal(x_RV, before_RV), "the raw logits are the caller's"
 
@@ -116,9 +120,9 @@ def make_row_at_zero(row):
 
 def test_candidates_and_whole_vocabulary_give_the_same_token(monkeypatch):
     x_RV, rows = many_rows(30, 3000)
-    narrow, _ = SAMPLER.sample(x_RV, rows)
+    narrow, _ = SAMPLER.sample(StepOutput(x_RV), rows)
     monkeypatch.setattr(sampling, "_NARROW_K", 0)
-    assert SAMPLER.sample(x_RV, rows)[0] == narrow
+    assert SAMPLER.sample(StepOutput(x_RV), rows)[0] == narrow
 
 
 def test_several_sequences_on_one_logit_row_draw_apart():
@@ -182,10 +186,10 @@ def test_a_row_that_is_not_finite_fails_alone(broken, fields):
     good = [3.0, -INF, 1.0, 2.0]
     x_RV = torch.tensor([good, broken, good])
     rows = [make_row(row=i, seed=4, **fields) for i in range(3)]
-    sampled, _ = SAMPLER.sample(x_RV, rows)
+    sampled, _ = SAMPLER.sample(StepOutput(x_RV), rows)
     assert [token.error is None for token in sampled] == [True, False, True]
     assert sampled[1].logprob is None
-    alone, _ = SAMPLER.sample(x_RV[:1], rows[:1])
+    alone, _ = SAMPLER.sample(StepOutput(x_RV[:1]), rows[:1])
     assert (sampled[0].token_id, sampled[0].logprob) == (alone[0].token_id, alone[0].logprob)
     assert sampled[2].token_id == alone[0].token_id
 
@@ -194,7 +198,7 @@ def test_a_row_that_is_not_finite_fails_alone(broken, fields):
 def test_a_row_with_every_token_excluded_fails_alone(fields):
     x_RV = torch.zeros(2, 2)
     excluded = make_row(row=0, min_tokens=1, stop_ids=(0, 1), **fields)
-    sampled, _ = SAMPLER.sample(x_RV, [excluded, make_row(row=1, **fields)])
+    sampled, _ = SAMPLER.sample(StepOutput(x_RV), [excluded, make_row(row=1, **fields)])
     assert sampled[0].error is not None
     assert sampled[1].error is None
 
@@ -208,7 +212,7 @@ def test_logprobs_are_of_the_raw_distribution():
         for i in range(40)
     ]
     prompt_rows = [PromptLogprobRow(seq_id=0, row=i, token_id=i, num_top=3) for i in range(40)]
-    sampled, prompt = SAMPLER.sample(x_RV, rows, prompt_rows)
+    sampled, prompt = SAMPLER.sample(StepOutput(x_RV), rows, prompt_rows)
     reported = [(i, token.token_id, i % 6, token.logprob) for i, token in enumerate(sampled)]
     reported += [(row.row, row.token_id, row.num_top, found) for row, found in zip(prompt_rows, prompt)]
     for i, token_id, num_top, found in reported:
@@ -224,7 +228,7 @@ def test_logprobs_are_of_the_raw_distribution():
 
 def test_logprobs_none_asks_for_none_and_zero_for_the_chosen_one():
     sampled, prompt = SAMPLER.sample(
-        torch.eye(2), [make_row(temperature=0), make_row(row=1, temperature=0, logprobs=0)]
+        StepOutput(torch.eye(2)), [make_row(temperature=0), make_row(row=1, temperature=0, logprobs=0)]
     )
     assert sampled[0].logprob is None
     assert sampled[1].logprob is not None
@@ -233,12 +237,77 @@ def test_logprobs_none_asks_for_none_and_zero_for_the_chosen_one():
     assert prompt == ()
 
 
+def drawing_backend(x_RV, draws):
+    """What a backend that draws gives back, with the reference's own tokens."""
+    drawn = []
+    for i, logit_row in enumerate(draws.logit_row.tolist()):
+        row = make_row(
+            row=logit_row,
+            seed=int(draws.seed[i]),
+            num_output=int(draws.num_output[i]),
+            temperature=float(draws.temperature[i]),
+            top_k=int(draws.top_k[i]),
+            top_p=float(draws.top_p[i]),
+            min_p=float(draws.min_p[i]),
+        )
+        drawn.append(SAMPLER.sample(StepOutput(x_RV), [row])[0][0].token_id)
+    return StepOutput(x_RV, np.array(drawn, dtype=np.int64))
+
+
+def test_tokens_of_a_drawing_backend_are_those_of_the_sampler():
+    x_RV, rows = many_rows(40, 2000)
+    x_RV[3], x_RV[8, 5], x_RV[12, 6] = -INF, NAN, INF
+    # Half of the rows without edits.
+    plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "logit_bias": {}}
+    rows[::2] = [replace(row, params=replace(row.params, **plain)) for row in rows[::2]]
+    draws = SAMPLER.draw_rows(rows)
+    assert 0 < len(draws.logit_row) < len(rows)
+    assert SAMPLER.sample(drawing_backend(x_RV, draws), rows) == SAMPLER.sample(StepOutput(x_RV), rows)
+
+
+def test_drawn_rows_without_logprobs_do_not_read_the_logits():
+    rows = [make_row(row=i, temperature=i % 2) for i in range(4)]
+    sampled, _ = SAMPLER.sample(StepOutput(torch.empty(0, 0), np.array([5, 6, -1, 8])), rows)
+    assert [token.token_id for token in sampled] == [5, 6, -1, 8]
+    assert [token.error is None for token in sampled] == [True, True, False, True]
+
+
+def test_rows_to_draw_hold_the_parameters():
+    rows = [
+        make_row(row=4, seed=-1, num_output=7, temperature=1e-6, top_k=-1),
+        make_row(row=2, seed=2**64 - 1, temperature=0.7, top_k=2**31 - 1, top_p=0.9, min_p=0.1, logprobs=3),
+    ]
+    draws = SAMPLER.draw_rows(rows)
+    assert draws.logit_row.tolist() == [4, 2]
+    assert draws.temperature.tolist() == [0.0, float(np.float32(0.7))]
+    assert (draws.top_k.tolist(), draws.top_p.tolist(), draws.min_p.tolist()) == ([0, 2**31 - 1], [1, 0.9], [0, 0.1])
+    assert (draws.seed.tolist(), draws.num_output.tolist()) == ([2**64 - 1, 2**64 - 1], [7, 0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {1: 2.0}},
+        {"min_tokens": 3, "num_output": 2},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5, "output_ids": (1,)},
+        {"frequency_penalty": 0.5, "output_ids": (1,)},
+    ],
+)
+def test_rows_with_edits_are_left_to_the_sampler(fields):
+    row = make_row(**fields)
+    assert len(SAMPLER.draw_rows([row]).logit_row) == 0
+    assert any(processor.uses(row) for processor in load_processors())
+
+
 def test_a_step_without_rows():
-    assert SAMPLER.sample(torch.empty(0, 10), []) == ((), ())
+    assert SAMPLER.sample(StepOutput(torch.empty(0, 10)), []) == ((), ())
 
 
 def test_prompt_rows_without_samples():
-    sampled, prompt = SAMPLER.sample(torch.zeros(1, 4), [], [PromptLogprobRow(seq_id=3, row=0, token_id=2, num_top=0)])
+    sampled, prompt = SAMPLER.sample(
+        StepOutput(torch.zeros(1, 4)), [], [PromptLogprobRow(seq_id=3, row=0, token_id=2, num_top=0)]
+    )
     assert sampled == ()
     assert prompt[0].logprob == pytest.approx(np.log(0.25))
     assert (prompt[0].rank, prompt[0].top) == (1, ())

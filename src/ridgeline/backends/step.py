@@ -1,7 +1,7 @@
-"""StepBatch: one step as flat arrays, the form in which every backend receives it.
+"""StepBatch and StepOutput: one step as flat arrays, what every backend receives and gives back.
 
-Made from a StepPlan by `engine/batch.py`. numpy only.
-Legend: T tokens · S spans · R rows that need logits · B blocks of the longest table.
+Made from a StepPlan by `engine/batch.py`; the output is read by the sampler.
+Legend: T tokens · S spans · R rows that need logits · D tokens to draw · V vocabulary · B blocks of the longest table.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,22 @@ class GroupStep:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawRows:
+    """Tokens that a backend may decide within the step, by the rules of `ridgeline.decoding`; each array is [D].
+
+    Only what needs nothing but the row's logits is here. top_p and min_p are float64, as the rules compare them.
+    """
+
+    logit_row: IntArray  # index into the R rows
+    temperature: npt.NDArray[np.float32]  # 0: greedy
+    top_k: npt.NDArray[np.int32]  # 0: off
+    top_p: npt.NDArray[np.float64]  # 1: off
+    min_p: npt.NDArray[np.float64]  # 0: off
+    seed: npt.NDArray[np.uint64]
+    num_output: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Spans laid end to end. `kv_length_S` is each sequence's length once the step has run."""
 
@@ -39,11 +55,22 @@ class StepBatch:
     causal_S: npt.NDArray[np.bool_]
     groups: Sequence[GroupStep]
     copies: Sequence[BlockCopy]
+    draws: DrawRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step computed. `drawn` holds one token per row of the batch's `draws`, -1 where the logits were not finite
+    (NaN or +inf anywhere, or -inf everywhere); it is None from a backend that leaves every token to the sampler.
+    """
+
+    logits_RV: torch.Tensor  # float32
+    drawn: IntArray | None = None
 
 
 class Executable(Protocol):
     """A program bound to weights and cache memory."""
 
-    def run(self, step: StepBatch) -> torch.Tensor:
-        """Computes the step, updates the cache, and returns logits, float32 [R, V]."""
+    def run(self, step: StepBatch) -> StepOutput:
+        """Computes the step and updates the cache."""
         ...

@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.backends.reference.dense import DenseKv
 from ridgeline.backends.reference.ops import interpret
+from ridgeline.backends.step import StepOutput
 from ridgeline.bench.offline import BenchEngine, OfflineRun, Recorder
 from ridgeline.bench.workload import require
 from ridgeline.core.step import SampledToken, SampleRow
@@ -106,5 +107,5 @@ class NaiveGeneration:
             output_ids=output_ids,
             stop_ids=tuple(request.stop_ids),
         )
-        samples, _ = self._sampler.sample(logits_1V, [row])
+        samples, _ = self._sampler.sample(StepOutput(logits_1V), [row])
         return samples[0]

@@ -1,4 +1,4 @@
-"""Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it after the model ran.
+"""Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it around the model.
 
 Holds no per-request state. The order of processing is in the docstring of `ridgeline.decoding`, the random draw in
 `draw`. Must not import engine or server.
@@ -6,16 +6,23 @@ Holds no per-request state. The order of processing is in the docstring of `ridg
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.backends.step import DrawRows, StepOutput
 from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob
 from ridgeline.decoding.draw import draw, random_word
 from ridgeline.decoding.largest import argmax, largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
+from ridgeline.decoding.processors.min_p import MinP
+from ridgeline.decoding.processors.temperature import Temperature
+from ridgeline.decoding.processors.top_k import TopK
+from ridgeline.decoding.processors.top_p import TopP
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
+_IN_STEP = (TopK, Temperature, MinP, TopP)  # what a backend that draws applies itself
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory, and the cache likes it
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
@@ -28,20 +35,41 @@ class Sampler:
         processors = load_processors()
         self._edits = tuple(p for p in processors if p.order < FIRST_NARROWED)
         self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
+        self._not_in_step = tuple(p for p in processors if not isinstance(p, _IN_STEP))
+
+    def draw_rows(self, rows: Sequence[SampleRow]) -> DrawRows:
+        """The rows of `rows`, in their order, whose tokens a backend may draw within the step."""
+        plain = [rows[i] for i in self._plain(rows)]
+        params = [row.params for row in plain]
+        return DrawRows(
+            logit_row=np.array([row.row for row in plain], dtype=np.int64),
+            temperature=np.array([0.0 if p.greedy else p.temperature for p in params], dtype=np.float32),
+            top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int32),
+            top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
+            seed=np.array([row.seed % 2**64 for row in plain], dtype=np.uint64),
+            num_output=np.array([row.num_output for row in plain], dtype=np.uint64),
+        )
 
     @torch.inference_mode()
     def sample(
-        self, logits_RV: Tensor, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
+        self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
         """One SampledToken per row of `rows` and one TokenLogprob per row of `prompt_rows`, in their order.
 
-        `logits_RV` is float32 and is not written to. Several rows may point at the same logit row. A row whose logits
-        are not finite gets an `error` and touches no other.
+        Tokens that the backend has drawn for `draw_rows(rows)` are taken, the others decided here. The logits are not
+        written to. Several rows may point at the same logit row. A row whose logits are not finite gets an `error` and
+        touches no other.
         """
-        finite_R: list[bool] = logits_RV.amax(-1).isfinite().tolist()  # amax carries NaN and +inf; -inf if nothing else
-        sound = [i for i, row in enumerate(rows) if finite_R[row.row]]
+        logits_RV = output.logits_RV
         token_ids = [_NO_TOKEN] * len(rows)
-        for group in _same_path(rows, sound):
+        pending = range(len(rows))
+        if output.drawn is not None:
+            drawn = dict(zip(self._plain(rows), output.drawn.tolist(), strict=True))
+            for i, token_id in drawn.items():
+                token_ids[i] = token_id
+            pending = [i for i in pending if i not in drawn]
+        for group in _same_path(rows, _sound(logits_RV, rows, pending)):
             for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
                 token_ids[i] = token_id
         logprobs = _requested_logprobs(logits_RV, rows, token_ids)
@@ -51,6 +79,10 @@ class Sampler:
         )
         prompt = token_logprobs(logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
         return sampled, tuple(prompt)
+
+    def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
+        """Indices of the rows that need nothing but their logits and the parameters of DrawRows."""
+        return [i for i, row in enumerate(rows) if not any(p.uses(row) for p in self._not_in_step)]
 
     def _decide(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """Token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
@@ -80,6 +112,16 @@ class Sampler:
         if token_GC is None:
             return column_G, finite_G
         return token_GC.gather(1, column_G.unsqueeze(1)).squeeze(1), finite_G
+
+
+def _sound(logits_RV: Tensor, rows: Sequence[SampleRow], pending: Sequence[int]) -> list[int]:
+    """Those of the `pending` indices whose logits are finite."""
+    if not pending:
+        return []
+    logit_rows = sorted({rows[i].row for i in pending})
+    maxima_G = _select(logits_RV, logit_rows).amax(-1)  # amax carries NaN and +inf; -inf if nothing else
+    finite = dict(zip(logit_rows, maxima_G.isfinite().tolist()))
+    return [i for i in pending if finite[rows[i].row]]
 
 
 def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int]]:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ridgeline.backends.step import GroupStep, IntArray, StepBatch
+from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch
 from ridgeline.core.step import BlockTable, StepPlan
 
 
-def build_batch(plan: StepPlan, block_size: int) -> StepBatch:
+def build_batch(plan: StepPlan, block_size: int, draws: DrawRows) -> StepBatch:
     """Lays the plan's spans end to end; see StepBatch for shapes."""
     lengths_S = np.asarray([span.num_tokens for span in plan.spans], dtype=np.int64)
     starts_S = np.cumsum(lengths_S) - lengths_S
@@ -28,6 +28,7 @@ def build_batch(plan: StepPlan, block_size: int) -> StepBatch:
         causal_S=np.asarray([span.causal for span in plan.spans]),
         groups=[_group_step(tables, positions_T, span_of_T, block_size) for tables in plan.tables],
         copies=plan.copies,
+        draws=draws,
     )
 
 

@@ -28,6 +28,7 @@ class InlineExecutor:
         self._block_size = block_size
 
     def run(self, plan: StepPlan) -> StepResult:
-        logits_RV = self._executable.run(build_batch(plan, self._block_size))
-        samples, prompt_logprobs = self._sampler.sample(logits_RV, plan.samples, plan.prompt_rows)
+        batch = build_batch(plan, self._block_size, self._sampler.draw_rows(plan.samples))
+        output = self._executable.run(batch)
+        samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         return StepResult(plan.step, samples, prompt_logprobs)

@@ -14,7 +14,7 @@ import torch
 from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.backends.reference.packed import pack_matrices
-from ridgeline.backends.step import GroupStep, IntArray, StepBatch
+from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
 
@@ -40,8 +40,8 @@ class ReferenceExecutable:
                 self._group_of[state] = index
 
     @torch.inference_mode()
-    def run(self, step: StepBatch) -> torch.Tensor:
-        """Computes the step, updates the cache, and returns logits, float32 [R, V]."""
+    def run(self, step: StepBatch) -> StepOutput:
+        """Computes the step and updates the cache; draws no tokens."""
         self._copy_blocks(step)
         inputs = {
             TOKEN_IDS: torch.from_numpy(step.token_ids_T),
@@ -49,7 +49,7 @@ class ReferenceExecutable:
             LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
         }
         kv = _PagedKv(self._keys, self._values, self._group_of, self._layout, step)
-        return interpret(self._program, self._weights, inputs, kv)[LOGITS]
+        return StepOutput(interpret(self._program, self._weights, inputs, kv)[LOGITS])
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for copy in step.copies:
