@@ -37,24 +37,39 @@ RL_INLINE float row_squares(const float* x, int64_t width, float mean) {
   return sum(total) + rest;
 }
 
-static inline void normalize(const Norm& norm, const float* x, int64_t width, float* out) {
+// What normalises a row, given all of it: out = (x - mean) * factor * weight + bias.
+struct RowScale {
+  float mean, factor;
+};
+
+static inline RowScale row_scale(const Norm& norm, const float* x, int64_t width) {
+  if (norm.kind == NormKind::none) return {0.0f, 1.0f};
+  const float mean = norm.kind == NormKind::layer ? row_sum(x, width) / (float)width : 0.0f;
+  return {mean, 1.0f / square_root(row_squares(x, width, mean) / (float)width + norm.eps)};
+}
+
+// Entries [begin, begin + width) of a row, to out[0, width).
+static inline void normalize_part(const Norm& norm, RowScale scale, const float* x, int64_t begin, int64_t width,
+                                  float* out) {
+  x += begin;
   if (norm.kind == NormKind::none) {
     if (out != x) __builtin_memcpy(out, x, (size_t)width * sizeof(float));
     return;
   }
-  const bool layer = norm.kind == NormKind::layer;
-  const float mean = layer ? row_sum(x, width) / (float)width : 0.0f;
-  const float factor = 1.0f / square_root(row_squares(x, width, mean) / (float)width + norm.eps);
-  const float* weight = norm.weight;
-  const float* bias = norm.bias;
+  const float* weight = norm.weight + begin;
+  const float* bias = norm.kind == NormKind::layer ? norm.bias + begin : nullptr;
   for_row(
       width,
       [&](int64_t i) {
-        Floats y = (load<Floats>(x + i) - mean) * factor * load<Floats>(weight + i);
-        if (layer) y += load<Floats>(bias + i);
+        Floats y = (load<Floats>(x + i) - scale.mean) * scale.factor * load<Floats>(weight + i);
+        if (bias) y += load<Floats>(bias + i);
         store(out + i, y);
       },
-      [&](int64_t i) { out[i] = (x[i] - mean) * factor * weight[i] + (layer ? bias[i] : 0.0f); });
+      [&](int64_t i) { out[i] = (x[i] - scale.mean) * scale.factor * weight[i] + (bias ? bias[i] : 0.0f); });
+}
+
+static inline void normalize(const Norm& norm, const float* x, int64_t width, float* out) {
+  normalize_part(norm, row_scale(norm, x, width), x, 0, width, out);
 }
 
 static inline void rotate(float* heads, int64_t num_heads, int64_t head_dim, const float* cos, const float* sin,
