@@ -1,0 +1,66 @@
+"""The state of the machine around a run: the memory's read stream, the load, the time stolen by the hypervisor.
+
+As a script (`python machine.py THREADS`) it prints the read stream in GB/s, from a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+STREAM_BYTES = 2**30
+STREAM_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Of all cores since boot, in ticks."""
+
+    total: int
+    idle: int
+    steal: int
+
+
+def read_stream_gb_per_s(threads: int) -> float:
+    """What `threads` threads read from memory together, measured now in a fresh process."""
+    command = [sys.executable, str(Path(__file__).resolve()), str(threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def cpu_times() -> CpuTimes:
+    """Now. Zeros where there is no /proc."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return CpuTimes(0, 0, 0)
+    ticks = [int(field) for field in stat.read_text().splitlines()[0].split()[1:9]]  # user to steal; guests are in user
+    return CpuTimes(total=sum(ticks), idle=ticks[3] + ticks[4], steal=ticks[7])
+
+
+def steal_share(before: CpuTimes, after: CpuTimes) -> float:
+    """Of the time between, the part in which this machine wanted to run and was not let."""
+    return (after.steal - before.steal) / max(after.total - before.total, 1)
+
+
+def load_average() -> float:
+    """Runnable tasks over the last minute."""
+    return os.getloadavg()[0]
+
+
+def _measure(threads: int) -> float:
+    """The best of some sums over a buffer far larger than any cache."""
+    import torch
+
+    torch.set_num_threads(threads)
+    buffer = torch.ones(STREAM_BYTES // 4, dtype=torch.float32)
+    durations_s: list[float] = []
+    for _ in range(STREAM_ROUNDS):
+        started = time.perf_counter()
+        buffer.sum()
+        durations_s.append(time.perf_counter() - started)
+    return STREAM_BYTES / min(durations_s) / 1e9
+
+
+if __name__ == "__main__":
+    print(_measure(int(sys.argv[1])))
