@@ -1,9 +1,351 @@
+// The pool and the tape for Python. A tape is built op by op; buffers are numbers. Addresses are of memory that the
+// caller keeps alive as long as the tape.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
 #include "bind/bind.h"
+#include "bind/matrix.h"
+#include "runtime/checksum.h"
+#include "runtime/isa.h"
+#include "runtime/tape.h"
 
 namespace nb = nanobind;
+using namespace nanobind::literals;
 
 namespace ridgeline {
+namespace {
 
-void bind_runtime(nb::module_& module) { (void)module; }
+template <class T, size_t Dims>
+using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using Ids = Array<const int64_t, 1>;
+
+template <class T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+KvKind kv_kind_of(const std::string& name) {
+  if (name == "f32") return KvKind::f32;
+  if (name == "bf16") return KvKind::bf16;
+  if (name == "int8") return KvKind::int8;
+  throw std::invalid_argument("kind of keys and values '" + name + "' is none of: f32, bf16, int8");
+}
+
+Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bias) {
+  return {norm_kind_of(kind), eps, pointer<const float>(weight), pointer<const float>(bias)};
+}
+
+struct GroupArrays {
+  Ids write_slots;
+  Array<const int64_t, 2> tables;
+  Ids first_token;
+};
+
+// The step's arrays, checked against one another, for as long as one step runs.
+struct StepArrays {
+  Step step{};
+  std::vector<nb::object> owners;
+  std::vector<SampleRow> draws;
+};
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+template <class T, size_t Dims>
+Array<T, Dims> hold(StepArrays& arrays, nb::handle object) {
+  arrays.owners.push_back(nb::borrow(object));
+  return nb::cast<Array<T, Dims>>(object);
+}
+
+// Reads a ridgeline.backends.step.StepBatch.
+void read_step(nb::handle batch, StepArrays& arrays) {
+  Step& step = arrays.step;
+  const auto ids = [&](const char* name) { return hold<const int64_t, 1>(arrays, batch.attr(name)); };
+  const auto tokens = ids("token_ids_T"), positions = ids("positions_T"), rows = ids("logit_rows_R");
+  const auto start = ids("span_start_S"), length = ids("span_length_S"), kv_length = ids("kv_length_S");
+  const auto causal = hold<const bool, 1>(arrays, batch.attr("causal_S"));
+  require(tokens.shape(0) == positions.shape(0), "a step has one position per token");
+  require(start.shape(0) == length.shape(0) && start.shape(0) == kv_length.shape(0) &&
+              start.shape(0) == causal.shape(0),
+          "a step has one start, length, KV length and causal flag per span");
+  step.num_tokens = (int64_t)tokens.shape(0);
+  step.num_spans = (int64_t)start.shape(0);
+  step.num_rows = (int64_t)rows.shape(0);
+  step.token_ids = tokens.data();
+  step.positions = positions.data();
+  step.logit_rows = rows.data();
+  step.span_start = start.data();
+  step.span_length = length.data();
+  step.kv_length = kv_length.data();
+  step.causal = causal.data();
+  for (nb::handle group : batch.attr("groups")) {
+    const auto slots = hold<const int64_t, 1>(arrays, group.attr("write_slots_T"));
+    const auto tables = hold<const int64_t, 2>(arrays, group.attr("tables_SB"));
+    const auto first = hold<const int64_t, 1>(arrays, group.attr("first_token_S"));
+    require(slots.shape(0) == tokens.shape(0), "a cache group has one slot per token");
+    require(tables.shape(0) == start.shape(0) && first.shape(0) == start.shape(0),
+            "a cache group has one table and first token per span");
+    step.groups.push_back({slots.data(), tables.data(), (int64_t)tables.shape(1), first.data()});
+  }
+}
+
+void read_draws(nb::handle draws, StepArrays& arrays) {
+  const auto rows = hold<const int64_t, 1>(arrays, draws.attr("logit_row"));
+  const auto temperature = hold<const float, 1>(arrays, draws.attr("temperature"));
+  const auto top_k = hold<const int32_t, 1>(arrays, draws.attr("top_k"));
+  const auto top_p = hold<const double, 1>(arrays, draws.attr("top_p"));
+  const auto min_p = hold<const double, 1>(arrays, draws.attr("min_p"));
+  const auto seed = hold<const uint64_t, 1>(arrays, draws.attr("seed"));
+  const auto num_output = hold<const uint64_t, 1>(arrays, draws.attr("num_output"));
+  const size_t count = rows.shape(0);
+  require(temperature.shape(0) == count && top_k.shape(0) == count && top_p.shape(0) == count &&
+              min_p.shape(0) == count && seed.shape(0) == count && num_output.shape(0) == count,
+          "every option of the rows to draw has one value per row");
+  for (size_t i = 0; i < count; i++) {
+    require(rows.data()[i] >= 0 && rows.data()[i] < arrays.step.num_rows, "a row to draw is not a row of logits");
+    SampleRow& draw = arrays.draws.emplace_back(SampleRow{});
+    draw.temperature = temperature.data()[i];
+    draw.top_k = top_k.data()[i];
+    draw.top_p = static_cast<decltype(draw.top_p)>(top_p.data()[i]);
+    draw.min_p = static_cast<decltype(draw.min_p)>(min_p.data()[i]);
+    draw.seed = seed.data()[i];
+    draw.num_output = num_output.data()[i];
+    draw.logit_row = rows.data()[i];
+    draw.token = -1;
+  }
+  arrays.step.draws = arrays.draws.data();
+  arrays.step.num_draws = (int64_t)count;
+}
+
+// A Tape whose buffers and plans have numbers.
+class TapeBuilder {
+ public:
+  TapeBuilder(const std::string& level, Pool& pool, bool deterministic)
+      : kernels_(kernels_of(level)), tape_(kernels_, pool, deterministic) {}
+
+  int add_buffer(const std::string& rows, int64_t width) {
+    require(rows == "tokens" || rows == "logits", "a buffer has rows for 'tokens' or for 'logits'");
+    require(width > 0, "a buffer is at least 1 wide");
+    buffers_.push_back(tape_.add_buffer(rows == "tokens" ? Rows::tokens : Rows::logits, width));
+    return (int)buffers_.size() - 1;
+  }
+
+  void embed_packed(const NativeMatrix& matrix, const std::string& ids, float scale, int out) {
+    add_embed({matrix.matrix, WeightKind::f32, nullptr}, ids, scale, out);
+  }
+
+  void embed_rows(uintptr_t rows, const std::string& kind, const std::string& ids, float scale, int out) {
+    add_embed({std::nullopt, weight_kind_of(kind), pointer<const uint8_t>(rows)}, ids, scale, out);
+  }
+
+  void rope_angles(std::vector<float> frequencies, float scale, int cos, int sin) {
+    tape_.add(std::make_unique<RopeAngles>(std::move(frequencies), scale, at(cos), at(sin)));
+  }
+
+  void linear(const NativeMatrix& matrix, const Norm& norm, int in, std::optional<int> out, bool select,
+              const std::string& epilogue, const std::string& activation, uintptr_t bias, float softcap) {
+    const Epilogue after{epilogue_kind_of(epilogue), activation_of(activation), softcap, pointer<const float>(bias),
+                         nullptr, 0};
+    const Linear::Operands operands{at(in), out ? at(*out) : nullptr, select, !out.has_value()};
+    tape_.add(std::make_unique<Linear>(matrix.matrix, norm, after, operands, tape_.deterministic()));
+  }
+
+  void row_wise(RowWise::Function function, int x, std::optional<int> y, int out, const RowWise::Options& options) {
+    tape_.add(std::make_unique<RowWise>(function, RowWise::Operands{at(x), y ? at(*y) : nullptr, at(out)}, options));
+  }
+
+  void normalize(const Norm& norm, int x, int out, int64_t head_dim) {
+    row_wise(RowWise::Function::normalize, x, {}, out, {norm, {}, 0, head_dim});
+  }
+  void add(int x, int y, int out) { row_wise(RowWise::Function::add, x, y, out, {}); }
+  void activate(const std::string& function, int x, int out) {
+    row_wise(RowWise::Function::activate, x, {}, out, {{}, activation_of(function), 0, 0});
+  }
+  void gate(const std::string& function, int x, int y, int out) {
+    row_wise(RowWise::Function::gate, x, y, out, {{}, activation_of(function), 0, 0});
+  }
+  void softcap(float cap, int x, int out) { row_wise(RowWise::Function::softcap, x, {}, out, {{}, {}, cap, 0}); }
+  void select(int x, int out) { row_wise(RowWise::Function::select, x, {}, out, {}); }
+
+  void heads(int qkv, int num_heads, const KvMemory& memory, int group, std::tuple<int64_t, int64_t, int64_t> offsets,
+             const Norm& q_norm, const Norm& k_norm, std::optional<int> cos, std::optional<int> sin) {
+    const auto [q, k, v] = offsets;
+    const Buffer* angles = cos ? at(*cos) : nullptr;
+    tape_.add(std::make_unique<Heads>(
+        Heads::Options{num_heads, memory.layout.num_heads, memory.layout.head_dim, q, k, v, q_norm, k_norm, angles,
+                       sin ? at(*sin) : nullptr, angles ? angles->width : 0, memory, group},
+        at(qkv)));
+  }
+
+  void attention(const AttentionSpec& spec, const KvMemory& memory, int group, int q, int64_t q_offset, int out) {
+    const KvLayout& layout = memory.layout;
+    SharedPlan* plan = tape_.add_plan(
+        {group, spec.num_heads, layout.num_heads, layout.head_dim, spec.window, layout.block_size});
+    tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), q_offset, at(out)));
+  }
+
+  void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
+
+  int64_t size() const { return tape_.size(); }
+
+  void run(nb::handle batch, Array<float, 2> logits, int64_t begin, int64_t end,
+           std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
+    StepArrays arrays;
+    read_step(batch, arrays);
+    if (drawn) read_draws(batch.attr("draws"), arrays);
+    require(!drawn || (int64_t)drawn->shape(0) == arrays.step.num_draws, "one place per row to draw is needed");
+    require((int64_t)logits.shape(0) == arrays.step.num_rows, "one row of logits per row that needs them is needed");
+    require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
+    require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
+    arrays.step.logits = logits.data();
+    arrays.step.logits_stride = (int64_t)logits.shape(1);
+    double* times = seconds ? seconds->data() : nullptr;
+    {
+      const nb::gil_scoped_release release;
+      tape_.run(arrays.step, begin, end, times);
+    }
+    if (drawn)
+      for (size_t i = 0; i < arrays.draws.size(); i++) drawn->data()[i] = arrays.draws[i].token;
+  }
+
+  // The buffer's first `rows` rows as they are now, [rows, stride]; valid until the next step.
+  nb::ndarray<nb::numpy, float, nb::ndim<2>> view(int buffer, int64_t rows) {
+    Buffer* b = at(buffer);
+    const size_t shape[2] = {(size_t)rows, (size_t)b->stride};
+    return {b->memory.as<float>(), 2, shape, nb::handle()};
+  }
+
+ private:
+  Buffer* at(int index) {
+    require(index >= 0 && (size_t)index < buffers_.size(), "no buffer has this number");
+    return buffers_[(size_t)index];
+  }
+
+  void add_embed(const Table& table, const std::string& ids, float scale, int out) {
+    require(ids == "tokens" || ids == "positions", "a table is looked up by 'tokens' or 'positions'");
+    tape_.add(std::make_unique<Embed>(table, ids == "tokens" ? Embed::Ids::tokens : Embed::Ids::positions, scale,
+                                      at(out)));
+  }
+
+  const KernelTable& kernels_;
+  Tape tape_;
+  std::vector<Buffer*> buffers_;
+};
+
+KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t keys,
+                   uintptr_t values) {
+  require(keys % 64 == 0 && values % 64 == 0, "keys and values start at multiples of 64 bytes");
+  return {{kv_kind_of(kind), num_heads, head_dim, block_size}, pointer<uint8_t>(keys), pointer<uint8_t>(values)};
+}
+
+int64_t kv_block_bytes(const KvMemory& memory) { return kernels_of("portable").attention.block_bytes(memory.layout); }
+
+void copy_block(const KvMemory& memory, int64_t source, int64_t target) {
+  const int64_t bytes = kv_block_bytes(memory);
+  std::memcpy(memory.keys + target * bytes, memory.keys + source * bytes, (size_t)bytes);
+  std::memcpy(memory.values + target * bytes, memory.values + source * bytes, (size_t)bytes);
+}
+
+// Writes keys and values of tokens, [T, K, D], at their slots.
+void write_tokens(const std::string& level, const KvMemory& memory, Ids slots, Array<const float, 3> k,
+                  Array<const float, 3> v) {
+  const KvLayout& layout = memory.layout;
+  const auto fits = [&](const auto& x) {
+    return x.shape(0) == slots.shape(0) && (int64_t)x.shape(1) == layout.num_heads &&
+           (int64_t)x.shape(2) == layout.head_dim;
+  };
+  require(fits(k) && fits(v), "keys and values are [tokens, heads, head_dim]");
+  for (size_t t = 0; t < slots.shape(0); t++)
+    for (int32_t head = 0; head < layout.num_heads; head++) {
+      const int64_t row = ((int64_t)t * layout.num_heads + head) * layout.head_dim;
+      kernels_of(level).attention.kv_write(memory, slots.data()[t], head, k.data() + row, v.data() + row);
+    }
+}
+
+// Keys and values of tokens at their slots, into k and v [T, K, D].
+void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Array<float, 3> k, Array<float, 3> v) {
+  const KvLayout& layout = memory.layout;
+  for (size_t t = 0; t < slots.shape(0); t++)
+    for (int32_t head = 0; head < layout.num_heads; head++) {
+      const int64_t row = ((int64_t)t * layout.num_heads + head) * layout.head_dim;
+      kernels_of(level).attention.kv_read(memory, slots.data()[t], head, k.data() + row, v.data() + row);
+    }
+}
+
+void bind_parts(nb::module_& module) {
+  nb::class_<Norm>(module, "Norm")
+      .def("__init__",
+           [](Norm* self, const std::string& kind, float eps, uintptr_t weight, uintptr_t bias) {
+             new (self) Norm(norm_of(kind, eps, weight, bias));
+           },
+           "kind"_a = "none", "eps"_a = 0.0f, "weight"_a = 0, "bias"_a = 0);
+  nb::class_<AttentionSpec>(module, "AttentionSpec")
+      .def("__init__",
+           [](AttentionSpec* self, int num_heads, float scale, int window, float softcap, uintptr_t sinks) {
+             new (self) AttentionSpec{num_heads, scale, window, softcap, pointer<const float>(sinks)};
+           },
+           "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0);
+  nb::class_<KvMemory>(module, "KvMemory")
+      .def("__init__",
+           [](KvMemory* self, const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t keys,
+              uintptr_t values) {
+             new (self) KvMemory(kv_memory(kind, num_heads, head_dim, block_size, keys, values));
+           },
+           "kind"_a, "num_heads"_a, "head_dim"_a, "block_size"_a, "keys"_a, "values"_a)
+      .def_prop_ro("block_bytes", &kv_block_bytes, "Bytes of one block's keys, and of its values.")
+      .def("copy_block", &copy_block, "source"_a, "target"_a)
+      .def("write", [](const KvMemory& memory, const std::string& level, Ids slots, Array<const float, 3> k,
+                       Array<const float, 3> v) { write_tokens(level, memory, slots, k, v); },
+           "level"_a, "slots"_a, "k"_a, "v"_a)
+      .def("read", [](const KvMemory& memory, const std::string& level, Ids slots, Array<float, 3> k,
+                      Array<float, 3> v) { read_tokens(level, memory, slots, k, v); },
+           "level"_a, "slots"_a, "k"_a, "v"_a);
+  nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& module) {
+  bind_parts(module);
+  module.def(
+      "checksum",
+      [](uintptr_t address, int64_t num_bytes) {
+        const nb::gil_scoped_release release;
+        return checksum(pointer<const uint8_t>(address), num_bytes);
+      },
+      "address"_a, "num_bytes"_a, "A 64-bit checksum of memory, for finding damage.");
+  nb::class_<TapeBuilder>(module, "Tape")
+      .def(nb::init<const std::string&, Pool&, bool>(), "level"_a, "pool"_a, "deterministic"_a = false,
+           nb::keep_alive<1, 3>())
+      .def("buffer", &TapeBuilder::add_buffer, "rows"_a, "width"_a)
+      .def("embed_packed", &TapeBuilder::embed_packed, "matrix"_a, "ids"_a, "scale"_a, "out"_a)
+      .def("embed_rows", &TapeBuilder::embed_rows, "rows"_a, "kind"_a, "ids"_a, "scale"_a, "out"_a)
+      .def("rope_angles", &TapeBuilder::rope_angles, "frequencies"_a, "scale"_a, "cos"_a, "sin"_a)
+      .def("linear", &TapeBuilder::linear, "matrix"_a, "norm"_a, "in"_a, "out"_a.none(), "select"_a = false,
+           "epilogue"_a = "store", "activation"_a = "relu", "bias"_a = 0, "softcap"_a = 0.0f)
+      .def("normalize", &TapeBuilder::normalize, "norm"_a, "x"_a, "out"_a, "head_dim"_a = 0)
+      .def("add", &TapeBuilder::add, "x"_a, "y"_a, "out"_a)
+      .def("activate", &TapeBuilder::activate, "function"_a, "x"_a, "out"_a)
+      .def("gate", &TapeBuilder::gate, "function"_a, "x"_a, "y"_a, "out"_a)
+      .def("softcap", &TapeBuilder::softcap, "cap"_a, "x"_a, "out"_a)
+      .def("select", &TapeBuilder::select, "x"_a, "out"_a)
+      .def("heads", &TapeBuilder::heads, "qkv"_a, "num_heads"_a, "memory"_a, "group"_a, "offsets"_a, "q_norm"_a,
+           "k_norm"_a, "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none())
+      .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "q_offset"_a, "out"_a)
+      .def("draw", &TapeBuilder::draw, "vocab_size"_a)
+      .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
+           "seconds"_a.none() = nb::none())
+      .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
+      .def("__len__", &TapeBuilder::size);
+}
 
 }  // namespace ridgeline

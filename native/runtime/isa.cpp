@@ -1,11 +1,10 @@
 #include "runtime/isa.h"
 
-#include <array>
 #include <stdexcept>
 
 #include "kernels/level.h"
 
-#if RIDGELINE_X86
+#if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,7 +25,7 @@ namespace {
     return table;                                     \
   }()
 
-#if RIDGELINE_X86
+#if defined(__x86_64__)
 struct Registers {
   unsigned a, b, c, d;
 };
@@ -80,17 +79,26 @@ struct Level {
   KernelTable table;
 };
 
-const auto& levels() {
-#if RIDGELINE_X86
-  static const std::array<Level, 6> all{{{always, RIDGELINE_TABLE(portable)},
-                                         {has_avx2, RIDGELINE_TABLE(avx2)},
-                                         {has_avx512, RIDGELINE_TABLE(avx512)},
-                                         {has_avx512bf16, RIDGELINE_TABLE(avx512bf16)},
-                                         {has_amx, RIDGELINE_TABLE(amx)},
-                                         {has_avx512bf16, RIDGELINE_TABLE(amx_emulated)}}};
-#else
-  static const std::array<Level, 1> all{{{always, RIDGELINE_TABLE(portable)}}};
+// Narrowest first; the build leaves out what its compiler could not make.
+const std::vector<Level>& levels() {
+  static const std::vector<Level> all{
+      {always, RIDGELINE_TABLE(portable)},
+#if RIDGELINE_HAS_avx2
+      {has_avx2, RIDGELINE_TABLE(avx2)},
 #endif
+#if RIDGELINE_HAS_avx512
+      {has_avx512, RIDGELINE_TABLE(avx512)},
+#endif
+#if RIDGELINE_HAS_avx512bf16
+      {has_avx512bf16, RIDGELINE_TABLE(avx512bf16)},
+#endif
+#if RIDGELINE_HAS_amx
+      {has_amx, RIDGELINE_TABLE(amx)},
+#endif
+#if RIDGELINE_HAS_amx_emulated
+      {has_avx512bf16, RIDGELINE_TABLE(amx_emulated)},
+#endif
+  };
   return all;
 }
 

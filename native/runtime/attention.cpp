@@ -1,0 +1,147 @@
+#include "runtime/attention.h"
+
+#include <algorithm>
+
+namespace ridgeline {
+namespace {
+
+constexpr int64_t kRowsPerItem = 64;      // query rows x heads of a group that one item computes together
+constexpr int64_t kItemsPerWorker = 3;    // enough for the claims to even out
+constexpr int64_t kSmallestPart = 256;    // keys: a shorter part costs more to merge than it saves
+constexpr int64_t kFixedPart = 1024;      // keys per part where the split must not depend on the batch
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+struct Keys {
+  int64_t begin, end;
+};
+
+// The keys that rows [row_begin, row_end) of a span see, the start rounded down to a block.
+Keys visible(const PlanKey& key, const SpanView& span, int64_t row_begin, int64_t row_end) {
+  const int64_t start = span.kv_length - span.length;
+  Keys keys{span.first_token, span.causal ? start + row_end : span.kv_length};
+  if (key.window > 0) keys.begin = std::max(keys.begin, start + row_begin - key.window + 1);
+  keys.begin = keys.begin / key.block_size * key.block_size;
+  return keys;
+}
+
+class Planner {
+ public:
+  Planner(const PlanKey& key, const Step& step, int workers, bool fixed_split, AttentionPlan& plan)
+      : key_(key), step_(step), workers_(workers), fixed_split_(fixed_split), plan_(plan) {}
+
+  void run() {
+    const int32_t heads_per_item = key_.num_heads / key_.num_kv_heads;
+    rows_per_item_ = std::max<int64_t>(1, kRowsPerItem / heads_per_item);
+    part_keys_ = fixed_split_ ? kFixedPart : part_of_even_work();
+    for (int64_t s = 0; s < step_.num_spans; s++) {
+      const SpanView span = step_.span(s, step_.groups[(size_t)key_.group]);
+      for (int32_t head = 0; head < key_.num_kv_heads; head++)
+        for (int64_t row = 0; row < span.length; row += rows_per_item_)
+          add((int32_t)s, head, span, row, std::min(row + rows_per_item_, span.length));
+    }
+  }
+
+ private:
+  // Keys per part so that all workers have something to do, INT64_MAX where whole rows are enough for that.
+  int64_t part_of_even_work() const {
+    int64_t items = 0, work = 0;
+    for (int64_t s = 0; s < step_.num_spans; s++) {
+      const SpanView span = step_.span(s, step_.groups[(size_t)key_.group]);
+      const int64_t blocks = (span.length + rows_per_item_ - 1) / rows_per_item_;
+      const Keys keys = visible(key_, span, 0, span.length);
+      items += blocks * key_.num_kv_heads;
+      work += blocks * key_.num_kv_heads * (keys.end - keys.begin);
+    }
+    if (workers_ == 1 || items >= kItemsPerWorker * workers_) return INT64_MAX;
+    return round_up(std::max(kSmallestPart, work / (kItemsPerWorker * workers_)), key_.block_size);
+  }
+
+  void add(int32_t span_index, int32_t head, const SpanView& span, int64_t row_begin, int64_t row_end) {
+    const Keys keys = visible(key_, span, row_begin, row_end);
+    const int64_t first = part_keys_ == INT64_MAX ? keys.begin : keys.begin / part_keys_ * part_keys_;
+    const int64_t parts = part_keys_ == INT64_MAX ? 1 : (keys.end - first + part_keys_ - 1) / part_keys_;
+    AttentionItem item{span_index, head, row_begin, row_end, keys.begin, keys.end, -1, 0};
+    if (parts == 1 && !fixed_split_) {
+      plan_.items.push_back(item);
+      return;
+    }
+    const int64_t group = key_.num_heads / key_.num_kv_heads;
+    const int64_t stride = round_up((row_end - row_begin) * group * (2 + key_.head_dim), kCacheLine / 4);
+    item.merge = (int64_t)plan_.merges.size();
+    plan_.merges.push_back({span_index, head, row_begin, row_end, parts, plan_.partial_floats, stride});
+    plan_.partial_floats += parts * stride;
+    for (item.part = 0; item.part < parts; item.part++) {
+      item.key_begin = std::max(keys.begin, first + item.part * part_keys_);
+      item.key_end = std::min(keys.end, first + (item.part + 1) * part_keys_);
+      plan_.items.push_back(item);
+    }
+  }
+
+  const PlanKey& key_;
+  const Step& step_;
+  const int workers_;
+  const bool fixed_split_;
+  AttentionPlan& plan_;
+  int64_t rows_per_item_ = 0;
+  int64_t part_keys_ = 0;
+};
+
+}  // namespace
+
+void plan_attention(const PlanKey& key, const Step& step, int workers, bool fixed_split, AttentionPlan& plan) {
+  plan.items.clear();
+  plan.merges.clear();
+  plan.partial_floats = 0;
+  Planner(key, step, workers, fixed_split, plan).run();
+  // The costliest first, so that the last item to finish is a short one.
+  std::stable_sort(plan.items.begin(), plan.items.end(), [](const AttentionItem& a, const AttentionItem& b) {
+    return (a.row_end - a.row_begin) * (a.key_end - a.key_begin) > (b.row_end - b.row_begin) * (b.key_end - b.key_begin);
+  });
+}
+
+void SharedPlan::make(const Step& step, int workers) {
+  plan_attention(key, step, workers, fixed_split, plan);
+  partials.reserve(plan.partial_floats * (int64_t)sizeof(float));
+  if (plan.merges.size() > parts_capacity) {
+    parts_done = std::make_unique<std::atomic<int64_t>[]>(plan.merges.size());
+    parts_capacity = plan.merges.size();
+  }
+}
+
+void Attention::prepare(const KernelTable&, const Step&, int workers) {
+  items_.reset((int64_t)plan_->plan.items.size(), 1, workers);
+}
+
+void Attention::run(const Worker& worker) {
+  const AttentionKernels& kernels = worker.kernels.attention;
+  const GroupInputs& group = worker.step.groups[(size_t)plan_->key.group];
+  int64_t index, end;
+  while (items_.next(worker.index, index, end)) {
+    const AttentionItem& item = plan_->plan.items[(size_t)index];
+    float* partial = nullptr;
+    if (item.merge >= 0) {
+      const AttentionMerge& merge = plan_->plan.merges[(size_t)item.merge];
+      partial = plan_->partials.as<float>() + merge.offset + item.part * merge.stride;
+    }
+    kernels.attend(spec_, memory_, worker.step.span(item.span, group), q_->memory.as<float>() + q_offset_, q_->stride,
+                   out_->memory.as<float>(), out_->stride, item.head, item.row_begin, item.row_end, item.key_begin,
+                   item.key_end, partial, worker.scratch);
+    if (partial) merge(worker, item);
+  }
+}
+
+// Whoever finishes the last part of some rows merges them, in the order of the keys, and leaves the count at zero for
+// the next layer.
+void Attention::merge(const Worker& worker, const AttentionItem& item) const {
+  const AttentionMerge& merge = plan_->plan.merges[(size_t)item.merge];
+  std::atomic<int64_t>& done = plan_->parts_done[(size_t)item.merge];
+  if (done.fetch_add(1) + 1 < merge.num_parts) return;
+  done.store(0);
+  const SpanView span = worker.step.span(merge.span, worker.step.groups[(size_t)plan_->key.group]);
+  worker.kernels.attention.merge(spec_, memory_, span, out_->memory.as<float>(), out_->stride, merge.head,
+                                 merge.row_begin, merge.row_end, plan_->partials.as<float>() + merge.offset,
+                                 merge.num_parts, merge.stride);
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,101 @@
+// What a tape is made of. Every worker of the pool runs every instruction; between two of them is a barrier.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+#include "runtime/pool.h"
+#include "runtime/step.h"
+
+namespace ridgeline {
+
+inline constexpr int64_t kCacheLine = 64;
+
+// Memory that starts at a multiple of 64 bytes and only grows; new memory is zero.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  ~AlignedBuffer();
+  AlignedBuffer(AlignedBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+    other.bytes_ = 0;
+  }
+  AlignedBuffer& operator=(AlignedBuffer&&) = delete;
+
+  // Forgets the contents where it has to grow. Throws std::bad_alloc.
+  void reserve(int64_t bytes);
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+enum class Rows : uint8_t { tokens, logits };
+
+// Float32 rows between instructions: one per token of the step, or one per row that needs logits.
+struct Buffer {
+  Rows rows;
+  int64_t width;
+  int64_t stride;  // width rounded up to 32
+  AlignedBuffer memory;
+
+  float* row(int64_t index) const { return memory.as<float>() + index * stride; }
+};
+
+// One worker's view of the step that runs.
+struct Worker {
+  const KernelTable& kernels;
+  Pool& pool;
+  const Step& step;
+  int index;
+  int count;
+  void* scratch;  // of this worker alone, tape.h: scratch_bytes
+
+  // [begin, end) of this worker's even share of `total`, in whole multiples of `unit`.
+  struct Share {
+    int64_t begin, end;
+  };
+  Share share(int64_t total, int64_t unit = 1) const {
+    const int64_t units = (total + unit - 1) / unit;
+    const int64_t begin = units * index / count * unit, end = units * (index + 1) / count * unit;
+    return {begin < total ? begin : total, end < total ? end : total};
+  }
+};
+
+// Hands out chunks of a range to workers: each takes from its own contiguous share first, so that memory is read in
+// streams, then helps the others.
+class Claims {
+ public:
+  // Called by one thread before the step.
+  void reset(int64_t total, int64_t chunk, int workers);
+  // The next chunk for `worker`; false when nothing is left.
+  bool next(int worker, int64_t& begin, int64_t& end);
+
+ private:
+  struct alignas(kCacheLine) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::unique_ptr<Share[]> shares_;
+  int workers_ = 0;
+  int64_t chunk_ = 1;
+};
+
+class Instruction {
+ public:
+  virtual ~Instruction() = default;
+  // Called by one thread before the workers start: sizes buffers, resets claims, plans.
+  virtual void prepare(const KernelTable& kernels, const Step& step, int workers) = 0;
+  virtual void run(const Worker& worker) = 0;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,47 @@
+#include "runtime/linear.h"
+
+#include <algorithm>
+
+namespace ridgeline {
+namespace {
+
+// Up to this many rows every worker prepares all inputs for itself: cheaper than meeting at a barrier.
+constexpr int64_t kRowsPreparedByEach = 4;
+constexpr int64_t kPreparedTogether = 16;  // rows of one tile, which one worker must lay out whole
+constexpr int64_t kChunkBytes = 64 * 1024;
+
+}  // namespace
+
+void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) {
+  const bool per_row = operands_.select || operands_.in->rows == Rows::logits;
+  rows_ = per_row ? step.num_rows : step.num_tokens;
+  if (operands_.logits) {
+    epilogue_.out = step.logits;
+    epilogue_.stride = step.logits_stride;
+  } else {
+    epilogue_.out = operands_.out->memory.as<float>();
+    epilogue_.stride = operands_.out->stride;
+  }
+  each_prepares_ = rows_ <= kRowsPreparedByEach;
+  const int64_t bytes = (kernels.linear.input_bytes(matrix_, rows_) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  input_stride_ = each_prepares_ ? bytes : 0;
+  input_.reserve(each_prepares_ ? bytes * workers : bytes);
+  const int64_t share = matrix_.num_panels / (4 * workers);
+  const int64_t chunk = std::clamp<int64_t>(kChunkBytes / matrix_.panel_bytes, 1, std::max<int64_t>(1, share));
+  panels_.reset(matrix_.num_panels, chunk, workers);
+}
+
+void Linear::run(const Worker& worker) {
+  if (rows_ == 0) return;
+  const LinearKernels& kernels = worker.kernels.linear;
+  void* input = input_.as<uint8_t>() + worker.index * input_stride_;
+  const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, kPreparedTogether);
+  kernels.prepare_input(matrix_, norm_, operands_.in->memory.as<float>(), operands_.in->stride,
+                        operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);
+  if (!each_prepares_) worker.pool.barrier();
+  int64_t begin, end;
+  while (panels_.next(worker.index, begin, end))
+    kernels.multiply(matrix_, input, rows_, begin, end, exact_batch_, epilogue_, worker.scratch);
+}
+
+}  // namespace ridgeline

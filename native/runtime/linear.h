@@ -1,0 +1,38 @@
+// Linear layers on the tape: a norm, a matrix product and what follows it, in one instruction.
+#pragma once
+
+#include "runtime/instruction.h"
+
+namespace ridgeline {
+
+class Linear final : public Instruction {
+ public:
+  // `select` takes the input's rows by the step's logit rows. `out` may be the residual that the epilogue adds to.
+  // `logits`: the step's own logits receive the result instead of a buffer.
+  struct Operands {
+    const Buffer* in;
+    Buffer* out;
+    bool select = false;
+    bool logits = false;
+  };
+
+  Linear(const Matrix& matrix, const Norm& norm, const Epilogue& epilogue, const Operands& operands, bool exact_batch)
+      : matrix_(matrix), norm_(norm), epilogue_(epilogue), operands_(operands), exact_batch_(exact_batch) {}
+
+  void prepare(const KernelTable& kernels, const Step& step, int workers) override;
+  void run(const Worker& worker) override;
+
+ private:
+  Matrix matrix_;
+  Norm norm_;
+  Epilogue epilogue_;
+  Operands operands_;
+  bool exact_batch_;
+  bool each_prepares_ = false;
+  int64_t rows_ = 0;
+  int64_t input_stride_ = 0;  // bytes from one worker's input to the next one's, 0 where they share
+  AlignedBuffer input_;
+  Claims panels_;
+};
+
+}  // namespace ridgeline

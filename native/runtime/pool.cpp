@@ -1,0 +1,109 @@
+#include "runtime/pool.h"
+
+#include <chrono>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+namespace {
+
+// Waiting longer than this is not waiting for a step: park. A decode step follows the last one within some 100 us.
+constexpr int64_t kIdleSpinNs = 400'000;
+// Within a step a worker is late only when the machine is busy with something else: give it the core early.
+constexpr int64_t kBarrierSpinNs = 100'000;
+constexpr int kPausesPerLook = 64;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Flushes subnormal numbers to zero, as the matrix units do, so that all kernels agree and none is slow; restores on
+// leaving what the caller had.
+class FlushSubnormals {
+ public:
+#if defined(__x86_64__)
+  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushSubnormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  FlushSubnormals() {}
+#endif
+};
+
+}  // namespace
+
+Pool::Pool(int num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least 1 thread");
+  for (int worker = 1; worker < num_threads; worker++) threads_.emplace_back([this, worker] { work(worker); });
+}
+
+Pool::~Pool() {
+  stop_.store(true);
+  call_.fetch_add(1);
+  call_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Pool::run(void (*body)(void*, int), void* context) {
+  const std::lock_guard lock(turn_);
+  const FlushSubnormals flush;
+  body_ = body;
+  context_ = context;
+  if (num_threads_ > 1) {
+    call_.fetch_add(1);
+    call_.notify_all();
+  }
+  body(context, 0);
+  barrier();
+}
+
+void Pool::barrier() {
+  if (num_threads_ == 1) return;
+  const uint32_t phase = phase_.load();
+  if (arrived_.fetch_add(1) + 1 == (uint32_t)num_threads_) {
+    arrived_.store(0);
+    phase_.fetch_add(1);
+    phase_.notify_all();
+  } else {
+    wait_while(phase_, phase, kBarrierSpinNs);
+  }
+}
+
+void Pool::work(int worker) {
+  const FlushSubnormals flush;
+  uint32_t seen = 0;
+  while (true) {
+    wait_while(call_, seen, kIdleSpinNs);
+    seen++;
+    if (stop_.load()) return;
+    body_(context_, worker);
+    barrier();
+  }
+}
+
+void Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns) {
+  const int64_t deadline = now_ns() + spin_ns;
+  do {
+    for (int i = 0; i < kPausesPerLook; i++) {
+      if (value.load() != seen) return;
+      pause();
+    }
+  } while (now_ns() < deadline);
+  while (value.load() == seen) value.wait(seen);
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,45 @@
+// A persistent team of threads that runs one function on all of them. The caller is worker 0, so a pool of n threads
+// never has more than n runnable ones. Workers wait for the next call spinning for a moment, then parked in the kernel:
+// an idle pool uses no CPU.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ridgeline {
+
+class Pool {
+ public:
+  // Throws std::invalid_argument for num_threads < 1.
+  explicit Pool(int num_threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int size() const { return num_threads_; }
+
+  // Calls body(context, worker) once per worker and returns when all are done. Calls from several threads take turns.
+  void run(void (*body)(void* context, int worker), void* context);
+
+  // Within `body`: returns once every worker has called it. What they wrote before is visible after.
+  void barrier();
+
+ private:
+  void work(int worker);
+  void wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns);
+
+  const int num_threads_;
+  std::mutex turn_;
+  void (*body_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  alignas(64) std::atomic<uint32_t> call_{0};      // changes when there is something to run
+  alignas(64) std::atomic<uint32_t> arrived_{0};   // workers at the current barrier
+  alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived
+  alignas(64) std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ridgeline

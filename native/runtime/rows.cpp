@@ -1,0 +1,141 @@
+#include "runtime/rows.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace ridgeline {
+namespace {
+
+constexpr int64_t kTokensPerWorker = 16;
+
+void copy_row(const Table& table, const KernelTable& kernels, int64_t id, int64_t width, float* out) {
+  if (table.packed) {
+    kernels.linear.unpack_output(*table.packed, id, out);
+  } else if (table.kind == WeightKind::f32) {
+    std::memcpy(out, table.rows + id * width * 4, (size_t)width * 4);
+  } else {
+    const uint8_t* row = table.rows + id * width * 2;
+    for (int64_t i = 0; i < width; i++) {
+      uint16_t half;
+      std::memcpy(&half, row + 2 * i, 2);
+      const uint32_t bits = (uint32_t)half << 16;
+      std::memcpy(out + i, &bits, 4);
+    }
+  }
+}
+
+}  // namespace
+
+void Embed::run(const Worker& worker) {
+  const int64_t* ids = ids_ == Ids::tokens ? worker.step.token_ids : worker.step.positions;
+  const auto share = worker.share(worker.step.num_tokens);
+  for (int64_t t = share.begin; t < share.end; t++) {
+    float* out = out_->row(t);
+    copy_row(table_, worker.kernels, ids[t], out_->width, out);
+    if (scale_ != 1.0f) worker.kernels.rows.scale(out, scale_, out_->width, out);
+  }
+}
+
+void RopeAngles::run(const Worker& worker) {
+  const auto share = worker.share(worker.step.num_tokens);
+  for (int64_t t = share.begin; t < share.end; t++) {
+    const float position = (float)worker.step.positions[t];
+    float *cos = cos_->row(t), *sin = sin_->row(t);
+    for (size_t i = 0; i < frequencies_.size(); i++) {
+      const float angle = position * frequencies_[i];
+      cos[i] = std::cos(angle) * scale_;
+      sin[i] = std::sin(angle) * scale_;
+    }
+  }
+}
+
+void RowWise::run(const Worker& worker) {
+  const RowKernels& kernels = worker.kernels.rows;
+  const int64_t total = operands_.out->rows == Rows::logits ? worker.step.num_rows : worker.step.num_tokens;
+  const int64_t width = operands_.out->width;
+  const auto share = worker.share(total);
+  for (int64_t r = share.begin; r < share.end; r++) {
+    float* out = operands_.out->row(r);
+    const float* x = operands_.x->row(function_ == Function::select ? worker.step.logit_rows[r] : r);
+    switch (function_) {
+      case Function::normalize: {
+        const int64_t part = options_.head_dim ? options_.head_dim : width;
+        for (int64_t i = 0; i < width; i += part) kernels.normalize(options_.norm, x + i, part, out + i);
+        break;
+      }
+      case Function::add:
+        kernels.add(x, operands_.y->row(r), width, out);
+        break;
+      case Function::activate:
+        kernels.activate(options_.activation, x, nullptr, width, out);
+        break;
+      case Function::gate:
+        kernels.activate(options_.activation, x, operands_.y->row(r), width, out);
+        break;
+      case Function::softcap:
+        kernels.softcap(options_.softcap, x, width, out);
+        break;
+      case Function::select:
+        std::memcpy(out, x, (size_t)width * sizeof(float));
+        break;
+    }
+  }
+}
+
+// Writing a block's first token clears the block, so one worker must write all its tokens of one head, in order: many
+// tokens are shared out by whole blocks, few by heads.
+void Heads::run(const Worker& worker) {
+  const int32_t heads = options_.num_heads + options_.num_kv_heads;
+  const int64_t tokens = worker.step.num_tokens;
+  if (tokens < kTokensPerWorker * worker.count) {
+    const auto mine = worker.share(heads);
+    for (int64_t t = 0; t < tokens; t++)
+      for (int64_t h = mine.begin; h < mine.end; h++) head(worker, t, (int32_t)h);
+    return;
+  }
+  const auto share = worker.share(tokens);
+  const int64_t end = block_start(worker.step, share.end);
+  for (int64_t t = block_start(worker.step, share.begin); t < end; t++)
+    for (int32_t h = 0; h < heads; h++) head(worker, t, h);
+}
+
+// The first token at or after `token` that is not in the block of the one before it.
+int64_t Heads::block_start(const Step& step, int64_t token) const {
+  const int64_t* slots = step.groups[(size_t)options_.group].write_slots;
+  const int64_t size = options_.memory.layout.block_size;
+  while (token > 0 && token < step.num_tokens && slots[token] / size == slots[token - 1] / size) token++;
+  return token;
+}
+
+// Head numbers run over queries, then KV heads: a key and its value are written together.
+void Heads::head(const Worker& worker, int64_t token, int32_t index) const {
+  const Options& o = options_;
+  const bool query = index < o.num_heads;
+  const int32_t kv_head = index - o.num_heads;
+  float* row = qkv_->row(token);
+  float* x = query ? row + o.q_offset + index * o.head_dim : row + o.k_offset + kv_head * o.head_dim;
+  const Norm& norm = query ? o.q_norm : o.k_norm;
+  if (norm.kind != NormKind::none) worker.kernels.rows.normalize(norm, x, o.head_dim, x);
+  if (o.cos) worker.kernels.rows.rotate(x, 1, o.head_dim, o.cos->row(token), o.sin->row(token), o.rotated);
+  if (query) return;
+  const int64_t slot = worker.step.groups[(size_t)o.group].write_slots[token];
+  worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, row + o.v_offset + kv_head * o.head_dim);
+}
+
+void Draw::prepare(const KernelTable& kernels, const Step& step, int workers) {
+  rows_.reset(step.num_draws, 1, workers);
+  if (step.num_draws == 0) return;
+  scratch_stride_ = (kernels.sample.scratch_bytes(vocab_size_) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  scratch_.reserve(scratch_stride_ * workers);
+}
+
+void Draw::run(const Worker& worker) {
+  int64_t row, end;
+  while (rows_.next(worker.index, row, end)) {
+    SampleRow& draw = worker.step.draws[row];
+    const float* logits = worker.step.logits + draw.logit_row * worker.step.logits_stride;
+    worker.kernels.sample.sample(draw, logits, vocab_size_, scratch_.as<uint8_t>() + worker.index * scratch_stride_);
+  }
+}
+
+}  // namespace ridgeline

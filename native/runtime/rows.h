@@ -1,0 +1,111 @@
+// Instructions over the rows of a step other than matrix products and attention.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "runtime/instruction.h"
+
+namespace ridgeline {
+
+// A table of rows that ids look up: a plain one, or the packed matrix of a tied head.
+struct Table {
+  std::optional<Matrix> packed;
+  WeightKind kind = WeightKind::f32;  // of the plain rows: f32 or bf16
+  const uint8_t* rows = nullptr;
+};
+
+class Embed final : public Instruction {
+ public:
+  enum class Ids : uint8_t { tokens, positions };
+  Embed(const Table& table, Ids ids, float scale, Buffer* out) : table_(table), ids_(ids), scale_(scale), out_(out) {}
+  void prepare(const KernelTable&, const Step&, int) override {}
+  void run(const Worker& worker) override;
+
+ private:
+  Table table_;
+  Ids ids_;
+  float scale_;
+  Buffer* out_;
+};
+
+// cos and sin of position * frequency, times `scale`: [T, frequencies] each.
+class RopeAngles final : public Instruction {
+ public:
+  RopeAngles(std::vector<float> frequencies, float scale, Buffer* cos, Buffer* sin)
+      : frequencies_(std::move(frequencies)), scale_(scale), cos_(cos), sin_(sin) {}
+  void prepare(const KernelTable&, const Step&, int) override {}
+  void run(const Worker& worker) override;
+
+ private:
+  std::vector<float> frequencies_;
+  float scale_;
+  Buffer *cos_, *sin_;
+};
+
+// A row-wise function of one or two buffers.
+class RowWise final : public Instruction {
+ public:
+  enum class Function : uint8_t { normalize, add, activate, gate, softcap, select };
+  struct Operands {
+    const Buffer* x;
+    const Buffer* y;  // the second operand of add and gate
+    Buffer* out;      // may be x
+  };
+  struct Options {
+    Norm norm{};
+    Activation activation{};
+    float softcap = 0;
+    int64_t head_dim = 0;  // normalize: over heads of this many entries, 0: over the row
+  };
+  RowWise(Function function, const Operands& operands, const Options& options)
+      : function_(function), operands_(operands), options_(options) {}
+  void prepare(const KernelTable&, const Step&, int) override {}
+  void run(const Worker& worker) override;
+
+ private:
+  Function function_;
+  Operands operands_;
+  Options options_;
+};
+
+// Queries, keys and values side by side in one buffer, [q heads | k heads | v heads]: normalises and rotates queries
+// and keys where asked, and writes keys and values to the cache. Queries stay in the buffer.
+class Heads final : public Instruction {
+ public:
+  struct Options {
+    int32_t num_heads, num_kv_heads, head_dim;
+    int64_t q_offset, k_offset, v_offset;  // floats from the start of a row
+    Norm q_norm, k_norm;
+    const Buffer *cos, *sin;  // null: no rotation
+    int64_t rotated;          // pairs of each head
+    KvMemory memory;
+    int32_t group;  // of the cache
+  };
+  Heads(const Options& options, Buffer* qkv) : options_(options), qkv_(qkv) {}
+  void prepare(const KernelTable&, const Step&, int) override {}
+  void run(const Worker& worker) override;
+
+ private:
+  void head(const Worker& worker, int64_t token, int32_t head) const;
+  int64_t block_start(const Step& step, int64_t token) const;
+
+  Options options_;
+  Buffer* qkv_;
+};
+
+// Decides the rows that the step draws itself.
+class Draw final : public Instruction {
+ public:
+  explicit Draw(int64_t vocab_size) : vocab_size_(vocab_size) {}
+  void prepare(const KernelTable& kernels, const Step& step, int workers) override;
+  void run(const Worker& worker) override;
+
+ private:
+  int64_t vocab_size_;
+  int64_t scratch_stride_ = 0;
+  AlignedBuffer scratch_;
+  Claims rows_;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,41 @@
+// One step's inputs as raw pointers: ridgeline.backends.step.StepBatch without Python. Everything belongs to the caller.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/sample_types.h"
+#include "kernels/types.h"
+
+namespace ridgeline {
+
+struct GroupInputs {
+  const int64_t* write_slots;  // [T]
+  const int64_t* tables;       // [S, table_width]
+  int64_t table_width;
+  const int64_t* first_token;  // [S]
+};
+
+struct Step {
+  int64_t num_tokens, num_spans, num_rows;
+  const int64_t* token_ids;   // [T]
+  const int64_t* positions;   // [T]
+  const int64_t* logit_rows;  // [R]
+  const int64_t* span_start;  // [S]
+  const int64_t* span_length;
+  const int64_t* kv_length;
+  const bool* causal;
+  std::vector<GroupInputs> groups;
+  float* logits;  // [R, logits_stride]
+  int64_t logits_stride;
+  SampleRow* draws;
+  int64_t num_draws;
+
+  SpanView span(int64_t index, const GroupInputs& group) const {
+    return {span_start[index],         span_length[index],
+            kv_length[index],          group.first_token[index],
+            group.tables + index * group.table_width, causal[index]};
+  }
+};
+
+}  // namespace ridgeline

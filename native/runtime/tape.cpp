@@ -1,0 +1,70 @@
+#include "runtime/tape.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ridgeline {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Tape::Tape(const KernelTable& kernels, Pool& pool, bool deterministic)
+    : kernels_(kernels), pool_(pool), deterministic_(deterministic) {
+  const int64_t bytes = std::max(kernels.linear.scratch_bytes, kernels.attention.scratch_bytes);
+  constexpr int64_t kPage = 4096;
+  scratch_stride_ = (bytes + kPage - 1) / kPage * kPage + kCacheLine;  // workers' scratch in different cache sets
+  scratch_.reserve(scratch_stride_ * pool.size());
+}
+
+Buffer* Tape::add_buffer(Rows rows, int64_t width) {
+  buffers_.push_back({rows, width, (width + kPanel - 1) / kPanel * kPanel, {}});
+  return &buffers_.back();
+}
+
+SharedPlan* Tape::add_plan(const PlanKey& key) {
+  for (SharedPlan& plan : plans_)
+    if (plan.key == key) return &plan;
+  SharedPlan& plan = plans_.emplace_back();
+  plan.key = key;
+  plan.fixed_split = deterministic_;
+  return &plan;
+}
+
+void Tape::prepare(const Step& step) {
+  for (Buffer& buffer : buffers_) {
+    const int64_t rows = buffer.rows == Rows::tokens ? step.num_tokens : step.num_rows;
+    buffer.memory.reserve(rows * buffer.stride * (int64_t)sizeof(float));
+  }
+  for (SharedPlan& plan : plans_) plan.make(step, pool_.size());
+  for (const auto& instruction : instructions_) instruction->prepare(kernels_, step, pool_.size());
+}
+
+void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
+  if (begin == 0) prepare(step);
+  step_ = &step;
+  begin_ = begin;
+  end_ = end;
+  seconds_ = seconds;
+  pool_.run([](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); }, this);
+}
+
+void Tape::work(int worker) {
+  void* scratch = scratch_.as<uint8_t>() + worker * scratch_stride_;
+  const Worker self{kernels_, pool_, *step_, worker, pool_.size(), scratch};
+  double last = seconds_ && worker == 0 ? now_s() : 0;
+  for (int64_t i = begin_; i < end_; i++) {
+    instructions_[(size_t)i]->run(self);
+    if (i + 1 < end_ || seconds_) pool_.barrier();
+    if (seconds_ && worker == 0) {
+      const double now = now_s();
+      seconds_[i] = now - last;
+      last = now;
+    }
+  }
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,50 @@
+// A program as a flat list of instructions over buffers, built once; a step is one call.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "runtime/attention.h"
+#include "runtime/instruction.h"
+#include "runtime/linear.h"
+#include "runtime/rows.h"
+
+namespace ridgeline {
+
+class Tape {
+ public:
+  Tape(const KernelTable& kernels, Pool& pool, bool deterministic);
+
+  Buffer* add_buffer(Rows rows, int64_t width);
+  // Layers with the same key share one plan per step.
+  SharedPlan* add_plan(const PlanKey& key);
+  void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
+
+  int64_t size() const { return (int64_t)instructions_.size(); }
+  bool deterministic() const { return deterministic_; }
+
+  // Runs instructions [begin, end) for `step`. The ranges of one step are run in order, the first from 0. With
+  // `seconds` not null it receives the time of each instruction, from barrier to barrier.
+  void run(const Step& step, int64_t begin, int64_t end, double* seconds);
+
+ private:
+  void prepare(const Step& step);
+  void work(int worker);
+
+  const KernelTable& kernels_;
+  Pool& pool_;
+  const bool deterministic_;
+  std::deque<Buffer> buffers_;
+  std::deque<SharedPlan> plans_;
+  std::vector<std::unique_ptr<Instruction>> instructions_;
+  AlignedBuffer scratch_;
+  int64_t scratch_stride_;
+
+  // Of the call that runs.
+  const Step* step_ = nullptr;
+  int64_t begin_ = 0, end_ = 0;
+  double* seconds_ = nullptr;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,183 @@
+"""Program -> tape: every group of ops becomes native instructions, or falls back to the reference op.
+
+Legend: T tokens · R rows that need logits · N query heads · K key/value heads · D head size · V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline import _native
+from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
+from ridgeline.backends.native.weights import NativeWeights, interleaved
+from ridgeline.program.op import LOGITS, NormAttrs, Op, Program
+from ridgeline.program.passes.fuse import Group, fuse
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value's rows are: columns `offset .. offset + width` of a buffer with rows for tokens or logits."""
+
+    buffer: int
+    rows: str
+    width: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NativePart:
+    """Instructions `begin .. end` of the tape; `groups` names what each of them computes."""
+
+    begin: int
+    end: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePart:
+    """One op that the reference backend computes, from and to the tape's buffers."""
+
+    op: Op
+    inputs: tuple[Place | None, ...]  # None: an input of the step
+    outputs: tuple[Place, ...]
+
+
+Part = NativePart | ReferencePart
+
+
+class Compiler:
+    """Builds a tape. A buffer is used again once the last reader of its value has run."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: NativeWeights,
+        settings: NativeSettings,
+        tape: _native.Tape,
+        memories: Mapping[int, tuple[_native.KvMemory, int]],
+    ) -> None:
+        self.program, self.weights, self.settings, self.tape = program, weights, settings, tape
+        self.memories = memories  # KV state -> its memory and its cache group
+        self._tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
+        self.places: dict[str, Place] = {}
+        self._free: dict[tuple[str, int], list[int]] = {}
+        self._last_reader: dict[str, int] = {}
+        self._widths: dict[int, int] = {}
+        self._parts: list[Part] = []
+        self._now = 0
+
+    def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
+        """The parts of the step in order. Group kinds that `native` lacks are taken apart, ops that it lacks fall back."""
+        groups = [part for group in fuse(self.program) for part in _known(group, native)]
+        self._last_reader = {name: at for at, group in enumerate(groups) for op in group.ops for name in op.inputs}
+        for self._now, group in enumerate(groups):
+            emit = native.get(group.kind)
+            if emit is None:
+                self._fall_back(group.ops[0])
+            else:
+                begin = len(self.tape)
+                emit(self, group)
+                self._append_native(begin, group)
+            self._release(group)
+        return self._parts
+
+    def place(self, name: str) -> Place:
+        return self.places[name]
+
+    def new(self, name: str, width: int | None = None) -> Place:
+        """A place for value `name`, as wide as its row unless `width` says otherwise."""
+        rows, *dims = self.program.shapes[name]
+        kind = "tokens" if rows == "T" else "logits"
+        width = width or _elements(dims)
+        free = self._free.get((kind, width))
+        buffer = free.pop() if free else self.tape.buffer(kind, width)
+        self._widths[buffer] = width
+        self.places[name] = Place(buffer, kind, width)
+        return self.places[name]
+
+    def takes_over(self, name: str) -> bool:
+        """Whether value `name` is read for the last time by the group being emitted, and owns its whole buffer."""
+        place = self.places[name]
+        others = [other for other, at in self.places.items() if other != name and at.buffer == place.buffer]
+        return self._last_reader.get(name, -1) == self._now and not any(
+            self._last_reader.get(other, -1) >= self._now for other in others
+        )
+
+    def norm(self, op: Op | None) -> _native.Norm:
+        """The norm of `op`; none where there is no op."""
+        if op is None:
+            return _native.Norm()
+        assert isinstance(op.attrs, NormAttrs)
+        offset = 1.0 if op.attrs.unit_offset else 0.0
+        weight, *bias = op.weights
+        scale = self.weights.vector(weight, lambda: self.weights.tensor(weight).float() + offset)
+        shift = self.weights.vector(bias[0], lambda: self.weights.tensor(bias[0])) if bias else 0
+        return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift)
+
+    def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:
+        """The weights of linear ops with the same input as one packed matrix, and the address of their bias or 0."""
+        names = [op.weights[0] for op in ops]
+        form = self._format(ops[0])
+        shape = (sum(self.program.weights[name][0] for name in names), self.program.weights[names[0]][1])
+        matrix = self.weights.matrix("+".join(names), names, shape, form, interleave=interleave)
+        if all(len(op.weights) == 1 for op in ops):
+            return matrix, 0
+
+        def bias() -> torch.Tensor:
+            pieces = [
+                self.weights.tensor(op.weights[1]).float()
+                if len(op.weights) > 1
+                else torch.zeros(self.program.weights[op.weights[0]][0])
+                for op in ops
+            ]
+            joined = torch.cat(pieces)
+            if not interleave:
+                return joined
+            order = torch.from_numpy(interleaved(shape[0] // 2))
+            return torch.where(order >= 0, joined[order.clamp(min=0)], 0.0)
+
+        return matrix, self.weights.vector("+".join(names) + ".bias", bias)
+
+    def _format(self, op: Op) -> MatrixFormat:
+        is_head = op.kind == "lm_head" or op.weights[0] in self._tables
+        return self.settings.head if is_head else self.settings.matrices
+
+    def _release(self, group: Group) -> None:
+        """Gives back the buffers whose values nobody reads any more."""
+        read = {name for op in group.ops for name in (*op.inputs, *op.outputs)}
+        for name in [n for n in read if n in self.places and self._last_reader.get(n, -1) <= self._now]:
+            place = self.places.pop(name)
+            if not any(other.buffer == place.buffer for other in self.places.values()):
+                self._free.setdefault((place.rows, self._widths[place.buffer]), []).append(place.buffer)
+
+    def _append_native(self, begin: int, group: Group) -> None:
+        end = len(self.tape)
+        names = (group,) * (end - begin)
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, NativePart):
+            self._parts[-1] = NativePart(last.begin, end, last.groups + names)
+        else:
+            self._parts.append(NativePart(begin, end, names))
+
+    def _fall_back(self, op: Op) -> None:
+        inputs = tuple(self.places.get(name) for name in op.inputs)
+        outputs = tuple(self.new(name) for name in op.outputs if name != LOGITS)
+        self._parts.append(ReferencePart(op, inputs, outputs))
+
+
+Emitter = Callable[[Compiler, Group], None]
+
+
+def _known(group: Group, native: Mapping[str, Emitter]) -> list[Group]:
+    if group.kind in native:
+        return [group]
+    return [Group(op.kind, op.label, (op,)) for op in group.ops]
+
+
+def _elements(dims: Sequence[int | str]) -> int:
+    count = 1
+    for dim in dims:
+        assert isinstance(dim, int)
+        count *= dim
+    return count

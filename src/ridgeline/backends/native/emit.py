@@ -1,0 +1,234 @@
+"""How each kind of group becomes instructions of a tape. The kinds here are the ones that run natively.
+
+Every emitter gives places to the values that leave its group. Called by the compiler, which frees them.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from ridgeline import _native
+from ridgeline.backends.native.compile import Compiler, Emitter, Place
+from ridgeline.program.op import (
+    LOGIT_ROWS,
+    POSITIONS,
+    TOKEN_IDS,
+    ActivationAttrs,
+    AttentionAttrs,
+    EmbedAttrs,
+    KvWriteAttrs,
+    Op,
+    RopeAnglesAttrs,
+    SoftcapAttrs,
+)
+from ridgeline.program.passes.fuse import NORMS, Group
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _ops(group: Group, *kinds: str) -> list[Op]:
+    return [op for op in group.ops if op.kind in kinds]
+
+
+def _leading_norm(group: Group, reader: Op) -> Op | None:
+    """The norm of the group that `reader` reads."""
+    return next((op for op in _ops(group, *NORMS) if op.outputs[0] == reader.inputs[0]), None)
+
+
+def _embed(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, EmbedAttrs)
+    out = at.new(op.outputs[0])
+    ids = {TOKEN_IDS: "tokens", POSITIONS: "positions"}[op.inputs[0]]
+    table = op.weights[0]
+    heads = [other for other in at.program.ops if other.kind == "lm_head" and other.weights[0] == table]
+    # The reference rounds the factor to the table's type.
+    scale = float(torch.tensor(op.attrs.scale, dtype=DTYPES[at.settings.dtype]))
+    if heads:
+        matrix, _ = at.matrix(heads[:1])
+        at.tape.embed_packed(matrix, ids, scale, out.buffer)
+    elif at.settings.embeddings:
+        form, shape = at.settings.embeddings, at.program.weights[table]
+        at.tape.embed_packed(at.weights.matrix(table, [table], (shape[0], shape[1]), form), ids, scale, out.buffer)
+    else:
+        address, kind = at.weights.table(table)
+        at.tape.embed_rows(address, kind, ids, scale, out.buffer)
+
+
+def _rope_angles(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, RopeAnglesAttrs)
+    cos, sin = (at.new(name) for name in op.outputs)
+    at.tape.rope_angles(list(op.attrs.frequencies), op.attrs.scale, cos.buffer, sin.buffer)
+
+
+def _norm(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    x, out = at.place(op.inputs[0]), at.new(op.outputs[0])
+    shape = at.program.shapes[op.inputs[0]]
+    head_dim = shape[-1] if len(shape) == 3 else 0
+    assert isinstance(head_dim, int)
+    at.tape.normalize(at.norm(op), x.buffer, out.buffer, head_dim)
+
+
+def _linear(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    x = at.place(op.inputs[0])
+    matrix, bias = at.matrix([op])
+    at.tape.linear(matrix, _native.Norm(), x.buffer, at.new(op.outputs[0]).buffer, bias=bias)
+
+
+def _linear_add(at: Compiler, group: Group) -> None:
+    linear, add = group.ops[0], group.ops[-1]
+    (other,) = (name for name in add.inputs if name != linear.outputs[0])
+    x, residual = at.place(linear.inputs[0]), at.place(other)
+    matrix, bias = at.matrix([linear])
+    if at.takes_over(other) and x.buffer != residual.buffer:
+        at.tape.linear(matrix, _native.Norm(), x.buffer, residual.buffer, epilogue="add", bias=bias)
+        at.places[add.outputs[0]] = residual
+        return
+    out = at.new(add.outputs[0])
+    at.tape.linear(matrix, _native.Norm(), x.buffer, out.buffer, bias=bias)
+    at.tape.add(out.buffer, residual.buffer, out.buffer)
+
+
+def _norm_gated(at: Compiler, group: Group) -> None:
+    act = group.ops[-1]
+    assert isinstance(act.attrs, ActivationAttrs)
+    linears = {op.outputs[0]: op for op in _ops(group, "linear")}
+    gate, up = linears[act.inputs[0]], linears[act.inputs[1]]
+    norm = _leading_norm(group, gate)
+    x = at.place((norm or gate).inputs[0])
+    matrix, bias = at.matrix([gate, up], interleave=True)
+    out = at.new(act.outputs[0])
+    function = act.attrs.function
+    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, epilogue="gate", activation=function, bias=bias)
+
+
+def _norm_activated(at: Compiler, group: Group) -> None:
+    linear, act = group.ops[-2:]
+    assert isinstance(act.attrs, ActivationAttrs)
+    norm = _leading_norm(group, linear)
+    x = at.place((norm or linear).inputs[0])
+    matrix, bias = at.matrix([linear])
+    out = at.new(act.outputs[0])
+    function = act.attrs.function
+    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, epilogue="activate", activation=function, bias=bias)
+
+
+def _norm_head(at: Compiler, group: Group) -> None:
+    (head,) = _ops(group, "lm_head")
+    norm = _leading_norm(group, head)
+    select = _ops(group, "select_rows")
+    x = at.place((select[0] if select else norm or head).inputs[0])
+    softcap = _ops(group, "softcap")
+    cap = softcap[0].attrs.cap if softcap and isinstance(softcap[0].attrs, SoftcapAttrs) else 0.0
+    matrix, bias = at.matrix([head])
+    at.tape.linear(matrix, at.norm(norm), x.buffer, None, select=bool(select), bias=bias, softcap=cap)
+
+
+def _norm_qkv(at: Compiler, group: Group) -> None:
+    write = group.ops[-1] if group.ops[-1].kind == "kv_write" else _ops(group, "kv_write")[0]
+    assert isinstance(write.attrs, KvWriteAttrs)
+    linears = _ops(group, "linear")
+    chains = {linear.label: _chain(group, linear) for linear in linears}
+    key, value = (next(op for op in linears if chains[op.label][-1] == name) for name in write.inputs)
+    (query,) = (op for op in linears if op.label not in (key.label, value.label))
+    norm = _leading_norm(group, query)
+    x = at.place((norm or query).inputs[0])
+    matrix, bias = at.matrix([query, key, value])
+    sizes = [at.program.weights[op.weights[0]][0] for op in (query, key, value)]
+    q_name = chains[query.label][-1]
+    qkv = at.new(q_name, sum(sizes))
+    at.tape.linear(matrix, at.norm(norm), x.buffer, qkv.buffer, bias=bias)
+    at.places[q_name] = Place(qkv.buffer, qkv.rows, sizes[0])
+    memory, cache_group = at.memories[write.attrs.state]
+    norms = [next((op for op in _ops(group, *NORMS) if op.outputs[0] in chains[p.label]), None) for p in (query, key)]
+    ropes = _ops(group, "rope")
+    assert len(ropes) in (0, 2) and len({rope.inputs[1:] for rope in ropes}) <= 1, "q and k turn by the same angles"
+    angles = [at.place(name).buffer for rope in ropes[:1] for name in rope.inputs[1:]]
+    num_heads = sizes[0] * at.program.states[write.attrs.state].num_heads // sizes[1]
+    at.tape.heads(
+        qkv.buffer,
+        num_heads,
+        memory,
+        cache_group,
+        (0, sizes[0], sizes[0] + sizes[1]),
+        at.norm(norms[0]),
+        at.norm(norms[1]),
+        *angles,
+    )
+
+
+def _chain(group: Group, linear: Op) -> list[str]:
+    """The values of the group that follow from `linear` alone, in order."""
+    names = [linear.outputs[0]]
+    for op in group.ops:
+        if op.inputs[:1] == (names[-1],) and op.outputs and op.label != linear.label:
+            names.append(op.outputs[0])
+    return names
+
+
+def _attention(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    attrs = op.attrs
+    assert isinstance(attrs, AttentionAttrs)
+    q, out = at.place(op.inputs[0]), at.new(op.outputs[0])
+    memory, cache_group = at.memories[attrs.state]
+    num_heads = q.width // at.program.states[attrs.state].head_dim
+    spec = _native.AttentionSpec(num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0)
+    at.tape.attention(spec, memory, cache_group, q.buffer, q.offset, out.buffer)
+
+
+def _split_heads(at: Compiler, group: Group) -> None:
+    """The same memory under another name."""
+    (op,) = group.ops
+    at.places[op.outputs[0]] = at.place(op.inputs[0])
+
+
+def _add(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    x, y = (at.place(name) for name in op.inputs)
+    at.tape.add(x.buffer, y.buffer, at.new(op.outputs[0]).buffer)
+
+
+def _activation(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, ActivationAttrs)
+    x = at.place(op.inputs[0])
+    at.tape.activate(op.attrs.function, x.buffer, at.new(op.outputs[0]).buffer)
+
+
+def _gated_activation(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, ActivationAttrs)
+    gate, up = (at.place(name) for name in op.inputs)
+    at.tape.gate(op.attrs.function, gate.buffer, up.buffer, at.new(op.outputs[0]).buffer)
+
+
+def _select_rows(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert op.inputs[1] == LOGIT_ROWS
+    x = at.place(op.inputs[0])
+    at.tape.select(x.buffer, at.new(op.outputs[0]).buffer)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "norm_qkv": _norm_qkv,
+    "attention": _attention,
+    "linear_add": _linear_add,
+    "norm_gated": _norm_gated,
+    "norm_activated": _norm_activated,
+    "norm_head": _norm_head,
+    "embed": _embed,
+    "rope_angles": _rope_angles,
+    "rmsnorm": _norm,
+    "layernorm": _norm,
+    "linear": _linear,
+    "split_heads": _split_heads,
+    "add": _add,
+    "activation": _activation,
+    "gated_activation": _gated_activation,
+    "select_rows": _select_rows,
+}
+NATIVE_KINDS = tuple(EMITTERS)

@@ -1,0 +1,144 @@
+"""The program over the paged cache in native code: a step is one call, or one per part where an op falls back."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ridgeline import _native
+from ridgeline.backends.native.compile import Compiler, Emitter, NativePart, Part, Place, ReferencePart
+from ridgeline.backends.native.emit import DTYPES, EMITTERS
+from ridgeline.backends.native.fallback import NativeKv
+from ridgeline.backends.native.memory import address, allocate
+from ridgeline.backends.native.settings import NativeSettings
+from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
+from ridgeline.backends.reference.ops import MEANINGS
+from ridgeline.backends.step import StepBatch, StepOutput
+from ridgeline.cache.layout import CacheLayout
+from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
+
+PANEL = 32
+
+
+class NativeExecutable:
+    """A program bound to packed weights and to cache memory.
+
+    `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
+    names the kinds of groups that run natively: the others fall back to the reference backend, op by op.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        load: Callable[[], Mapping[str, torch.Tensor]],
+        layout: CacheLayout,
+        settings: NativeSettings,
+        store: Store | None = None,
+        native: Mapping[str, Emitter] = EMITTERS,
+    ) -> None:
+        self._program, self._layout, self._settings = program, layout, settings
+        self._pool = _native.Pool(settings.num_threads)
+        self._tape = _native.Tape(settings.level, self._pool, settings.deterministic)
+        self._memory: list[np.ndarray] = []
+        self._memories = self._allocate_cache()
+        self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore())
+        compiler = Compiler(program, self._weights, settings, self._tape, self._memories)
+        self._parts = compiler.compile(native)
+        falls_back = {op.op.weights for op in self._parts if isinstance(op, ReferencePart)}
+        self._fallback_weights = {name: self._weights.tensor(name) for names in falls_back for name in names}
+        self._weights.release()
+        self._logits_width = -(-program.vocab_size // PANEL) * PANEL
+        self._draw_at = len(self._tape)
+        self._tape.draw(program.vocab_size)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What runs where, in order."""
+        return self._parts
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed weights."""
+        return self._weights.num_bytes
+
+    def run(self, step: StepBatch) -> StepOutput:
+        """Computes the step, updates the cache, and draws the tokens of `step.draws`."""
+        return self._run(step, None)
+
+    def timed(self, step: StepBatch) -> tuple[StepOutput, list[float]]:
+        """`run`, with the seconds that each instruction of the tape took, from barrier to barrier.
+
+        The last instruction is the drawing of tokens. What falls back is not in the list.
+        """
+        seconds = np.zeros(len(self._tape), dtype=np.float64)
+        return self._run(step, seconds), seconds.tolist()
+
+    def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
+        for copy in step.copies:
+            for state in self._layout.groups[copy.group].states:
+                self._memories[state][0].copy_block(copy.source, copy.target)
+        logits = np.empty((len(step.logit_rows_R), self._logits_width), dtype=np.float32)
+        drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
+        last = self._parts[-1]
+        for part in self._parts:
+            if isinstance(part, ReferencePart):
+                self._fall_back(part, step, logits)
+            elif part is last:  # the tokens are drawn by the same call
+                self._tape.run(step, logits, part.begin, self._draw_at + 1, drawn, seconds)
+            else:
+                self._tape.run(step, logits, part.begin, part.end, seconds=seconds)
+        if isinstance(last, ReferencePart):
+            self._tape.run(step, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
+        return StepOutput(torch.from_numpy(logits)[:, : self._program.vocab_size], drawn)
+
+    def _fall_back(self, part: ReferencePart, step: StepBatch, logits: np.ndarray) -> None:
+        op, dtype = part.op, DTYPES[self._settings.dtype]
+        inputs = [
+            self._value(name, place, step) if place is not None else self._step_input(name, step)
+            for name, place in zip(op.inputs, part.inputs)
+        ]
+        weights = [self._fallback_weights[name].to(dtype) for name in op.weights]
+        kv = NativeKv(self._memories, self._layout, self._settings.level, step)
+        with torch.inference_mode():
+            outputs = MEANINGS[op.kind](op.attrs, inputs, weights, kv)
+        if op.outputs == (LOGITS,):
+            logits[:, : self._program.vocab_size] = outputs[0].numpy()
+            return
+        for place, output in zip(part.outputs, outputs):
+            self._rows(place, step)[:] = output.float().flatten(1).numpy()
+
+    def _step_input(self, name: str, step: StepBatch) -> torch.Tensor:
+        arrays = {TOKEN_IDS: step.token_ids_T, POSITIONS: step.positions_T, LOGIT_ROWS: step.logit_rows_R}
+        if name in arrays:
+            return torch.from_numpy(arrays[name])
+        # Keys and values that went to the cache natively: attention reads them there, and here only their shape.
+        return torch.empty([0, *self._dims(name)], dtype=DTYPES[self._settings.dtype])
+
+    def _dims(self, name: str) -> list[int]:
+        return [dim for dim in self._program.shapes[name][1:] if isinstance(dim, int)]
+
+    def _value(self, name: str, place: Place, step: StepBatch) -> torch.Tensor:
+        """A copy of the value in the dtype and the shape that the reference op expects."""
+        rows = torch.from_numpy(self._rows(place, step).copy())
+        is_angle = any(op.kind == "rope_angles" and name in op.outputs for op in self._program.ops)
+        return rows.unflatten(1, self._dims(name)).to(torch.float32 if is_angle else DTYPES[self._settings.dtype])
+
+    def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
+        count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)
+        return self._tape.view(place.buffer, count)[:, place.offset : place.offset + place.width]
+
+    def _allocate_cache(self) -> dict[int, tuple[_native.KvMemory, int]]:
+        """Keys and values of every KV state, and the cache group that each belongs to."""
+        memories: dict[int, tuple[_native.KvMemory, int]] = {}
+        for index, group in enumerate(self._layout.groups):
+            for state in group.states:
+                kv = self._program.states[state]
+
+                def memory(keys: int, values: int, heads: int = kv.num_heads, dim: int = kv.head_dim) -> _native.KvMemory:
+                    return _native.KvMemory(self._settings.kv, heads, dim, self._layout.block_size, keys, values)
+
+                num_bytes = memory(0, 0).block_bytes * group.num_blocks
+                keys, values = allocate(num_bytes), allocate(num_bytes)
+                self._memory += [keys, values]
+                memories[state] = (memory(address(keys), address(values)), index)
+        return memories

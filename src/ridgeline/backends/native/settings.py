@@ -1,0 +1,38 @@
+"""How a native executable is built. Chosen by `engine/build.py` before the model is; no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+KvKind = Literal["f32", "bf16", "int8"]
+MatrixKind = Literal["f32", "bf16", "int8", "int4"]
+InputKind = Literal["f32", "bf16", "int16", "int8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixFormat:
+    """How a linear layer's weights are stored and in what its inputs are computed; see native/kernels/types.h.
+
+    `group` is the inputs per scale of int4, with `zero_points` or symmetric.
+    """
+
+    kind: MatrixKind
+    inputs: InputKind
+    group: int = 0
+    zero_points: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeSettings:
+    """`level` is the ISA level. `head` formats the output projection, and a tied embedding with it.
+
+    With `deterministic` a request's results are bitwise the same in any batch, at any chunking and after a prefix hit.
+    """
+
+    level: str
+    num_threads: int
+    dtype: Literal["float32", "bfloat16"]  # of the model: what is not quantized, and what the reference ops compute in
+    matrices: MatrixFormat
+    head: MatrixFormat
+    kv: KvKind
+    deterministic: bool = False
+    embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`

@@ -1,0 +1,165 @@
+"""A program's weights as native kernels read them: packed matrices, float32 vectors, plain tables.
+
+Each part is made from the checkpoint's tensors once, or found in a pack that an earlier start left behind.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ridgeline import _native
+from ridgeline.backends.native.memory import address, allocate
+from ridgeline.backends.native.settings import MatrixFormat
+from ridgeline.quant import quantize
+
+PANEL = 32
+HALF = PANEL // 2
+INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kernels/types.h says
+MIN_PANELS_PER_TASK = 8
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Store(Protocol):
+    """Where finished parts are kept between starts."""
+
+    def find(self, name: str) -> np.ndarray | None:
+        """The bytes of part `name`, uint8 and 64-byte aligned, or None."""
+        ...
+
+    def keep(self, name: str, data: np.ndarray) -> None:
+        """Offers the bytes of a part to the next start."""
+        ...
+
+
+class NoStore:
+    """Keeps nothing."""
+
+    def find(self, name: str) -> np.ndarray | None:
+        return None
+
+    def keep(self, name: str, data: np.ndarray) -> None: ...
+
+
+class NativeWeights:
+    """Makes parts and holds their memory. `load` gives the checkpoint's tensors and is called only if one is missing."""
+
+    def __init__(self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store) -> None:
+        self._load = load
+        self._level = level
+        self._store = store
+        self._threads = ThreadPoolExecutor(num_threads, "pack")
+        self._tensors: Tensors | None = None
+        self._parts: dict[str, np.ndarray] = {}
+        self._matrices: dict[str, _native.Matrix] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts made so far."""
+        return sum(part.nbytes for part in self._parts.values())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The checkpoint's tensor, for ops that run on the reference backend."""
+        if self._tensors is None:
+            self._tensors = self._load()
+        return self._tensors[name]
+
+    def release(self) -> None:
+        """Lets go of the checkpoint's tensors; parts stay."""
+        self._tensors = None
+        self._threads.shutdown()
+
+    def vector(self, name: str, make: Callable[[], torch.Tensor]) -> int:
+        """Address of float32 entries, padded with zeros to whole panels."""
+
+        def padded() -> np.ndarray:
+            values = make().detach().float().flatten().numpy()
+            out = np.zeros(-(-values.size // PANEL) * PANEL, dtype=np.float32)
+            out[: values.size] = values
+            return out.view(np.uint8)
+
+        return address(self._part(f"{name}.vector", padded))
+
+    def table(self, name: str) -> tuple[int, str]:
+        """Address and kind of a plain table of rows."""
+
+        def rows() -> np.ndarray:
+            return _bytes_of(self.tensor(name))
+
+        part = self._part(f"{name}.table", rows)
+        kind = self._part(f"{name}.kind", lambda: np.frombuffer(_kind_of(self.tensor(name)).encode(), dtype=np.uint8))
+        return address(part), bytes(kind).decode()
+
+    def matrix(
+        self, name: str, sources: Sequence[str], shape: tuple[int, int], form: MatrixFormat, *, interleave: bool = False
+    ) -> _native.Matrix:
+        """The rows of `sources` as one packed matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
+        sources side by side in a panel."""
+        if name not in self._matrices:
+            outputs, inputs = shape
+            order = interleaved(outputs // 2) if interleave else np.arange(outputs)
+            group = form.group if form.kind == "int4" else INT8_GROUP if form.kind == "int8" else 0
+
+            def describe(at: int) -> _native.Matrix:
+                return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
+
+            def packed() -> np.ndarray:
+                memory = allocate(describe(0).num_bytes)
+                self._pack(describe(address(memory)), torch.cat([self.tensor(s) for s in sources]), form, order)
+                return memory
+
+            self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
+        return self._matrices[name]
+
+    def _pack(self, matrix: _native.Matrix, rows_NK: torch.Tensor, form: MatrixFormat, order: np.ndarray) -> None:
+        scales, zero_points = None, None
+        if form.kind in ("int8", "int4"):
+            quantized = quantize(form.kind, rows_NK, form.group, form.zero_points)
+            values = quantized.values.numpy()
+            scales = quantized.scales.numpy()
+            zero_points = quantized.zero_points.numpy() if quantized.zero_points is not None else None
+        elif form.kind == "bf16":
+            values = rows_NK.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+        else:
+            values = rows_NK.float().contiguous().numpy()
+        padded = np.full(matrix.num_panels * PANEL, -1, dtype=np.int64)
+        padded[: len(order)] = order
+        step = max(MIN_PANELS_PER_TASK, matrix.num_panels // 16)
+
+        def pack(begin: int) -> None:
+            end = min(begin + step, matrix.num_panels)
+            _native.pack(self._level, matrix, values, scales, zero_points, padded, begin, end)
+
+        list(self._threads.map(pack, range(0, matrix.num_panels, step)))
+
+    def _part(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        if name not in self._parts:
+            found = self._store.find(name)
+            if found is None:
+                found = make()
+                if address(found) % 64:
+                    aligned = allocate(found.nbytes)
+                    aligned[:] = found
+                    found = aligned
+                self._store.keep(name, found)
+            self._parts[name] = found
+        return self._parts[name]
+
+
+def interleaved(size: int) -> np.ndarray:
+    """Rows i of the first half and i of the second, 16 and 16 to a panel; -1 pads the last panel's halves."""
+    first = np.full(-(-size // HALF) * HALF, -1, dtype=np.int64)
+    first[:size] = np.arange(size)
+    second = np.where(first >= 0, first + size, -1)
+    return np.stack([first.reshape(-1, HALF), second.reshape(-1, HALF)], axis=1).flatten()
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().reshape(-1)
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    return {torch.float32: "f32", torch.bfloat16: "bf16"}[tensor.dtype]
