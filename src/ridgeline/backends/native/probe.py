@@ -1,0 +1,140 @@
+"""Measures this machine's ceilings with the native probe kernels, or what numpy can tell where they are absent.
+
+Called by `ridgeline hardware` and `ridgeline profile`. No torch.
+"""
+
+import importlib
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import get_logger
+from ridgeline.core.machine import cpu_model, last_level_cache_bytes, memory_bytes, usable_cores
+from ridgeline.cost import hardware
+from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, ByThreads, Ceiling, Hardware, Machine
+
+log = get_logger("hardware")
+
+ROUNDS, REPEATS = 4, 5
+PEAK_S = 0.01
+LEAST_STREAM_BYTES, MOST_STREAM_BYTES = 256 << 20, 2 << 30
+DEFAULT_CACHE_BYTES = 16 << 20
+Probe = Callable[[], Sequence[float]]
+COMPILERS = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeModule:
+    """The extension module, or None and the reason why it is not there."""
+
+    module: ModuleType | None
+    reason: str = ""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """ISA levels that this machine runs, narrowest first; the emulation is for tests and left out."""
+        levels: list[str] = self.module.runnable_levels() if self.module else []
+        return tuple(level for level in levels if level != "amx_emulated")
+
+
+def find_native() -> NativeModule:
+    """The native module as it is installed here."""
+    try:
+        return NativeModule(importlib.import_module("ridgeline._native"))
+    except ModuleNotFoundError:
+        compiler = next(filter(shutil.which, COMPILERS), None)
+        if compiler is None:
+            return NativeModule(None, "it was not built: there is no C++ compiler; install one, then Ridgeline again")
+        return NativeModule(None, f"it was not built; there is a compiler ({compiler}), so install Ridgeline again")
+    except ImportError as error:
+        return NativeModule(None, f"it cannot be loaded: {error}")
+
+
+def this_machine(native: NativeModule) -> Machine:
+    """The machine as `measure` would describe it."""
+    return Machine(
+        cpu_model=cpu_model(),
+        num_cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        isa_level=native.module.best_level() if native.module else None,
+    )
+
+
+def ceilings(native: NativeModule, *, again: bool = False) -> Hardware:
+    """What was measured on this machine before, or, for the first time and with `again`, what is measured now."""
+    kept = None if again else hardware.load(this_machine(native))
+    if kept is not None:
+        return kept
+    measured = measure(native)
+    try:
+        hardware.save(measured)
+    except (OSError, ConfigError) as error:
+        log.warning("the measurements could not be kept, so the next start makes them again: %s", error)
+    return measured
+
+
+def measure(native: NativeModule) -> Hardware:
+    """Reads memory and runs register-only loops for a few seconds, on 1, 2, 4, ... and all usable cores.
+
+    Every probe runs once in each of a few rounds: what else the machine does for a moment spoils few readings of each.
+    """
+    machine, module = this_machine(native), native.module
+    cache_bytes = last_level_cache_bytes() or DEFAULT_CACHE_BYTES
+    wanted = min(max(4 * cache_bytes, LEAST_STREAM_BYTES), MOST_STREAM_BYTES)
+    stream_bytes, cached_bytes = min(wanted, machine.memory_bytes // 8), cache_bytes // 2
+    counts = thread_counts(machine.num_cores)
+    ends = sorted({counts[0], counts[-1]})  # arithmetic scales with the cores: two points say it
+    read = numpy_stream if module is None else partial(module.read_stream, machine.isa_level)
+    probes: dict[tuple[str, int], Probe] = {}
+    for count in counts:
+        probes["stream", count] = partial(read, count, stream_bytes, REPEATS)
+        probes["cached", count] = partial(read, count, cached_bytes, REPEATS)
+    if module is not None:
+        for kind, count in itertools.product(INPUT_KINDS, ends):
+            probes[kind, count] = partial(module.peak, machine.isa_level, kind, count, PEAK_S, REPEATS)
+
+    readings: dict[tuple[str, int], list[float]] = {key: [] for key in probes}
+    for _ in range(ROUNDS):
+        for key, probe in probes.items():
+            readings[key] += probe()
+
+    def found(what: str) -> ByThreads:
+        return {count: Ceiling.of(per_s) for (probed, count), per_s in readings.items() if probed == what}
+
+    return Hardware(
+        machine=machine,
+        probe_version=PROBE_VERSION,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        stream_buffer_bytes=stream_bytes,
+        cached_buffer_bytes=cached_bytes,
+        stream_bytes_per_s=found("stream"),
+        cached_bytes_per_s=found("cached"),
+        ops_per_s={kind: found(kind) for kind in INPUT_KINDS} if module else {},
+    )
+
+
+def thread_counts(num_cores: int) -> list[int]:
+    """1, 2, 4, ... below `num_cores`, and `num_cores`."""
+    powers = [1 << bit for bit in range(num_cores.bit_length())]
+    return [*(count for count in powers if count < num_cores), num_cores]
+
+
+def numpy_stream(num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
+    """Bytes per second of each of `repeats` reads of a buffer: numpy's maximum, which lets other threads run."""
+    parts = np.array_split(np.ones(buffer_bytes // 8, dtype=np.int64), num_threads)
+    readings: list[float] = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in range(repeats + 1):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))
+            readings.append(buffer_bytes // 8 * 8 / (time.perf_counter() - started))
+    return readings[1:]  # the first one warmed up

@@ -1,0 +1,109 @@
+"""Measure what this machine can do at most: memory streams and peak arithmetic, kept for later starts."""
+
+import json as json_format
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgeline.backends.native.probe import NativeModule
+    from ridgeline.cost.hardware import ByThreads, Hardware
+
+STEADY = 0.8  # below it the machine was busy while it was measured
+
+
+def hardware(
+    again: Annotated[bool, typer.Option("--again", help="Measure again, whatever was kept.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what this machine can do at most.
+
+    Takes a few seconds the first time, and then shows what was kept. Best on a machine that does nothing else.
+    """
+    from rich.console import Console
+
+    from ridgeline.backends.native.probe import ceilings, find_native
+
+    native = find_native()
+    measured = ceilings(native, again=again)
+    if json:
+        typer.echo(_as_json(measured, native))
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 100
+    _print(console, measured, native)
+
+
+def _as_json(hardware: "Hardware", native: "NativeModule") -> str:
+    import msgspec
+
+    machine = hardware.machine
+    added = {
+        "fingerprint": machine.fingerprint,
+        "isa_levels": native.levels,
+        "native_module": {"available": native.module is not None, "reason": native.reason},
+        "steadiness": hardware.steadiness,
+        "ridge_ops_per_byte": {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s},
+    }
+    return json_format.dumps(msgspec.to_builtins(hardware, str_keys=True) | added)
+
+
+def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> None:
+    from ridgeline.cost.hardware import kept_at
+
+    machine = hardware.machine
+    console.print(
+        f"{machine.cpu_model} · {machine.num_cores} usable cores · {machine.memory_bytes / 2**30:.1f} GiB of memory"
+    )
+    if native.module is None:
+        console.print(
+            f"No native module: {native.reason}.\nLost: the native backend, so models run on the reference backend, "
+            "and the peaks of arithmetic. The streams below are numpy's."
+        )
+    else:
+        console.print(f"ISA level {machine.isa_level}, of those that run here: {', '.join(native.levels)}")
+    console.print(f"Measured {hardware.measured_at}")
+    with suppress(ConfigError):
+        console.print(f"Kept in {kept_at(machine)}")
+    cached = f"last-level cache, {hardware.cached_buffer_bytes >> 20} MiB"
+    streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
+    _print_table(console, "Read stream, GB/s", streams, {})
+    ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
+    _print_table(console, "Register-only products, Gop/s", {**hardware.ops_per_s}, ridges)
+    if hardware.steadiness < STEADY:
+        console.print(
+            f"\nThe machine was busy: readings fell to {hardware.steadiness:.0%} of their ceilings. "
+            "Measure again when it is idle: ridgeline hardware --again"
+        )
+
+
+def _print_table(
+    console: "Console", title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
+) -> None:
+    """One row per key with a column per thread count; `ridges` adds operations per byte of memory."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    if not rows:
+        return
+    box = SIMPLE_HEAD if console.is_terminal else None
+    table = Table(title=title, title_justify="left", title_style="bold", box=box, pad_edge=False)
+    table.add_column("")
+    counts = sorted({count for by_threads in rows.values() for count in by_threads})
+    for count in counts:
+        table.add_column("1 thread" if count == 1 else f"{count} threads", justify="right")
+    if ridges:
+        table.add_column("ridge, op/byte", justify="right")
+    for name, by_threads in rows.items():
+        cells = [f"{by_threads[count].per_s / 1e9:.1f}" for count in counts]
+        ridge = ridges.get(name)
+        table.add_row(name, *cells, *([] if ridge is None else [f"{ridge:.1f}"]))
+    console.print()
+    console.print(table)

@@ -1,0 +1,91 @@
+"""What this process runs on: processor, usable cores, memory, and the folder in which results are kept between starts.
+
+Reads /proc, /sys and the environment; measures nothing. Imported by `cost/`, backends and the engine.
+"""
+
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ridgeline.core.errors import ConfigError
+
+_CPUINFO = Path("/proc/cpuinfo")
+_PROC_CGROUP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def cpu_model() -> str:
+    """The processor's name; its architecture where the system does not tell."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.machine()
+
+
+def usable_cores() -> int:
+    """Logical cores that this process may keep busy: its affinity, and whole cores of its cgroup's CPU quota."""
+    affinity = len(os.sched_getaffinity(0))
+    return max(1, min([affinity, *(int(quota) for quota in _cpu_quotas())]))
+
+
+def memory_bytes() -> int:
+    """Physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def last_level_cache_bytes() -> int | None:
+    """Size of the largest cache that core 0 reads through; None where the system does not tell."""
+    sizes = [int(size[:-1]) * 1024 for path in _CACHES.glob("index*/size") if (size := path.read_text().strip())]
+    return max(sizes, default=None)
+
+
+def cache_folder() -> Path:
+    """Where results are kept for the next start: `ridgeline` below XDG_CACHE_HOME, else below ~/.cache.
+
+    The folder need not exist. Raises ConfigError where there is no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():  # the XDG specification has others ignored
+        return Path(given) / "ridgeline"
+    try:
+        return Path.home() / ".cache" / "ridgeline"
+    except RuntimeError as error:
+        raise ConfigError("this user has no home folder to keep results in: set XDG_CACHE_HOME to a folder") from error
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """Cores' worth of time that each enclosing cgroup allows, for versions 2 and 1; nothing where there is no limit."""
+    for folder in _cgroup_folders():
+        limit = _numbers(folder / "cpu.max")
+        if not limit:
+            limit = [*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")]
+        if len(limit) == 2 and 0 < limit[0] < math.inf and limit[1] > 0:
+            yield limit[0] / limit[1]
+
+
+def _cgroup_folders() -> Iterator[Path]:
+    """The folder of each cgroup with CPU limits that holds this process, up to the root that it can see."""
+    try:
+        lines = _PROC_CGROUP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / controllers
+        inner = Path(path.lstrip("/"))
+        yield from (root / folder for folder in (inner, *inner.parents))
+
+
+def _numbers(path: Path) -> list[float]:
+    """The numbers in a file, "max" being infinity; nothing if there is no such file."""
+    try:
+        return [math.inf if word == "max" else float(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,138 @@
+"""What the machine can do at most: measured ceilings, kept between starts. Measured by `backends/native/probe.py`.
+
+A ceiling is the 90th percentile of repeated readings: what the machine does when it is left alone, without trusting
+one lucky reading. Must not import torch.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.log import get_logger
+from ridgeline.core.machine import cache_folder
+
+log = get_logger("hardware")
+
+PROBE_VERSION = 1  # raised when the probe measures something else: results of another version are not used
+InputKind = Literal["f32", "bf16", "int16", "int8"]
+INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
+CEILING_QUANTILE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was measured. `num_cores` is what the process may use, `isa_level` the level that the probe ran at.
+
+    `isa_level` is None where there is no native module.
+    """
+
+    cpu_model: str
+    num_cores: int
+    memory_bytes: int
+    isa_level: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the measurements that hold for this machine: sixteen hexadecimal digits."""
+        identity = [self.cpu_model, self.num_cores, self.isa_level, PROBE_VERSION]
+        return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Bytes or operations per second: the ceiling, and the median of the readings, which is lower on a busy machine."""
+
+    per_s: float
+    median_per_s: float
+
+    @classmethod
+    def of(cls, readings_per_s: Sequence[float]) -> "Ceiling":
+        high, middle = np.quantile(readings_per_s, (CEILING_QUANTILE, 0.5)).tolist()
+        return cls(high, middle)
+
+
+ByThreads = Mapping[int, Ceiling]  # number of threads -> what they reach together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A machine and its ceilings. `ops_per_s` counts a multiply-add as two and is empty without the native module."""
+
+    machine: Machine
+    probe_version: int
+    measured_at: str  # ISO 8601, UTC
+    stream_buffer_bytes: int
+    cached_buffer_bytes: int
+    stream_bytes_per_s: ByThreads  # reading memory
+    cached_bytes_per_s: ByThreads  # reading what the last-level cache holds
+    ops_per_s: Mapping[InputKind, ByThreads]
+
+    def stream(self, num_threads: int) -> float:
+        """Bytes per second that `num_threads` threads read from memory."""
+        return _at(self.stream_bytes_per_s, num_threads)
+
+    def peak(self, kind: InputKind, num_threads: int) -> float | None:
+        """Operations per second on inputs of a kind; None where they could not be measured."""
+        by_threads = self.ops_per_s.get(kind)
+        return _at(by_threads, num_threads) if by_threads else None
+
+    def ridge(self, kind: InputKind, num_threads: int) -> float | None:
+        """Operations per byte of memory above which `num_threads` threads are limited by arithmetic."""
+        peak = self.peak(kind, num_threads)
+        return None if peak is None else peak / self.stream(num_threads)
+
+    @property
+    def steadiness(self) -> float:
+        """The lowest median reading as a share of its ceiling: 1 on a machine that did nothing else meanwhile."""
+        measured = (self.stream_bytes_per_s, self.cached_bytes_per_s, *self.ops_per_s.values())
+        return min(ceiling.median_per_s / ceiling.per_s for by_threads in measured for ceiling in by_threads.values())
+
+
+def _at(by_threads: ByThreads, num_threads: int) -> float:
+    """Between measured thread counts on a line; beyond them, the nearest."""
+    counts = sorted(by_threads)
+    return float(np.interp(num_threads, counts, [by_threads[count].per_s for count in counts]))
+
+
+def save(hardware: Hardware) -> Path:
+    """Keeps measurements for the next start, whole or not at all. Raises OSError and ConfigError."""
+    path = kept_at(hardware.machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(hardware)))
+        Path(temporary).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    return path
+
+
+def load(machine: Machine) -> Hardware | None:
+    """What was measured on this machine before; None if nothing was, or what is there is broken or of another one."""
+    try:
+        path = kept_at(machine)
+        kept = msgspec.json.decode(path.read_bytes(), type=Hardware)
+    except FileNotFoundError:
+        return None
+    except (OSError, RidgelineError, msgspec.DecodeError) as error:
+        log.warning("kept measurements cannot be read, so they are made again: %s", error)
+        return None
+    fits = kept.machine.fingerprint == machine.fingerprint and kept.probe_version == PROBE_VERSION
+    return kept if fits and kept.stream_bytes_per_s and kept.cached_bytes_per_s else None
+
+
+def kept_at(machine: Machine) -> Path:
+    """Where the measurements of a machine are kept. Raises ConfigError where there is no place."""
+    return cache_folder() / "hardware" / f"{machine.fingerprint}.json"

@@ -1,0 +1,99 @@
+"""Ceilings: what they say between thread counts, and when kept ones are used."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from ridgeline.cost import hardware
+from ridgeline.cost.hardware import Ceiling, Hardware, Machine
+
+MACHINE = Machine(cpu_model="Some CPU", num_cores=8, memory_bytes=2**34, isa_level="avx2")
+
+
+def measured(machine=MACHINE, **changes):
+    values = {
+        "machine": machine,
+        "probe_version": hardware.PROBE_VERSION,
+        "measured_at": "2026-11-21T12:00:00+00:00",
+        "stream_buffer_bytes": 2**28,
+        "cached_buffer_bytes": 2**24,
+        "stream_bytes_per_s": {1: Ceiling(10e9, 9e9), 2: Ceiling(20e9, 20e9), 8: Ceiling(32e9, 32e9)},
+        "cached_bytes_per_s": {1: Ceiling(50e9, 50e9)},
+        "ops_per_s": {"f32": {1: Ceiling(100e9, 50e9), 8: Ceiling(800e9, 800e9)}},
+    }
+    return Hardware(**values | changes)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "ridgeline" / "hardware"
+
+
+def test_a_ceiling_is_the_90th_percentile():
+    assert Ceiling.of([float(value) for value in range(11)]) == Ceiling(9.0, 5.0)
+    assert Ceiling.of([3.0]) == Ceiling(3.0, 3.0)
+
+
+def test_between_thread_counts_on_a_line():
+    machine = measured()
+    assert [machine.stream(threads) / 1e9 for threads in (1, 2, 5, 8, 64)] == [10, 20, 26, 32, 32]
+    assert machine.peak("f32", 2) == pytest.approx(200e9)
+    assert machine.ridge("f32", 8) == pytest.approx(25)
+    assert machine.peak("int8", 2) is None and machine.ridge("int8", 2) is None
+    assert machine.steadiness == pytest.approx(0.5)
+
+
+def test_kept_ceilings_come_back(cache):
+    assert hardware.load(MACHINE) is None
+    path = hardware.save(measured())
+    assert path == hardware.kept_at(MACHINE) and list(cache.iterdir()) == [path], "no temporary file is left"
+    assert hardware.load(MACHINE) == measured()
+
+
+@pytest.mark.parametrize(
+    "change", [{"cpu_model": "Other CPU"}, {"num_cores": 4}, {"isa_level": "avx512"}, {"isa_level": None}]
+)
+def test_another_machine_has_other_ceilings(change):
+    other = dataclasses.replace(MACHINE, **change)
+    hardware.save(measured())
+    assert hardware.load(other) is None
+    hardware.kept_at(MACHINE).rename(hardware.kept_at(other))
+    assert hardware.load(other) is None, "the file says which machine it is of"
+
+
+def test_another_probe_measured_something_else(monkeypatch):
+    hardware.save(measured())
+    path = hardware.kept_at(MACHINE)
+    monkeypatch.setattr(hardware, "PROBE_VERSION", hardware.PROBE_VERSION + 1)
+    assert hardware.kept_at(MACHINE) != path
+    hardware.save(measured(probe_version=hardware.PROBE_VERSION - 1))
+    assert hardware.load(MACHINE) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"machine": 3}'])
+def test_a_broken_file_is_as_none(content, caplog):
+    hardware.save(measured())
+    hardware.kept_at(MACHINE).write_bytes(content)
+    assert hardware.load(MACHINE) is None
+    assert "made again" in caplog.text
+
+
+def test_every_field_is_needed(cache):
+    path = hardware.save(measured())
+    complete = msgspec.json.decode(path.read_bytes())
+    for name in complete:
+        path.write_bytes(msgspec.json.encode({key: value for key, value in complete.items() if key != name}))
+        assert hardware.load(MACHINE) is None, name
+    for name in ("stream_bytes_per_s", "cached_bytes_per_s"):
+        path.write_bytes(msgspec.json.encode(complete | {name: {}}))
+        assert hardware.load(MACHINE) is None, name
+
+
+def test_a_folder_that_cannot_be_written(cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(OSError):
+        hardware.save(measured())
+    assert hardware.load(MACHINE) is None
