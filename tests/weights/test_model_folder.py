@@ -28,7 +28,7 @@ def test_local_folder(tmp_path):
 
 def test_bundled_model_by_name(tmp_path, monkeypatch):
     write(tmp_path / "models" / "pocket", LLAMA)
-    monkeypatch.setattr(folder_module.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(folder_module, "BUNDLED_MODELS", tmp_path / "models")
     assert ModelFolder.open("pocket").path == tmp_path / "models" / "pocket"
     with pytest.raises(ConfigError, match="revision"):
         ModelFolder.open("pocket", revision="main")

@@ -1,7 +1,6 @@
 """Print what a model is and what it costs: spec, program, FLOPs, bytes and KV memory, from its config alone."""
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -47,10 +46,10 @@ def inspect(
 
 def _read_config(target: str) -> Mapping[str, object]:
     """Raises ConfigError where `target` is nothing that holds a config, ModelLoadError where the config is broken."""
+    from ridgeline.weights.folder import BUNDLED_MODELS
     from ridgeline.weights.jsonfile import read_json_object
 
-    models = Path(str(resources.files("ridgeline"))) / "models"
-    bundled = {config.parent.name: config for config in models.glob("*/config.json")}
+    bundled = {config.parent.name: config for config in BUNDLED_MODELS.glob("*/config.json")}
     try:
         path = Path(target).expanduser()
         is_folder, exists = path.is_dir(), path.exists()

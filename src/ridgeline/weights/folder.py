@@ -6,7 +6,6 @@ Opened once by the engine, the trainer and the command line; the loader and the 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +18,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.jsonfile import read_json_object
 
+BUNDLED_MODELS = Path(__file__).parents[1] / "models"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weights
 HUB_ID = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
@@ -76,7 +76,7 @@ def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
         raise ModelLoadError(f"{text} is a file; give the folder that holds config.json and *.safetensors")
     if not is_folder and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
         raise ModelLoadError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
-    bundled = Path(str(resources.files("ridgeline"))) / "models" / text
+    bundled = BUNDLED_MODELS / text
     local = folder if is_folder else bundled if bundled.is_dir() else None
     if local is None:
         return _download(text, revision), text
