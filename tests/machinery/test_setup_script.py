@@ -17,7 +17,10 @@ def checkout(tmp_path):
     """A folder with setup and the file whose changes matter to it, and nothing else."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts" / "setup", tmp_path / "scripts")
-    shutil.copy(REPO / "pyproject.toml", tmp_path)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "kernel.cpp").write_text("int answer = 42;\n")
+    for name in ("pyproject.toml", "CMakeLists.txt"):
+        shutil.copy(REPO / name, tmp_path)
     return tmp_path
 
 
@@ -43,7 +46,8 @@ def setup(checkout: Path, python: Path | str, extra: str = "test") -> subprocess
 def write_stamp(checkout: Path, extra: str) -> None:
     """What setup leaves behind when it has installed `extra`."""
     script(checkout / ".venv" / "bin" / "python", "exit 9")
-    contents = (checkout / "pyproject.toml").read_bytes() + (checkout / "scripts" / "setup").read_bytes()
+    names = ("CMakeLists.txt", "native/kernel.cpp", "pyproject.toml", "scripts/setup")
+    contents = b"".join((checkout / name).read_bytes() for name in names)
     sums = subprocess.run(["cksum"], input=contents, capture_output=True, check=True).stdout.decode()
     stamp = f"{platform.python_version()} {sums}"
     (checkout / ".venv" / f"ridgeline-{extra}.stamp").write_text(stamp)
@@ -70,12 +74,12 @@ def test_a_second_run_installs_nothing(checkout, installed, asked):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("change", ["asked for more", "pyproject.toml"])
+@pytest.mark.parametrize("change", ["asked for more", "pyproject.toml", "native/kernel.cpp"])
 def test_a_change_installs_again(checkout, change):
     """Seen from the outside: it says so, and asks the python of .venv, here one that fails at once."""
     write_stamp(checkout, "test")
-    if change == "pyproject.toml":
-        with (checkout / "pyproject.toml").open("a") as file:
+    if change != "asked for more":
+        with (checkout / change).open("a") as file:
             file.write("# changed\n")
     python = script(checkout / "python", f'[ "$2" = venv ] && exit 7; exec {sys.executable} "$@"')
     done = setup(checkout, python, "dev")
