@@ -1,25 +1,44 @@
-// Matrix products with int8 and int4 weights.
+// Matrix products with int8 and int4 weights, with inputs as 16-bit or 8-bit integers.
 #pragma once
 
-#include "kernels/epilogue.h"
-#include "kernels/simd.h"
+#include "kernels/linear_int_gemm.h"
+#include "kernels/linear_int_input.h"
+#include "kernels/linear_int_pack.h"
 #include "kernels/types.h"
+
+#if RIDGELINE_TILES
+#include "kernels/linear_int_tiles.h"
+#endif
 
 namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
+#if !RIDGELINE_TILES
 inline constexpr int64_t kScratchBytes = 0;
+#endif
 
-static inline int64_t panel_bytes(WeightKind, int64_t, int32_t, bool) { return 0; }
+template <WeightKind kind, bool zero_points>
+static inline void multiply_kind(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
+                                 const Epilogue& epilogue, [[maybe_unused]] void* scratch) {
+#if RIDGELINE_TILES
+  if (in_tiles(num_rows)) {
+    const auto tiles = matrix.input == InputKind::int16 ? multiply_tiles<kind, zero_points, true>
+                                                        : multiply_tiles<kind, zero_points, false>;
+    return tiles(matrix, input, num_rows, begin, end, epilogue, scratch);
+  }
+#endif
+  const bool bytes = kByteDots && matrix.input == InputKind::int8;
+  const auto vectors =
+      bytes ? multiply_vectors<kind, kByteDots, zero_points> : multiply_vectors<kind, false, zero_points>;
+  vectors(matrix, input, num_rows, begin, end, epilogue);
+}
 
-static inline void pack(const Matrix&, const void*, const float*, const uint8_t*, const int64_t*, int64_t, int64_t) {}
-
-static inline void unpack_output(const Matrix&, int64_t, float*) {}
-
-static inline int64_t input_bytes(const Matrix&, int64_t) { return 0; }
-
-static inline void prepare_input(const Matrix&, const Norm&, const float*, int64_t, const int64_t*, int64_t, int64_t,
-                                 int64_t, void*) {}
-
-static inline void multiply(const Matrix&, const void*, int64_t, int64_t, int64_t, bool, const Epilogue&, void*) {}
+static inline void multiply(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
+                            bool /*exact_batch: always*/, const Epilogue& epilogue, void* scratch) {
+  if (num_rows == 0) return;
+  const auto kernel = matrix.kind == WeightKind::int8 ? multiply_kind<WeightKind::int8, false>
+                      : matrix.has_zero_points        ? multiply_kind<WeightKind::int4, true>
+                                                      : multiply_kind<WeightKind::int4, false>;
+  kernel(matrix, input, num_rows, begin, end, epilogue, scratch);
+}
 
 }  // namespace ridgeline::RIDGELINE_LEVEL::linear_int

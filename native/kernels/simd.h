@@ -111,6 +111,49 @@ RL_INLINE uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
+// float16 bits as float32, exact also where the float unit counts subnormals as 0.
+RL_INLINE float from_half(uint16_t bits) {
+  const uint32_t magnitude = bits & 0x7fffu;
+  if (magnitude < 0x400u) return (bits & 0x8000u ? -1.0f : 1.0f) * (float)magnitude * 0x1p-24f;
+  const uint32_t wide =
+      (bits & 0x8000u) << 16 | ((magnitude << 13) + (magnitude < 0x7c00u ? 112u << 23 : 224u << 23));
+  float x;
+  __builtin_memcpy(&x, &wide, 4);
+  return x;
+}
+
+// Round to nearest even; a NaN stays a NaN.
+RL_INLINE uint16_t to_half(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // adding 1/2 leaves the multiples of 2^-24, float16's subnormals
+    float shifted;
+    __builtin_memcpy(&shifted, &magnitude, 4);
+    shifted += 0.5f;
+    __builtin_memcpy(&bits, &shifted, 4);
+    return (uint16_t)(sign | (bits - 0x3f000000u));
+  }
+  return (uint16_t)(sign | (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13);
+}
+
+// kLanes float16 as float32.
+RL_INLINE Floats load_half(const void* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+  uint16_t bits[kLanes];
+  __builtin_memcpy(bits, from, sizeof bits);
+  Floats v;
+  for (int lane = 0; lane < kLanes; lane++) v[lane] = from_half(bits[lane]);
+  return v;
+#endif
+}
+
 // 2 * kLanes floats as bfloat16, in order, round to nearest even.
 RL_INLINE void store_bf16(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)

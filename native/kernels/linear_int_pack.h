@@ -1,0 +1,139 @@
+// Panels of int8 and int4 weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
+#pragma once
+
+#include "kernels/simd.h"
+#include "kernels/types.h"
+
+namespace ridgeline::RIDGELINE_LEVEL::linear_int {
+
+// A step is the smallest run of inputs that fills whole words: 4 of int8, 8 of int4, for the panel's 32 outputs.
+inline constexpr int64_t kStepBytes = 4 * kPanel;
+inline constexpr int32_t kMaxGroup = 256;
+
+RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Offsets within a panel.
+struct PanelLayout {
+  int64_t group;        // inputs that share a scale of the inputs; for int4 also one of the weights
+  int64_t groups;       // ceil(K / group)
+  int64_t inputs;       // K padded
+  int64_t step_inputs;  // inputs a step
+  int64_t group_bytes;  // from one group to the next
+  int64_t scales;       // int8: the panel's float scales; int4: within a group, its float16 scales
+  int64_t zero_points;  // int4: bytes [G][32]
+  int64_t bytes;
+};
+
+static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points) {
+  PanelLayout layout{};
+  const bool int8 = kind == WeightKind::int8;
+  layout.group = int8 ? kInt8Group : group;
+  layout.groups = (inputs + layout.group - 1) / layout.group;
+  layout.inputs = round_up(inputs, int8 ? 64 : layout.group);
+  layout.step_inputs = int8 ? 4 : 8;
+  layout.group_bytes = layout.group / layout.step_inputs * kStepBytes;
+  if (int8) {
+    layout.scales = layout.inputs / layout.step_inputs * kStepBytes;
+    layout.bytes = layout.scales + kPanel * (int64_t)sizeof(float);
+    return layout;
+  }
+  layout.scales = layout.group_bytes;
+  layout.group_bytes += kPanel * (int64_t)sizeof(uint16_t);
+  layout.zero_points = layout.groups * layout.group_bytes;
+  layout.bytes = layout.zero_points + (has_zero_points ? round_up(layout.groups * kPanel, 64) : 0);
+  return layout;
+}
+
+static inline PanelLayout panel_layout(const Matrix& matrix) {
+  return panel_layout(matrix.kind, matrix.inputs, matrix.group, matrix.has_zero_points);
+}
+
+static inline int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points) {
+  return panel_layout(kind, inputs, group, has_zero_points).bytes;
+}
+
+// One output of a matrix as it comes: `values` [K] and one scale, and zero point, per group. Null values: zeros.
+struct Source {
+  const uint8_t* values;
+  const float* scales;
+  const uint8_t* zero_points;
+
+  uint8_t zero(int64_t group) const { return values && zero_points ? zero_points[group] : 8; }
+};
+
+static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
+                             uint8_t* panel) {
+  for (int64_t k = 0; k < layout.inputs; k += 4) {
+    uint8_t word[4];
+    for (int64_t i = 0; i < 4; i++) word[i] = source.values && k + i < inputs ? source.values[k + i] : 128;
+    __builtin_memcpy(panel + k / 4 * kStepBytes + lane * 4, word, 4);
+  }
+  const float scale = source.values ? source.scales[0] : 0.0f;
+  __builtin_memcpy(panel + layout.scales + lane * 4, &scale, 4);
+}
+
+static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
+                             bool has_zero_points, uint8_t* panel) {
+  for (int64_t g = 0; g < layout.groups; g++) {
+    uint8_t* to = panel + g * layout.group_bytes;
+    const uint8_t zero = source.zero(g);
+    for (int64_t k = 0; k < layout.group; k += 8) {
+      uint32_t word = 0;
+      for (int64_t i = 0; i < 8; i++) {
+        const int64_t input = g * layout.group + k + i;
+        const uint32_t value = source.values && input < inputs ? source.values[input] : zero;
+        word |= (value & 15u) << (i / 2 * 4 + i % 2 * 16);
+      }
+      __builtin_memcpy(to + k / 8 * kStepBytes + lane * 4, &word, 4);
+    }
+    const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
+    __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
+    if (has_zero_points) panel[layout.zero_points + g * kPanel + lane] = zero;
+  }
+}
+
+static inline void pack(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
+                        const int64_t* order, int64_t begin, int64_t end) {
+  const PanelLayout layout = panel_layout(matrix);
+  const int64_t num_scales = matrix.kind == WeightKind::int8 ? 1 : layout.groups;
+  for (int64_t p = begin; p < end; p++) {
+    uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
+    if (matrix.has_zero_points) __builtin_memset(panel + layout.zero_points, 0, layout.bytes - layout.zero_points);
+    for (int64_t lane = 0; lane < kPanel; lane++) {
+      const int64_t row = order[p * kPanel + lane];
+      Source source{};
+      if (row >= 0)
+        source = {(const uint8_t*)rows + row * matrix.inputs, scales + row * num_scales,
+                  matrix.has_zero_points ? zero_points + row * num_scales : nullptr};
+      if (matrix.kind == WeightKind::int8)
+        pack_int8(layout, matrix.inputs, source, lane, panel);
+      else
+        pack_int4(layout, matrix.inputs, source, lane, matrix.has_zero_points, panel);
+    }
+  }
+}
+
+static inline void unpack_output(const Matrix& matrix, int64_t output, float* to) {
+  const PanelLayout layout = panel_layout(matrix);
+  const int64_t lane = output % kPanel;
+  const uint8_t* panel = matrix.data + output / kPanel * matrix.panel_bytes;
+  if (matrix.kind == WeightKind::int8) {
+    float scale;
+    __builtin_memcpy(&scale, panel + layout.scales + lane * 4, 4);
+    for (int64_t k = 0; k < matrix.inputs; k++)
+      to[k] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
+    return;
+  }
+  for (int64_t k = 0; k < matrix.inputs; k++) {
+    const int64_t g = k / layout.group, i = k % 8;
+    const uint8_t* group = panel + g * layout.group_bytes;
+    uint32_t word;
+    uint16_t scale;
+    __builtin_memcpy(&word, group + k % layout.group / 8 * kStepBytes + lane * 4, 4);
+    __builtin_memcpy(&scale, group + layout.scales + lane * 2, 2);
+    const int32_t zero = matrix.has_zero_points ? panel[layout.zero_points + g * kPanel + lane] : 8;
+    to[k] = (float)((int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u) - zero) * from_half(scale);
+  }
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL::linear_int

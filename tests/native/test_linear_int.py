@@ -1,0 +1,320 @@
+"""Products with int8 and int4 weights: every ISA level gives, bit for bit, what the rule in `expected` says.
+
+The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
+total += float32(sum) * scale, groups in ascending order.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
+
+PANEL = 32
+LEVELS = native.runnable_levels()
+LIMITS = {"int16": 32767, "int8": 127}
+# Shapes are drawn, and each runs at all levels.
+property_test = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Quantised weights: values [N, K] unsigned, scales [N, G], zero points [N, G] or None."""
+
+    kind: str
+    group: int
+    values_NK: np.ndarray
+    scales_NG: np.ndarray
+    zero_points_NG: np.ndarray | None = None
+
+    @property
+    def zeros_NG(self) -> np.ndarray:
+        default = np.full(self.scales_NG.shape, 128 if self.kind == "int8" else 8)
+        return (default if self.zero_points_NG is None else self.zero_points_NG).astype(np.int64)
+
+    @property
+    def weight_groups(self) -> np.ndarray:
+        """The index into scales and zero points of each input [K]."""
+        num_inputs = self.values_NK.shape[1]
+        return np.zeros(num_inputs, int) if self.kind == "int8" else np.arange(num_inputs) // self.group
+
+    def dequantised(self) -> np.ndarray:
+        """float32 [N, K]."""
+        centred_NK = self.values_NK - self.zeros_NG[:, self.weight_groups]
+        return centred_NK.astype(np.float32) * self.scales_NG[:, self.weight_groups].astype(np.float32)
+
+
+def make_layer(
+    kind: str, outputs: int, inputs: int, group: int = 256, zero_points: bool = False, seed: int = 0
+) -> Layer:
+    rng = np.random.default_rng(seed)
+    num_scales = 1 if kind == "int8" else -(-inputs // group)
+    values_NK = rng.integers(0, 256 if kind == "int8" else 16, (outputs, inputs), dtype=np.uint8)
+    scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
+    if kind == "int4":
+        scales_NG = scales_NG.astype(np.float16).astype(np.float32)
+    zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
+    return Layer(kind, group, values_NK, scales_NG, zero_points_NG)
+
+
+def quantised(x_MK: np.ndarray, group: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Integers int64 [M, K] and scales float32 [M, G]."""
+    num_groups = -(-x_MK.shape[1] // group)
+    q_MK, scales_MG = np.zeros(x_MK.shape, np.int64), np.zeros((len(x_MK), num_groups), np.float32)
+    for g in range(num_groups):
+        part = x_MK[:, g * group : (g + 1) * group]
+        with np.errstate(invalid="ignore", over="ignore"):
+            scale_M = (np.abs(part).max(axis=1) / np.float32(limit)).astype(np.float32)
+        finite_M = np.isfinite(part).all(axis=1)
+        scale_M[finite_M & (scale_M < np.finfo(np.float32).tiny)] = 0
+        scale_M[~finite_M] = np.nan
+        used_M = scale_M > 0
+        q_MK[used_M, g * group : (g + 1) * group] = np.rint(part[used_M] / scale_M[used_M, None]).astype(np.int64)
+        scales_MG[:, g] = scale_M
+    return q_MK, scales_MG
+
+
+def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
+    """float32 [M, N] by the rule."""
+    q_MK, input_scales_MG = quantised(x_MK, layer.group, LIMITS[input_kind])
+    centred_NK = layer.values_NK - layer.zeros_NG[:, layer.weight_groups]
+    total_MN = np.zeros((len(x_MK), len(layer.values_NK)), np.float32)
+    for g in range(input_scales_MG.shape[1]):
+        part = slice(g * layer.group, (g + 1) * layer.group)
+        sums_MN = q_MK[:, part] @ centred_NK[:, part].T
+        assert np.abs(sums_MN).max(initial=0) < 2**31
+        scale = input_scales_MG[:, g, None]
+        if layer.kind == "int4":
+            scale = scale * layer.scales_NG[None, :, g]
+        total_MN += sums_MN.astype(np.float32) * scale
+    return total_MN * layer.scales_NG[:, 0] if layer.kind == "int8" else total_MN
+
+
+def aligned(num_bytes: int) -> np.ndarray:
+    memory = np.full(num_bytes + 64, 0xA5, np.uint8)
+    return memory[-memory.ctypes.data % 64 :][:num_bytes]
+
+
+@dataclass(frozen=True)
+class Packed:
+    matrix: object
+    memory: np.ndarray  # keeps the bytes alive
+
+
+def pack(
+    layer: Layer, input_kind: str, level: str = "portable", order: np.ndarray | None = None, outputs: int | None = None
+) -> Packed:
+    outputs = outputs or len(layer.values_NK)
+    matrix = native.Matrix(
+        layer.kind, input_kind, outputs, layer.values_NK.shape[1], layer.group, layer.zero_points_NG is not None
+    )
+    memory = aligned(matrix.num_bytes)
+    matrix = matrix.at(memory.ctypes.data)
+    if order is None:
+        order = np.full(matrix.num_panels * PANEL, -1)
+        order[:outputs] = np.arange(outputs)
+    for panel in range(matrix.num_panels):
+        native.pack(
+            level,
+            matrix,
+            layer.values_NK,
+            scales=layer.scales_NG,
+            zero_points=layer.zero_points_NG,
+            order=order,
+            begin=panel,
+            end=panel + 1,
+        )
+    return Packed(matrix, memory)
+
+
+def multiply(packed: Packed, level: str, x_MK: np.ndarray, **options: object) -> np.ndarray:
+    width = packed.matrix.num_panels * PANEL // (2 if options.get("epilogue") == "gate" else 1)
+    out = np.zeros((len(x_MK), width), np.float32)
+    native.multiply(level, packed.matrix, x_MK, out, **options)
+    return out
+
+
+def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
+    x = rng.normal(0, 1, (rows, width)) * np.exp(rng.normal(0, 3, (rows, 1)))
+    x[rng.random((rows, width)) < 0.01] *= 50  # outliers, as activations have them
+    return x.astype(np.float32)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
+    kind = draw(st.sampled_from(["int8", "int4"]))
+    group = 256 if kind == "int8" else draw(st.sampled_from([32, 64, 128]))
+    outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
+    rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
+    seed = draw(st.integers(0, 2**32))
+    layer = make_layer(kind, outputs, inputs, group, kind == "int4" and draw(st.booleans()), seed)
+    x_MK = inputs_like(np.random.default_rng(seed), rows, inputs)
+    return layer, x_MK, draw(st.sampled_from(["int16", "int8"]))
+
+
+@property_test
+@given(cases())
+def test_every_level_gives_the_bits_of_the_rule(case: tuple[Layer, np.ndarray, str]) -> None:
+    layer, x_MK, input_kind = case
+    outputs = len(layer.values_NK)
+    want = expected(layer, x_MK, input_kind)
+    packed = pack(layer, input_kind)
+    for level in LEVELS:
+        got = multiply(packed, level, x_MK)
+        np.testing.assert_array_equal(got[:, :outputs], want, err_msg=level)
+        assert not got[:, outputs:].any(), level
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("input_kind", ["int16", "int8"])
+def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer_than_their_step(
+    kind: str, input_kind: str
+) -> None:
+    layer = make_layer(kind, 40, 520, 256 if kind == "int8" else 64)
+    x_MK = inputs_like(np.random.default_rng(1), 9, 520)
+    weight_NK = layer.dequantised().astype(np.float64)
+    got = multiply(pack(layer, input_kind), native.best_level(), x_MK)[:, :40]
+    largest_M = np.abs(x_MK).max(axis=1, keepdims=True).astype(np.float64)
+    # Every input is off by at most half a step; the float32 sums add what rounding a few groups does.
+    bound = 0.5 * largest_M / LIMITS[input_kind] * np.abs(weight_NK).sum(axis=1) * (1 + 1e-5)
+    bound += 32 * 2.0**-24 * (np.abs(x_MK).astype(np.float64) @ np.abs(weight_NK).T)
+    assert (np.abs(got - x_MK.astype(np.float64) @ weight_NK.T) <= bound).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("input_kind", ["int16", "int8"])
+@pytest.mark.parametrize(("kind", "group", "zero_point"), [("int8", 256, None), ("int4", 128, None)]
+                         + [("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)])  # fmt: skip
+@pytest.mark.parametrize("weight", ["least", "most", "mixed"])
+def test_extreme_values_do_not_overflow(
+    level: str, input_kind: str, kind: str, group: int, zero_point: int | None, weight: str
+) -> None:
+    most = 255 if kind == "int8" else 15
+    layer = make_layer(kind, 33, 2 * group + 5, group, zero_point is not None)
+    values_NK = {"least": layer.values_NK * 0, "most": layer.values_NK * 0 + most, "mixed": layer.values_NK}[weight]
+    layer = replace(layer, values_NK=values_NK.astype(np.uint8))
+    if zero_point is not None:
+        layer = replace(layer, zero_points_NG=np.full_like(layer.zero_points_NG, zero_point))
+    ones_K = np.ones(2 * group + 5, np.float32)
+    signs_K = np.where(np.arange(len(ones_K)) % 2, np.float32(1), np.float32(-1))
+    half_K = np.where(np.arange(len(ones_K)) % group < group // 2, np.float32(1), np.float32(-1))
+    x_MK = np.stack([ones_K, -ones_K, signs_K, half_K, -half_K, ones_K * 1e30, ones_K * 1e-30])
+    got = multiply(pack(layer, input_kind), level, x_MK)[:, :33]
+    np.testing.assert_array_equal(got, expected(layer, x_MK, input_kind))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("rows", [3, 21])
+def test_rows_that_are_not_numbers_or_zero_stay_their_own(level: str, kind: str, rows: int) -> None:
+    layer = make_layer(kind, 64, 300, 256 if kind == "int8" else 32)
+    x_MK = inputs_like(np.random.default_rng(2), rows, 300)
+    packed = pack(layer, "int16")
+    clean = multiply(packed, level, x_MK)
+    x_MK[0, 299], x_MK[2, 7] = np.nan, -np.inf
+    x_MK[1] = 0
+    got = multiply(packed, level, x_MK)
+    assert np.isnan(got[[0, 2]]).all()
+    assert (got[1] == 0).all()
+    np.testing.assert_array_equal(got[3:], clean[3:])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_groups_too_small_for_a_normal_scale_count_as_zeros(level: str) -> None:
+    layer = make_layer("int4", 32, 64, 32)
+    x_MK = np.zeros((2, 64), np.float32)
+    x_MK[0, :32], x_MK[0, 32:] = 1e-40, 1e-20
+    x_MK[1] = x_MK[0] * np.float32(0)
+    x_MK[1, 32:] = 1e-20
+    got = multiply(pack(layer, "int16"), level, x_MK)
+    assert got[0].any()
+    np.testing.assert_array_equal(got[0], got[1])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("input_kind", ["int16", "int8"])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
+    level: str, input_kind: str, kind: str
+) -> None:
+    layer = make_layer(kind, 150, 400, 256 if kind == "int8" else 64, kind == "int4")
+    x_MK = inputs_like(np.random.default_rng(3), 70, 400)
+    packed = pack(layer, input_kind)
+    whole = multiply(packed, level, x_MK)
+    for rows in (*range(1, 20), 33, 64):
+        np.testing.assert_array_equal(multiply(packed, level, x_MK[:rows]), whole[:rows])
+    parts = np.zeros_like(whole)
+    for begin, end in [(0, 1), (1, 4), (4, 4), (4, 5)]:
+        native.multiply(level, packed.matrix, x_MK, parts, begin=begin, end=end, exact_batch=True)
+    np.testing.assert_array_equal(parts, whole)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("kind", "group", "zero_points"), [("int8", 256, False), ("int4", 32, True),
+                                                           ("int4", 64, False), ("int4", 128, True)])  # fmt: skip
+@pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])
+def test_unpacking_gives_the_weights_back_in_their_order(
+    level: str, kind: str, group: int, zero_points: bool, shape: tuple[int, int]
+) -> None:
+    outputs, inputs = shape
+    layer = make_layer(kind, outputs, inputs, group, zero_points)
+    layer.scales_NG[0] = 0
+    order = np.full(-(-outputs // PANEL) * PANEL, -1)
+    order[: len(order)][np.random.default_rng(4).permutation(len(order))[:outputs]] = np.arange(outputs)
+    packed = pack(layer, "int16", level, order)
+    weight_NK = layer.dequantised()
+    for n, row in enumerate(order):
+        want = weight_NK[row] if row >= 0 else np.zeros(inputs, np.float32)
+        np.testing.assert_array_equal(native.unpack_output(level, packed.matrix, n), want)
+    np.testing.assert_array_equal(packed.memory, pack(layer, "int16", "portable", order).memory)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_int4_scales_are_rounded_to_float16(level: str) -> None:
+    every = np.arange(2**15, dtype=np.uint16).view(np.float16)
+    scales = every[np.isfinite(every)].astype(np.float32)
+    tie = (scales[:-1] + scales[1:]) / 2
+    scales = np.concatenate([scales, tie, np.nextafter(tie, np.float32(0)), np.nextafter(tie, np.float32(1e9))])
+    scales = np.concatenate([scales, [1e-38, 1e-42, 65519.9, 1e-7]]).astype(np.float32)[:, None]
+    layer = Layer("int4", 32, np.full((len(scales), 2), 9, np.uint8), scales)
+    packed = pack(layer, "int16", level)
+    want = scales.astype(np.float16).astype(np.float32)
+    got = np.stack([native.unpack_output(level, packed.matrix, n) for n in range(0, len(scales), 7)])
+    np.testing.assert_array_equal(got, np.repeat(want[::7], 2, axis=1))
+    x_MK = np.array([[1.0, 0.0]], np.float32)  # the vector conversion, over every value
+    sum_and_scale = np.float32(32767) * (np.float32(1 / np.float32(32767)) * want[:, 0])
+    np.testing.assert_array_equal(multiply(packed, level, x_MK)[0, : len(scales)], sum_and_scale)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("rows", [1, 6, 40])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_norms_and_epilogues_are_applied(level: str, kind: str, rows: int, norm: str) -> None:
+    rng = np.random.default_rng(5)
+    inputs = 333
+    layer = make_layer(kind, 64, inputs, 256 if kind == "int8" else 64)
+    x_MK = inputs_like(rng, rows, inputs)
+    weight_K, bias_K, bias_N = (rng.normal(0, 1, n).astype(np.float32) for n in (inputs, inputs, 64))
+    wide = x_MK.astype(np.float64)
+    if norm == "layer":
+        wide = wide - wide.mean(axis=1, keepdims=True)
+    wide = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight_K
+    options = {"norm": norm, "eps": 1e-5, "norm_weight": weight_K, "bias": bias_N}
+    if norm == "layer":
+        wide, options = wide + bias_K, options | {"norm_bias": bias_K}
+    dequantised = layer.dequantised().astype(np.float64)
+    sums = wide @ dequantised.T + bias_N
+    packed = pack(layer, "int16")
+    step_M = np.abs(wide).max(axis=1, keepdims=True) / 32767
+    bound = (0.5 * step_M + 1e-6 * np.abs(wide).max(axis=1, keepdims=True)) * np.abs(dequantised).sum(axis=1) + 1e-5
+    assert (np.abs(multiply(packed, level, x_MK, **options) - sums) <= bound).all()
+    gates = multiply(packed, level, x_MK, epilogue="gate", activation="relu", **options)
+    panels = sums.reshape(rows, 2, 2, 16)
+    want = (np.maximum(panels[:, :, 0], 0) * panels[:, :, 1]).reshape(rows, 32)
+    parts, slack = np.abs(panels), bound.reshape(rows, 2, 2, 16)
+    room = parts[:, :, 0] * slack[:, :, 1] + parts[:, :, 1] * slack[:, :, 0] + slack[:, :, 0] * slack[:, :, 1]
+    assert (np.abs(gates - want) <= room.reshape(rows, 32) * 1.01).all()
