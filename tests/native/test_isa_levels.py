@@ -40,7 +40,7 @@ def test_levels_are_named_narrowest_first():
 
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match=r"'sse9' does not run here; those that do: portable"):
-        _native.peak("sse9", "f32", 1, 0.001)
+        _native.peak("sse9", "f32", 1, 0.001, 1)
 
 
 def test_shared_symbols_stay_in_their_level():
