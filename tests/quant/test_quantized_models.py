@@ -1,0 +1,49 @@
+"""Which weights of a model are quantized, and what the others are after a round trip."""
+
+import torch
+
+from ridgeline import quant
+from ridgeline.program.lower import lower
+from ridgeline.spec import families
+
+
+def tiny_program(name, pick):
+    return lower(families.read_spec(families.family(name).tiny(pick)))
+
+
+def first(*options):
+    return options[0]
+
+
+def last(*options):
+    return options[-1]
+
+
+def test_every_matrix_and_no_vector():
+    for name in families.names():
+        for pick in (first, last):
+            program = tiny_program(name, pick)
+            chosen = quant.quantized_names(program, embeddings=True)
+            matrices = {key for key, shape in program.weights.items() if len(shape) == 2}
+            assert chosen == matrices - {"positions.weight"}
+
+
+def test_without_embeddings_table_and_head_stay():
+    for pick in (first, last):
+        program = tiny_program("qwen3", pick)
+        both = quant.quantized_names(program, embeddings=True)
+        assert both - quant.quantized_names(program, embeddings=False) == {"embed.weight", "head.weight"} & both
+
+
+def test_round_trip_of_a_model():
+    program = tiny_program("gpt2", first)
+    generator = torch.Generator().manual_seed(0)
+    weights = {key: torch.randn(shape, generator=generator) for key, shape in program.weights.items()}
+    after = quant.dequantized_weights(program, weights, "int4", 32, True, embeddings=True)
+    chosen = quant.quantized_names(program, embeddings=True)
+    assert after.keys() == weights.keys()
+    for key, weight in weights.items():
+        assert torch.equal(after[key], weight) == (key not in chosen)
+        assert (after[key].dtype, after[key].shape) == (weight.dtype, weight.shape)
+        again = quant.dequantized_weights(program, after, "int4", 32, True, embeddings=True)[key]
+        assert (again - after[key]).abs().max() <= 2e-3 * after[key].abs().max()

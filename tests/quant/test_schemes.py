@@ -1,0 +1,183 @@
+"""What every scheme must hold, over the files of quant/schemes, and what each of them promises beyond it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline import quant
+from ridgeline.core.errors import ConfigError, ModelLoadError
+
+# (group size, zero points) that a scheme takes, and the levels its values have; a new scheme gets a line.
+SETTINGS = {
+    "int8": [(128, False)],
+    "int4": [(size, zero_points) for size in (32, 64, 128) for zero_points in (False, True)],
+}
+LEVELS = {"int8": (1, 255), "int4": (0, 15)}
+SCALE_DTYPE = {"int8": torch.float32, "int4": torch.float16}
+SMALLEST = 2.0**-24  # of a float16: an absolute error that scales this small cannot avoid
+CASES = [(name, *chosen) for name, all_settings in SETTINGS.items() for chosen in all_settings]
+every_setting = pytest.mark.parametrize(("name", "group_size", "zero_points"), CASES)
+
+
+@st.composite
+def matrices(draw):
+    """Odd shapes; normal, heavy-tailed, one-sided, constant, sparse and tiny values."""
+    shape = draw(st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 31, 32, 33, 64, 100, 128, 129, 257])))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    w = torch.randn(shape, generator=generator)
+    kind = draw(st.sampled_from(["normal", "heavy", "positive", "negative", "constant", "sparse", "shifted"]))
+    w = {
+        "normal": w,
+        "heavy": w**5,
+        "positive": w.abs(),
+        "negative": -w.abs(),
+        "constant": torch.full(shape, w[0, 0].item()),
+        "sparse": torch.where(torch.rand(shape, generator=generator) < 0.8, torch.tensor(0.0), w),
+        "shifted": w + 3,
+    }[kind]
+    return w * 10.0 ** draw(st.integers(-7, 3))
+
+
+def spread(per_group_NG, quantized):
+    return per_group_NG.repeat_interleave(quantized.group_size, 1)[:, : quantized.values.shape[1]]
+
+
+def test_the_settings_above_are_those_of_the_folder():
+    assert sorted(SETTINGS) == quant.names()
+
+
+@every_setting
+@given(weight=matrices())
+@settings(max_examples=60, deadline=None)
+def test_error_is_at_most_half_a_step(name, group_size, zero_points, weight):
+    """Half a step, but where int4 without zero points holds a value beyond 7 steps to 7: there up to one."""
+    quantized = quant.quantize(name, weight, group_size, zero_points)
+    error = (weight - quant.dequantize(name, quantized)).abs().double()
+    step = spread(quantized.scales, quantized).abs().double()
+    held = torch.zeros_like(weight, dtype=torch.bool)
+    if name == "int4" and not zero_points:
+        held = (weight / spread(quantized.scales, quantized) > 7.5) & (step > 0)
+        assert (quantized.values[held] == 15).all()
+    # 1 %: float16 rounds the scale, which moves the ends of the range by 8 or 15 times 2^-11 of a step.
+    bound = torch.where(held, 1.0, 0.5) * step * 1.01 + 16 * SMALLEST
+    assert (error <= bound).all(), (error - bound).max()
+
+
+@every_setting
+@given(weight=matrices())
+@settings(max_examples=40, deadline=None)
+def test_stored_form(name, group_size, zero_points, weight):
+    """Values fit their bits, scales their type, and zero is exact."""
+    quantized = quant.quantize(name, weight, group_size, zero_points)
+    num_outputs, num_inputs = weight.shape
+    num_groups = -(-num_inputs // quantized.group_size)
+    assert (quantized.values.dtype, tuple(quantized.values.shape)) == (torch.uint8, (num_outputs, num_inputs))
+    assert (quantized.scales.dtype, tuple(quantized.scales.shape)) == (torch.float32, (num_outputs, num_groups))
+    low, high = LEVELS[name]
+    assert low <= quantized.values.min() and quantized.values.max() <= high
+    assert torch.equal(quantized.scales.to(SCALE_DTYPE[name]).float(), quantized.scales)
+    assert quantized.scales.isfinite().all()
+    assert (quantized.zero_points is not None) == zero_points
+    if quantized.zero_points is not None:
+        assert quantized.zero_points.dtype == torch.uint8 and quantized.zero_points.shape == quantized.scales.shape
+        assert quantized.zero_points.max() <= high
+    assert (quant.dequantize(name, quantized)[weight == 0] == 0).all()
+
+
+@every_setting
+def test_claimed_bytes_are_those_of_the_parts(name, group_size, zero_points):
+    for shape in ((5, 256), (3, 300), (1, 1)):
+        quantized = quant.quantize(name, torch.randn(shape), group_size, zero_points)
+        bits = max(1, LEVELS[name][1].bit_length())
+        values = shape[0] * -(-shape[1] * bits // 8)
+        scales = quantized.scales.numel() * torch.finfo(SCALE_DTYPE[name]).bits // 8
+        zeros = 0 if quantized.zero_points is None else quantized.zero_points.numel()
+        assert quant.scheme(name).stored_bytes(shape, group_size, zero_points) == values + scales + zeros
+
+
+@every_setting
+def test_a_matrix_is_the_same_in_any_dtype_and_in_any_chunks(name, group_size, zero_points):
+    """Rows are independent, and what the dtype holds exactly makes no difference."""
+    weight = torch.randn(3000, 200).bfloat16()
+    whole = quant.quantize(name, weight, group_size, zero_points)
+    assert torch.equal(whole.values, quant.quantize(name, weight.float(), group_size, zero_points).values)
+    for row in (0, 654, 655, 656, 2999):
+        alone = quant.quantize(name, weight[row : row + 1], group_size, zero_points)
+        assert torch.equal(alone.values[0], whole.values[row])
+        assert torch.equal(alone.scales[0], whole.scales[row])
+
+
+@every_setting
+def test_the_weight_is_left_as_it_was(name, group_size, zero_points):
+    weight = torch.randn(7, 128)
+    before = weight.clone()
+    quant.quantize(name, weight, group_size, zero_points)
+    assert torch.equal(weight, before)
+
+
+@every_setting
+def test_zero_groups_and_values_too_small_for_a_scale(name, group_size, zero_points):
+    weight = torch.zeros(4, 256)
+    weight[1] = 1e-42
+    weight[2, :128] = torch.randn(128)
+    weight[3, 5] = -1e-45
+    back = quant.dequantize(name, quant.quantize(name, weight, group_size, zero_points))
+    assert torch.equal(back[[0, 1, 3]], torch.zeros(3, 256))
+    assert torch.equal(back[2, 128:], torch.zeros(128))
+
+
+@every_setting
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_refused_with_its_row(name, group_size, zero_points, bad):
+    weight = torch.randn(1500, 300)
+    weight[1234, 299] = bad
+    with pytest.raises(ModelLoadError, match="row 1234 "):
+        quant.quantize(name, weight, group_size, zero_points)
+
+
+def test_int4_refuses_what_its_scales_cannot_hold():
+    with pytest.raises(ModelLoadError, match=r"row 0 .*too large"):
+        quant.quantize("int4", torch.full((1, 32), 1e6), 32, False)
+
+
+def test_settings_that_a_scheme_does_not_have():
+    weight = torch.randn(2, 64)
+    for size in (0, 16, 63, 256):
+        with pytest.raises(ConfigError, match=f"group_size={size}"):
+            quant.quantize("int4", weight, size, False)
+    with pytest.raises(ConfigError, match="zero points"):
+        quant.quantize("int8", weight, 128, True)
+    with pytest.raises(ConfigError, match="'int3' is no quantization scheme; there are int4, int8"):
+        quant.quantize("int3", weight, 128, False)
+
+
+def test_int8_by_hand():
+    quantized = quant.quantize("int8", torch.tensor([[127.0, -127.0, 0.5, 1.5, 2.5, -0.5]]), 128, False)
+    assert quantized.scales.tolist() == [[1.0]]
+    assert quantized.values.tolist() == [[255, 1, 128, 130, 130, 128]]  # halves to even
+
+
+def test_int4_by_hand():
+    """The largest magnitude is -8 steps, whatever its sign; the other sign ends at 7."""
+    weight = torch.zeros(2, 32)
+    weight[0, :4] = torch.tensor([-8.0, 7.6, 1.0, -0.5])
+    weight[1, :4] = torch.tensor([16.0, -15.2, 2.0, 1.0])
+    quantized = quant.quantize("int4", weight, 32, False)
+    assert quantized.scales.tolist() == [[1.0], [-2.0]]
+    assert quantized.values[:, :5].tolist() == [[0, 15, 9, 8, 8], [0, 15, 7, 8, 8]]
+    shifted = quant.quantize("int4", torch.linspace(-3, 12, 16).repeat(2)[None], 32, True)
+    assert (shifted.scales.tolist(), shifted.zero_points.tolist()) == ([[1.0]], [[3]])
+    assert shifted.values[0, :16].tolist() == list(range(16))
+
+
+def test_narrower_groups_and_zero_points_have_smaller_errors():
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+
+    def error(name, group_size, zero_points):
+        back = quant.dequantize(name, quant.quantize(name, weight, group_size, zero_points))
+        return ((back - weight).square().mean() / weight.square().mean()).sqrt().item()
+
+    errors = [error("int4", *chosen) for chosen in ((128, False), (64, False), (32, False), (32, True))]
+    assert errors == sorted(errors, reverse=True) and errors[0] < 0.11
+    assert error("int8", 128, False) < 0.01
