@@ -103,6 +103,11 @@ def build_systems(arguments: argparse.Namespace, cells: Sequence[Cell]) -> list[
     return sorted(systems, key=lambda system: -system.bits)
 
 
+def turn(systems: Sequence[System], repetition: int) -> Sequence[System]:
+    """The order of a repetition: every second one goes backwards, so that nobody always comes first."""
+    return systems[::-1] if repetition % 2 else systems
+
+
 def run_system(
     system: System, repetition: int, arguments: argparse.Namespace, cells: Sequence[Cell], console: Console
 ) -> tuple[Run, dict[str, str]]:
@@ -208,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     versions: dict[str, dict[str, str]] = {}
     path = report = None
     for repetition in range(arguments.repetitions):
-        for system in reversed(systems) if repetition % 2 else systems:
+        for system in turn(systems, repetition):
             run, found = run_system(system, repetition, arguments, cells, console)
             runs.append(run)
             versions[system.name] = found or versions.get(system.name, {})

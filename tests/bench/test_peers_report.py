@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.peers import figure
-from benchmarks.peers.__main__ import main, public_command
+from benchmarks.peers.__main__ import build_systems, main, parse_arguments, public_command, turn
 from benchmarks.peers.report import PeersReport, Run, SystemFacts, compare
 from benchmarks.peers.systems import LlamaCpp
 from benchmarks.peers.workload import CELLS, START, Cell, PromptSource, measure
@@ -188,6 +188,20 @@ def test_the_figure_refuses_other_files(content, tmp_path):
     path.write_text(content)
     with pytest.raises(SystemExit, match="as a comparison"):
         figure.read_result(path)
+
+
+def test_systems_with_equal_bits_are_neighbours_and_take_turns(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    options = ["--ridgeline", "16", "bf16", "{}", "--ridgeline", "4", "int4", '{"quantize": "int4"}']
+    peers = ["--vllm-python", "python", "--llama-bin", "bin", "--gguf", "4", "Q4_0", "a", "--gguf", "16", "bf16", "b"]
+    systems = build_systems(parse_arguments(["--model", str(tmp_path), *options, *peers]), CELLS)
+    names = ["ridgeline bf16", "vllm bf16", "llama.cpp bf16", "ridgeline int4", "llama.cpp Q4_0"]
+    assert [[system.name for system in turn(systems, repetition)] for repetition in (0, 1, 2)] == [
+        names,
+        names[::-1],
+        names,
+    ]
+    assert systems[3].options == {"quantize": "int4"}
 
 
 @pytest.mark.parametrize(

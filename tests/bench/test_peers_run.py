@@ -42,23 +42,23 @@ def test_two_engines_in_turn(model, tmp_path):
     cells = ["start", "prefill_512", "decode_b4", "serve_16", "prefix_1024"]
     done = run(
         *("--model", model, "--transformers-python", sys.executable, "--cells", *cells),
-        *("--shrink", 16, "--repetitions", 2, "--threads", 1, "--out", tmp_path),
+        *("--shrink", 16, "--repetitions", 1, "--threads", 1, "--out", tmp_path),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*/*-peers.json")
     report = json.loads(path.read_text())
     assert str(model.parent) not in path.read_text()
     own, peer = "ridgeline bf16", "transformers bf16"
-    assert [run["system"] for run in report["runs"]] == [own, peer, peer, own]
+    assert [run["system"] for run in report["runs"]] == [own, peer]
     assert all(list(run["values"]) == cells and run["error"] is None for run in report["runs"])
     assert all(run["read_stream_gb_per_s"] > 0 and 0 <= run["steal_share"] <= 1 for run in report["runs"])
-    assert [(pair["cell"], len(pair["ratios"])) for pair in report["comparisons"]] == [(cell, 2) for cell in cells]
+    assert [pair["cell"] for pair in report["comparisons"]] == cells
     for pair in report["comparisons"]:
         own_value, peer_value = (
             next(run["values"][pair["cell"]] for run in report["runs"] if run["system"] == name) for name in (own, peer)
         )
         expected = peer_value / own_value if pair["cell"] == "start" else own_value / peer_value
-        assert pair["ratios"][0] == pytest.approx(expected)
+        assert pair["ratios"] == [pytest.approx(expected)]
     assert all(system["versions"]["torch"] for system in report["systems"])
 
 
