@@ -1,0 +1,82 @@
+// The softmax of one row over one tile, between the two products.
+#pragma once
+
+#include "kernels/attention_state.h"
+#include "kernels/rows.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+// Stores a tile's weights as rows of `product` and returns what they add to the row's sums. bfloat16 weights are summed
+// as rounded, so that what multiplies the values adds up to one.
+RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r, const Floats (&weights)[kTileVectors]) {
+  Floats total{};
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+    store(rows.weights + r * kTileTokens + i * kLanes, weights[i]);
+    total += weights[i];
+  }
+  return total;
+}
+
+RL_INLINE Floats store_weights(Bf16, AttentionRows& rows, const Tile&, int64_t r, const Floats (&weights)[kTileVectors]) {
+  Floats total{};
+  RL_UNROLL for (int i = 0; i < kTileVectors; i += 2) {
+    uint32_t* to = rows.weights + r * kTileTokens + i * kLanes / 2;
+    store_bf16((uint16_t*)to, weights[i], weights[i + 1]);
+    const Words pairs = load<Words>(to);
+    total += bf16_low(pairs) + bf16_high(pairs);
+  }
+  return total;
+}
+
+// Each token's weight times its scale, as int16 around the tile's largest; products below 1e-30 count as 0. A scale of
+// NaN, a value that was not finite, makes the row's sum NaN.
+RL_INLINE Floats store_weights(Int8, AttentionRows& rows, const Tile& tile, int64_t r,
+                               const Floats (&weights)[kTileVectors]) {
+  Floats scaled[kTileVectors], total{}, most{};
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+    scaled[i] = weights[i] * load<Floats>(tile.value_scales[i / kParts] + i % kParts * kLanes);
+    total += fma(scaled[i], Floats{}, weights[i]);
+    most = max(scaled[i], most);
+  }
+  const float bound = largest_lane(most)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
+  int16_t* to = (int16_t*)(rows.weights + r * kTileTokens);
+  Ints sums{};
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) sums += store_int16(to + i * kLanes, scaled[i] * inverse);
+  rows.weight_bias[r] = -128 * sum_lanes(sums)[0];
+  rows.weight_scale[r] = bound / 32767.0f;
+  return total;
+}
+
+// Turns row r's scores of a tile into weights around the row's running maximum. A hidden token's weight is exactly 0,
+// and a tile that the row does not see changes nothing but a rounding to the same value.
+template <class Kind>
+RL_INLINE void soften(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t r) {
+  Floats scores[kTileVectors];
+  Floats most = splat(rows.maximum[r]);
+  const float scale = rows.score_scale[r], cap = a.spec.softcap;
+  const int64_t begin = rows.visible_begin[r] - tile.first_token, end = rows.visible_end[r] - tile.first_token;
+  const bool whole = begin <= 0 && end >= kTileTokens && a.group_tokens == kGroup;
+  const Ints low = splat_int((int32_t)(begin < 0 ? 0 : begin > kTileTokens ? kTileTokens : begin));
+  const Ints high = splat_int((int32_t)(end < 0 ? 0 : end > kTileTokens ? kTileTokens : end));
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+    Floats s = load<Floats>(rows.scores + r * kTileTokens + i * kLanes) * scale;
+    if constexpr (Kind::kElements == 4) s *= load<Floats>(tile.key_scales[i / kParts] + i % kParts * kLanes);
+    if (cap > 0.0f) s = cap * tanh(s / cap);
+    if (!whole) {
+      const Ints token = load<Ints>(rows.lane_token + i * kLanes);
+      s = (token >= low) & (token < high) ? s : splat(-__builtin_inff());
+    }
+    scores[i] = s;
+    most = max(s, most);
+  }
+  const float maximum = largest_lane(most)[0], before = rows.maximum[r];
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) scores[i] = exp(scores[i] - maximum);
+  const float decay = maximum > before ? exp(splat(before - maximum))[0] : 1.0f;
+  const Floats total = store_weights(Kind{}, rows, tile, r, scores);
+  float* sums = rows.weight_sums + r * kGroup;
+  store(sums, fma(load<Floats>(sums), splat(decay), total));
+  rows.maximum[r] = maximum;
+  rows.decay[r] = decay;
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

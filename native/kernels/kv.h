@@ -1,0 +1,162 @@
+// The paged cache's memory: where a token's keys and values lie in a block, writing them and reading them back.
+//
+// A block holds one slice per head; what is in a slice is known to this file and to attention*.h alone. With E bytes an
+// element and S = 4 / E elements a word, a slice is panels of 64-byte steps, a step is one word for each of 16 lanes:
+//
+//   keys    [P / 16][D / S steps][16 tokens][S]      a step is S dims of 16 tokens
+//   values  [D / 16][P / S steps][16 dims][S]        a step is S tokens of 16 dims
+//
+// with P the block size and D the head size, each rounded up to 16. int8 is unsigned, 128 = zero; the bytes of a word
+// are its elements 0, 2, 1, 3, so that its even bytes and its odd bytes are pairs in order; after the panels come P
+// float scales, one a token.
+#pragma once
+
+#include "kernels/simd.h"
+#include "kernels/types.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+inline constexpr int64_t kGroup = 16;      // lanes of a panel: tokens of keys, dims of values
+inline constexpr int64_t kStepBytes = 64;  // one 32-bit word a lane
+
+struct KvShape {
+  int64_t tokens;         // P
+  int64_t dims;           // D, padded
+  int64_t element_bytes;  // E
+  int64_t data_bytes;     // of a slice, scales not counted
+  int64_t slice_bytes;
+
+  int64_t step_elements() const { return 4 / element_bytes; }
+  int64_t key_panel_bytes() const { return dims * kGroup * element_bytes; }
+  int64_t value_panel_bytes() const { return tokens * kGroup * element_bytes; }
+};
+
+RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+RL_INLINE KvShape kv_shape(const KvLayout& layout) {
+  KvShape shape{};
+  shape.tokens = round_up(layout.block_size, kGroup);
+  shape.dims = round_up(layout.head_dim, kGroup);
+  shape.element_bytes = layout.kind == KvKind::f32 ? 4 : layout.kind == KvKind::bf16 ? 2 : 1;
+  shape.data_bytes = shape.tokens * shape.dims * shape.element_bytes;
+  shape.slice_bytes = shape.data_bytes + (layout.kind == KvKind::int8 ? shape.tokens * 4 : 0);
+  return shape;
+}
+
+static inline int64_t kv_block_bytes(const KvLayout& layout) {
+  return kv_shape(layout).slice_bytes * layout.num_heads;
+}
+
+RL_INLINE int64_t slice_offset(const KvLayout& layout, const KvShape& shape, int64_t block, int64_t head) {
+  return (block * layout.num_heads + head) * shape.slice_bytes;
+}
+
+// One token's entries in a slice: entry d is at base + d's own offset. Keys run over d in steps, values in lanes.
+struct TokenEntries {
+  int64_t base, panel_bytes;
+  int64_t element_bytes;
+  bool in_steps;
+
+  int64_t at(int64_t d) const { return base + (in_steps ? step_offset(d, element_bytes) : lane_offset(d, panel_bytes)); }
+
+  static int64_t step_offset(int64_t element, int64_t element_bytes) {
+    const int64_t in_word = element % (4 / element_bytes);
+    const int64_t place = element_bytes == 1 ? (in_word >> 1) | ((in_word & 1) << 1) : in_word;
+    return element * element_bytes / 4 * kStepBytes + place * element_bytes;
+  }
+  static int64_t lane_offset(int64_t lane, int64_t panel_bytes) {
+    return lane / kGroup * panel_bytes + lane % kGroup * 4;
+  }
+};
+
+RL_INLINE TokenEntries key_entries(const KvShape& shape, int64_t token) {
+  return {TokenEntries::lane_offset(token, shape.key_panel_bytes()), 0, shape.element_bytes, true};
+}
+
+RL_INLINE TokenEntries value_entries(const KvShape& shape, int64_t token) {
+  return {TokenEntries::step_offset(token, shape.element_bytes), shape.value_panel_bytes(), shape.element_bytes, false};
+}
+
+// max |x| / 127; NaN where an entry is not finite, so that it shows in whatever reads the token.
+RL_INLINE float int8_scale(const float* x, int64_t width) {
+  float most = 0, poison = 0;
+  for (int64_t d = 0; d < width; d++) {
+    const float magnitude = __builtin_fabsf(x[d]);
+    most = magnitude > most ? magnitude : most;
+    poison += x[d] * 0.0f;
+  }
+  return most / 127.0f + poison;
+}
+
+// x / scale to the nearest integer, ties to even, as an unsigned byte around 128.
+RL_INLINE uint8_t to_byte(float x, float scale) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no room for a fraction
+  const float ratio = scale > 0.0f ? x / scale : 0.0f;
+  const float bounded = ratio > 127.0f ? 127.0f : ratio < -127.0f ? -127.0f : ratio;
+  return (uint8_t)((int32_t)((bounded + magic) - magic) + 128);
+}
+
+RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvShape& shape, const TokenEntries& entries,
+                           int64_t token, const float* x, int64_t width) {
+  if (kind == KvKind::f32) {
+    for (int64_t d = 0; d < width; d++) __builtin_memcpy(slice + entries.at(d), x + d, 4);
+  } else if (kind == KvKind::bf16) {
+    for (int64_t d = 0; d < width; d++) {
+      const uint16_t bits = to_bf16(x[d]);
+      __builtin_memcpy(slice + entries.at(d), &bits, 2);
+    }
+  } else {
+    const float scale = int8_scale(x, width);
+    for (int64_t d = 0; d < width; d++) slice[entries.at(d)] = to_byte(x[d], scale);
+    __builtin_memcpy(slice + shape.data_bytes + token * 4, &scale, 4);
+  }
+}
+
+RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvShape& shape, const TokenEntries& entries,
+                          int64_t token, float* x, int64_t width) {
+  float scale = 1.0f;
+  if (kind == KvKind::int8) __builtin_memcpy(&scale, slice + shape.data_bytes + token * 4, 4);
+  for (int64_t d = 0; d < width; d++) {
+    const uint8_t* from = slice + entries.at(d);
+    uint16_t bits;
+    switch (kind) {
+      case KvKind::f32:
+        __builtin_memcpy(x + d, from, 4);
+        break;
+      case KvKind::bf16:
+        __builtin_memcpy(&bits, from, 2);
+        x[d] = from_bf16(bits);
+        break;
+      case KvKind::int8:
+        x[d] = (float)((int32_t)*from - 128) * scale;
+        break;
+    }
+  }
+}
+
+RL_INLINE void clear_slice(KvKind kind, uint8_t* slice, const KvShape& shape) {
+  __builtin_memset(slice, kind == KvKind::int8 ? 128 : 0, (size_t)shape.data_bytes);
+  __builtin_memset(slice + shape.data_bytes, 0, (size_t)(shape.slice_bytes - shape.data_bytes));
+}
+
+static inline void kv_write(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v) {
+  const KvLayout& layout = memory.layout;
+  const KvShape shape = kv_shape(layout);
+  const int64_t token = slot % layout.block_size;
+  const int64_t offset = slice_offset(layout, shape, slot / layout.block_size, head);
+  uint8_t *keys = memory.keys + offset, *values = memory.values + offset;
+  if (token == 0) clear_slice(layout.kind, keys, shape), clear_slice(layout.kind, values, shape);
+  write_token(layout.kind, keys, shape, key_entries(shape, token), token, k, layout.head_dim);
+  write_token(layout.kind, values, shape, value_entries(shape, token), token, v, layout.head_dim);
+}
+
+static inline void kv_read(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v) {
+  const KvLayout& layout = memory.layout;
+  const KvShape shape = kv_shape(layout);
+  const int64_t token = slot % layout.block_size;
+  const int64_t offset = slice_offset(layout, shape, slot / layout.block_size, head);
+  read_token(layout.kind, memory.keys + offset, shape, key_entries(shape, token), token, k, layout.head_dim);
+  read_token(layout.kind, memory.values + offset, shape, value_entries(shape, token), token, v, layout.head_dim);
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL
