@@ -64,7 +64,7 @@ RL_INLINE void soften(const Attention& a, AttentionRows& rows, const Tile& tile,
     if (cap > 0.0f) s = cap * tanh(s / cap);
     if (!whole) {
       const Ints token = load<Ints>(rows.lane_token + i * kLanes);
-      s = (token >= low) & (token < high) ? s : splat(-__builtin_inff());
+      s = ((token >= low) & (token < high)) ? s : splat(-__builtin_inff());
     }
     scores[i] = s;
     most = max(s, most);
