@@ -1,0 +1,74 @@
+"""Steps for executables without an engine: a random schedule over a few sequences, as StepBatches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
+from ridgeline.backends.step import DrawRows, GroupStep, StepBatch
+from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
+from ridgeline.program.op import Program
+
+F32 = MatrixFormat(kind="f32", inputs="f32")
+BF16 = MatrixFormat(kind="bf16", inputs="bf16")
+BLOCK_SIZE = 4
+CONTEXT = 40
+NUM_BLOCKS = CONTEXT // BLOCK_SIZE
+
+
+def layout_of(program: Program, sequences: int = 4) -> CacheLayout:
+    sizes = [KvStateSize(state.bytes_per_token(4), state.window) for state in program.states]
+    budget = sequences * CONTEXT * sum(size.bytes_per_token for size in sizes) * 2
+    return plan_layout(sizes, BLOCK_SIZE, budget, CONTEXT, CONTEXT)
+
+
+def native(program: Program, weights: Mapping[str, torch.Tensor], level: str, **settings: object) -> NativeExecutable:
+    """An executable of two threads in float32, but for `settings`."""
+    defaults = {"num_threads": 2, "dtype": "float32", "matrices": F32, "head": F32, "kv": "f32"}
+    chosen = NativeSettings(level=level, **(defaults | settings))
+    return NativeExecutable(program, lambda: weights, layout_of(program), chosen)
+
+
+def no_draws() -> DrawRows:
+    return DrawRows(
+        *(np.zeros(0, dtype) for dtype in (np.int64, np.float32, np.int32, np.float64, np.float64, "u8", "u8"))
+    )
+
+
+def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draws: DrawRows | None = None) -> StepBatch:
+    """Spans are (sequence, start, token ids); every token gets logits. Sequence s lives in blocks of its own."""
+    lengths = np.asarray([len(ids) for _, _, ids in spans])
+    starts = np.asarray([start for _, start, _ in spans])
+    tables = np.asarray([[s * NUM_BLOCKS + (7 * b + s) % NUM_BLOCKS for b in range(NUM_BLOCKS)] for s, _, _ in spans])
+    positions = np.concatenate([np.arange(start, start + len(ids)) for _, start, ids in spans])
+    span_of = np.repeat(np.arange(len(spans)), lengths)
+    slots = tables[span_of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    group = GroupStep(slots, tables, np.zeros(len(spans), dtype=np.int64))
+    return StepBatch(
+        token_ids_T=np.concatenate([np.asarray(ids, dtype=np.int64) for _, _, ids in spans]),
+        positions_T=positions,
+        logit_rows_R=np.arange(len(positions)),
+        span_start_S=np.cumsum(lengths) - lengths,
+        span_length_S=lengths,
+        kv_length_S=starts + lengths,
+        causal_S=np.ones(len(spans), dtype=bool),
+        groups=[group] * len(layout_of(program).groups),
+        copies=[],
+        draws=draws or no_draws(),
+    )
+
+
+def schedule(tokens_SL: np.ndarray, rng: np.random.Generator) -> Iterator[list[tuple[int, int, list[int]]]]:
+    """All tokens of all sequences, in random chunks, some sequences sitting out."""
+    done = [0] * len(tokens_SL)
+    while any(at < tokens_SL.shape[1] for at in done):
+        spans = []
+        for s, at in enumerate(done):
+            left = tokens_SL.shape[1] - at
+            size = min(left, int(rng.choice([0, 1, 1, 2, 5, 17])))
+            if size:
+                spans.append((s, at, tokens_SL[s, at : at + size].tolist()))
+                done[s] += size
+        if spans:
+            yield spans

@@ -1,0 +1,153 @@
+"""Programs of every family as tapes: at every ISA level, in every weight format, alone and batched, whole and in part."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ridgeline._native", reason="the native module is not built")
+sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
+from native_steps import BF16, CONTEXT, F32, layout_of, native, schedule, step
+from tiny_models import build, relative_error
+
+from ridgeline import _native
+from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
+from ridgeline.backends.native.compile import NativePart, ReferencePart
+from ridgeline.backends.native.emit import EMITTERS
+from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.backends.step import DrawRows
+from ridgeline.quant import dequantized_weights
+from ridgeline.spec import families
+
+LEVELS = _native.runnable_levels()
+FLOAT32_ERROR = 1e-5  # of the largest logit, after a tiny model's few layers
+BFLOAT16_ERROR = 6e-2
+
+
+@pytest.fixture(scope="module", params=families.names())
+def model(request, tmp_path_factory):
+    return build(request.param, 1, tmp_path_factory.mktemp(request.param))
+
+
+def tokens(model, sequences=3):
+    return np.random.default_rng(5).integers(0, model.spec.vocab_size, (sequences, CONTEXT - 2))
+
+
+def run_schedule(executable, program, tokens_SL, seed):
+    """Logits [S, L, V] of all tokens, computed in a random schedule."""
+    out = torch.zeros(*tokens_SL.shape, program.vocab_size)
+    for spans in schedule(tokens_SL, np.random.default_rng(seed)):
+        logits = executable.run(step(program, spans)).logits_RV
+        for s, start, ids in spans:
+            out[s, start : start + len(ids)] = logits[: len(ids)]
+            logits = logits[len(ids) :]
+    return out
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_float32_equals_the_reference(model, level):
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    expected = run_schedule(ReferenceExecutable(program, model.weights, layout_of(program)), program, ids, 1)
+    for seed in (1, 2):
+        actual = run_schedule(native(program, model.weights, level), program, ids, seed)
+        assert relative_error(actual, expected) <= FLOAT32_ERROR
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bfloat16_is_near_the_float32_reference(model, level):
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    rounded = {name: weight.bfloat16() for name, weight in model.weights.items()}
+    exact = {name: weight.float() for name, weight in rounded.items()}
+    expected = run_schedule(ReferenceExecutable(program, exact, layout_of(program)), program, ids, 1)
+    executable = native(program, rounded, level, dtype="bfloat16", matrices=BF16, head=BF16, kv="bf16")
+    assert relative_error(run_schedule(executable, program, ids, 2), expected) <= BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("kv", ["f32", "int8"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        MatrixFormat(kind="int8", inputs="int16"),
+        MatrixFormat(kind="int4", inputs="int16", group=32),
+        MatrixFormat(kind="int4", inputs="int16", group=32, zero_points=True),
+    ],
+    ids=["int8", "int4", "int4 with zero points"],
+)
+def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv):
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    weights = dequantized_weights(
+        program, model.weights, form.kind, form.group or 128, form.zero_points, embeddings=True
+    )
+    expected = run_schedule(ReferenceExecutable(program, weights, layout_of(program)), program, ids, 1)
+    results = []
+    for level in LEVELS:
+        executable = native(program, model.weights, level, matrices=form, head=form, embeddings=form, kv=kv)
+        results.append(run_schedule(executable, program, ids, 2))
+        # int16 inputs lose next to nothing; int8 keys and values about as much as bfloat16
+        assert relative_error(results[-1], expected) <= (BFLOAT16_ERROR if kv == "int8" else 1e-2)
+
+
+@pytest.mark.parametrize("kind", sorted(EMITTERS))
+def test_what_does_not_run_natively_falls_back(kind, tmp_path):
+    name = {"layernorm": "gpt2", "activation": "gpt2", "norm_activated": "gpt2"}.get(kind, "qwen3")
+    model = build(name, 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    # A group that is taken apart leaves the single ops of which one falls back.
+    kept = {other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)}
+    settings = NativeSettings(level=LEVELS[-1], num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
+    executable = NativeExecutable(program, lambda: model.weights, layout_of(program), settings, native=kept)
+    assert any(isinstance(part, ReferencePart) for part in executable.parts)
+    expected = run_schedule(ReferenceExecutable(program, model.weights, layout_of(program)), program, ids, 1)
+    assert relative_error(run_schedule(executable, program, ids, 2), expected) <= FLOAT32_ERROR
+
+
+GROUPS = {kind for kind in EMITTERS if kind.startswith("norm_") or kind in ("linear_add", "attention")}
+
+
+def test_everything_runs_natively(model):
+    parts = native(model.lowered(CONTEXT), model.weights, "portable").parts
+    assert len(parts) == 1
+    assert isinstance(parts[0], NativePart)
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
+def test_deterministic_results_do_not_depend_on_the_schedule(kind, level, kv, tmp_path):
+    """Bitwise: alone, in any batch, at any chunking, by any number of threads."""
+    model = build("qwen3", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    form = BF16 if kind == "bf16" else MatrixFormat(kind=kind, inputs="int16", group=32 if kind == "int4" else 0)
+    settings = {"dtype": "bfloat16", "matrices": form, "head": form, "kv": kv, "deterministic": True}
+    weights = {name: weight.bfloat16() for name, weight in model.weights.items()}
+    alone = run_schedule(native(program, weights, level, num_threads=1, **settings), program, ids[:1], 3)
+    for seed, threads in ((1, 2), (2, 3)):
+        batched = run_schedule(native(program, weights, level, num_threads=threads, **settings), program, ids, seed)
+        assert torch.equal(batched[:1], alone)
+
+
+def test_tokens_are_drawn_in_the_step(tmp_path):
+    model = build("llama", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model, 2)
+    draws = DrawRows(
+        logit_row=np.asarray([3, 0], dtype=np.int64),
+        temperature=np.zeros(2, dtype=np.float32),
+        top_k=np.zeros(2, dtype=np.int32),
+        top_p=np.ones(2),
+        min_p=np.zeros(2),
+        seed=np.zeros(2, dtype=np.uint64),
+        num_output=np.zeros(2, dtype=np.uint64),
+    )
+    output = native(program, model.weights, LEVELS[-1]).run(step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws))
+    assert output.drawn.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
+
+
+def test_timings_cover_every_instruction(model):
+    program, ids = model.lowered(CONTEXT), tokens(model, 1)
+    executable = native(program, model.weights, "portable")
+    _, seconds = executable.timed(step(program, [(0, 0, ids[0])]))
+    (part,) = executable.parts
+    assert len(seconds) == len(part.groups) + 1
+    assert all(second > 0 for second in seconds)
