@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli._compute import Compute
 from ridgeline.core.config import Dtype
 from ridgeline.core.params import SamplingParams
 
@@ -29,11 +30,24 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Longest context in tokens
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
-def open_llm(model: str, dtype: Dtype, max_model_len: int | None) -> "LLM":
+def open_llm(model: str, dtype: Dtype, max_model_len: int | None, compute: Compute) -> "LLM":
     """The model in this process. Raises ConfigError and ModelLoadError."""
     from ridgeline.engine.llm import LLM
 
-    return LLM(model, dtype=dtype, max_model_len=max_model_len)
+    return LLM(
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv_dtype=compute.kv_dtype,
+        quantize=compute.quantize,
+        quantize_group_size=compute.quantize_group_size,
+        quantize_zero_points=compute.quantize_zero_points,
+        quantize_inputs=compute.quantize_inputs,
+        quantize_embeddings=not compute.no_quantize_embeddings,
+        backend=compute.backend,
+        isa=compute.isa,
+        deterministic=compute.deterministic,
+    )
 
 
 def sampling_params(llm: "LLM", **given: object) -> SamplingParams:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen, Model
 from ridgeline.core.config import Dtype
 
@@ -118,7 +119,9 @@ def serve(
 
 
 @bench.command()
+@computes
 def offline(
+    compute: Compute,
     model: Model = DEFAULT_MODEL,
     workload: WorkloadSpec = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
     system: Annotated[list[SystemName] | None, typer.Option(help="Repeat to compare; default: engine.")] = None,
@@ -156,6 +159,7 @@ def offline(
         block_size,
         kv_cache_bytes,
         prefix_caching,
+        compute,
     )
 
     def on_run(system_name: str, run: "OfflineRun") -> None:
@@ -178,7 +182,9 @@ def offline(
 
 
 @bench.command()
+@computes
 def latency(
+    compute: Compute,
     model: Model = DEFAULT_MODEL,
     prefill: Annotated[list[int] | None, typer.Option(help="Prompt length; repeat for more. Default: 512.")] = None,
     decode: Annotated[list[int] | None, typer.Option(help="Batch; repeat for more. Default: 1, 4, 16.")] = None,
@@ -214,6 +220,7 @@ def latency(
         block_size,
         kv_cache_bytes,
         prefix_caching,
+        compute,
     )
     report = measure_latency(
         engine,
@@ -239,6 +246,7 @@ def _engine(
     block_size: int,
     kv_cache_bytes: int | None,
     prefix_caching: bool,
+    compute: Compute,
 ) -> "BenchEngine":
     from ridgeline.bench.offline import BenchEngine
     from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -246,8 +254,15 @@ def _engine(
     return BenchEngine(
         EngineConfig(
             model=ModelConfig(model=model, dtype=dtype, max_model_len=max_model_len),
-            cache=CacheConfig(block_size=block_size, kv_cache_bytes=kv_cache_bytes, prefix_caching=prefix_caching),
+            cache=CacheConfig(
+                block_size=block_size,
+                kv_cache_bytes=kv_cache_bytes,
+                prefix_caching=prefix_caching,
+                kv_dtype=compute.kv_dtype,
+            ),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            quantize=compute.quantize_config(),
+            backend=compute.backend_config(),
             num_threads=num_threads,
         )
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import (
     DEFAULT_MODEL,
     DtypeOption,
@@ -29,7 +30,9 @@ Message = dict[str, str]
 DEFAULT_ANSWER_TOKENS = 512
 
 
+@computes
 def chat(
+    compute: Compute,
     model: Model = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System prompt, kept in front of the conversation.")] = None,
     max_tokens: Annotated[
@@ -48,7 +51,7 @@ def chat(
     /reset forgets the conversation, /exit or end of input leaves. When the conversation outgrows the context, its
     oldest exchanges are dropped, with a note; a single message that does not fit is refused.
     """
-    llm = open_llm(model, dtype, max_model_len)
+    llm = open_llm(model, dtype, max_model_len, compute)
     params = sampling_params(
         llm,
         max_tokens=max_tokens or min(DEFAULT_ANSWER_TOKENS, llm.engine.intake.max_model_len // 2),

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import (
     DEFAULT_MODEL,
     DtypeOption,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT = "def read_lines(path):"
 
 
+@computes
 def generate(
+    compute: Compute,
     prompt: Annotated[
         str,
         typer.Argument(
@@ -59,7 +62,7 @@ def generate(
     The prompt and its continuation go to standard output as they come, one line of counts and speeds to standard error.
     """
     text = _standard_input() if prompt == "-" else prompt
-    llm = open_llm(model, dtype, max_model_len)
+    llm = open_llm(model, dtype, max_model_len, compute)
     params = sampling_params(
         llm,
         max_tokens=max_tokens,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen
 from ridgeline.core.config import SchedulingPolicy
 
@@ -21,7 +22,9 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+@computes
 def serve(
+    compute: Compute,
     model: Annotated[str, typer.Argument(help="A model folder, a bundled model's name or a hub id.")] = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
@@ -74,13 +77,20 @@ def serve(
     )
     config = EngineConfig(
         model=ModelConfig(model=model, dtype=dtype, max_model_len=max_model_len),
-        cache=CacheConfig(block_size=block_size, kv_cache_bytes=kv_cache_bytes, prefix_caching=not no_prefix_caching),
+        cache=CacheConfig(
+            block_size=block_size,
+            kv_cache_bytes=kv_cache_bytes,
+            prefix_caching=not no_prefix_caching,
+            kv_dtype=compute.kv_dtype,
+        ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             policy=scheduling_policy,
             max_queued_requests=max_queued_requests,
         ),
+        quantize=compute.quantize_config(),
+        backend=compute.backend_config(),
         num_threads=num_threads,
     )
     try:

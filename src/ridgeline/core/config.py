@@ -1,17 +1,38 @@
-"""Frozen slices of the configuration, as the user gives them. `engine/build.py` turns every None into a value."""
+"""Frozen slices of the configuration, as the user gives them. `engine/build.py` gives every None and auto a value."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ridgeline.core.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
+QuantizationScheme = Literal["int8", "int4"]
+InputBits = Literal["int16", "int8"]
+BackendName = Literal["auto", "native", "reference"]
+
+GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A resolved setting and the sentence that says why it has this value."""
+
+    value: str
+    reason: str
 
 
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+def _one_of(name: str, value: str, literal: object) -> None:
+    """Refuses what a type checker would have, from callers that have none."""
+    if value not in get_args(literal):
+        raise ConfigError(f"{name} must be one of {', '.join(get_args(literal))}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +45,24 @@ class ModelConfig:
     max_model_len: int | None = None  # tokens; None: what the model declares, less where the cache is too small
 
     def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, Dtype)
         _positive("max_model_len", self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged cache. `kv_cache_bytes` None: enough for the sequences that may run, within half of free memory."""
+    """The paged cache. `kv_cache_bytes` None: enough for the sequences that may run, within half of free memory.
+
+    `kv_dtype` is that of keys and values; int8 has a scale per token and head.
+    """
 
     block_size: int = 16
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
+    kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
+        _one_of("kv_dtype", self.kv_dtype, KvDtype)
         _positive("block_size", self.block_size)
         _positive("kv_cache_bytes", self.kv_cache_bytes)
 
@@ -53,13 +80,57 @@ class SchedulerConfig:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _positive("max_queued_requests", self.max_queued_requests)
-        if self.policy not in ("fcfs", "priority"):
-            raise ConfigError(f"policy must be fcfs or priority, got {self.policy!r}")
+        _one_of("policy", self.policy, SchedulingPolicy)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence computes at least one token a step"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeConfig:
+    """Weights rounded to integers while they are loaded. `scheme` None: they stay as they are.
+
+    `group_size` weights of an output share a scale, and a zero point with `zero_points`: int4 only. `inputs` is what a
+    layer's inputs are rounded to while it is computed. `embeddings`: the token table and the head are quantized too.
+    """
+
+    scheme: QuantizationScheme | None = None
+    group_size: int = DEFAULT_GROUP_SIZE
+    zero_points: bool = False
+    inputs: InputBits = "int16"
+    embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("quantize_inputs", self.inputs, InputBits)
+        options = (self.group_size, self.zero_points, self.inputs, self.embeddings)
+        if self.scheme is None and options != (DEFAULT_GROUP_SIZE, False, "int16", True):
+            raise ConfigError("options of quantization were given without a scheme; add quantize=int8 or int4")
+        if self.scheme is None:
+            return
+        _one_of("quantize", self.scheme, QuantizationScheme)
+        if self.group_size not in GROUP_SIZES:
+            allowed = ", ".join(map(str, GROUP_SIZES))
+            raise ConfigError(f"quantize_group_size must be one of {allowed}, got {self.group_size}")
+        if self.scheme == "int8" and (self.zero_points or self.group_size != DEFAULT_GROUP_SIZE):
+            raise ConfigError("int8 has one scale per output: group size and zero points are options of int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """What computes. `isa` None: the widest level that this machine runs; `pack_cache`: keep packed weights on disk.
+
+    With `deterministic` a request's tokens and log-probabilities do not depend on what else runs.
+    """
+
+    backend: BackendName = "auto"
+    isa: str | None = None
+    deterministic: bool = False
+    pack_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("backend", self.backend, BackendName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +140,8 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    quantize: QuantizeConfig = QuantizeConfig()
+    backend: BackendConfig = BackendConfig()
     num_threads: int | None = None
     seed: int = 0
 

@@ -1,18 +1,18 @@
 """EngineConfig -> a running engine's parts. Every automatic choice becomes a value here, with the reason for it."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.backends.select import BackendChoice, DtypeName, build_executable, choose_backend, find_native
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import Choice, Dtype, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
+from ridgeline.core.machine import usable_cores
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
 from ridgeline.engine.executor import InlineExecutor
@@ -33,15 +33,11 @@ from ridgeline.weights.loader import load_weights
 log = get_logger("build")
 
 CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A resolved setting and the sentence that says why it has this value."""
-
-    value: str
-    reason: str
+DTYPES: Mapping[DtypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +62,23 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     """
     folder = ModelFolder.open(config.model.model, config.model.revision)
     spec = read_spec(folder.config)
-    num_threads = config.num_threads or len(os.sched_getaffinity(0))
+    num_threads = config.num_threads or usable_cores()
     torch.set_num_threads(num_threads)
     keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
-    max_model_len, layout, cache_choices = _choose_cache(config, spec, dtype)
+    backend = choose_backend(config, dtype, find_native())
+    max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
     program = lower(spec, max_model_len)
-    executable = ReferenceExecutable(program, load_weights(folder, spec, program, dtype), layout)
+    executable = build_executable(
+        backend,
+        config,
+        program,
+        lambda: load_weights(folder, spec, program, DTYPES[dtype]),
+        layout,
+        num_threads,
+    )
+    if backend.backend == "native":
+        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
     tokenizer = Tokenizer.from_folder(folder.path)
     scheduler = Scheduler(
         config.scheduler,
@@ -91,7 +97,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         seed=config.seed,
     )
     choices = {
-        "backend": Choice("reference", "the only backend in this version"),
+        **backend.choices,
         "threads": Choice(str(num_threads), "as asked" if config.num_threads else "the cores this process may use"),
         "dtype": dtype_choice,
         **cache_choices,
@@ -111,28 +117,29 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     )
 
 
-def _choose_dtype(asked: str, model_config: Mapping[str, object]) -> tuple[torch.dtype, Choice]:
+def _choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[DtypeName, Choice]:
     if asked != "auto":
-        if asked not in DTYPES:
-            raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {asked!r}")
-        return DTYPES[asked], Choice(asked, "as asked")
-    stored = model_config.get("dtype", model_config.get("torch_dtype"))
-    if stored == "float16":
-        return torch.bfloat16, Choice("bfloat16", "the checkpoint is float16, which CPUs compute slowly")
-    if isinstance(stored, str) and stored in DTYPES:
-        return DTYPES[stored], Choice(stored, "the checkpoint's dtype")
-    return torch.float32, Choice("float32", "config.json names no dtype")
+        return asked, Choice(asked, "as asked")
+    match model_config.get("dtype", model_config.get("torch_dtype")):
+        case "float16":
+            return "bfloat16", Choice("bfloat16", "the checkpoint is float16, which CPUs compute slowly")
+        case "bfloat16":
+            return "bfloat16", Choice("bfloat16", "the checkpoint's dtype")
+        case "float32":
+            return "float32", Choice("float32", "the checkpoint's dtype")
+        case _:
+            return "float32", Choice("float32", "config.json names no dtype")
 
 
 def _choose_cache(
-    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype
+    config: EngineConfig, spec: DecoderSpec, backend: BackendChoice
 ) -> tuple[int, CacheLayout, dict[str, Choice]]:
     """Context length and cache layout. An unstated context shrinks until one sequence fits; a stated one must fit."""
     declared, asked = spec.max_positions, config.model.max_model_len
     length = asked or declared
     program = lower(spec, length)
-    states = [KvStateSize(state.bytes_per_token(dtype.itemsize), state.window) for state in program.states]
-    free_bytes = available_bytes() - program.num_parameters * dtype.itemsize  # the weights come into memory later
+    states = [backend.kv_state_size(state) for state in program.states]
+    free_bytes = available_bytes() - backend.weight_bytes(program, config.quantize)  # they come into memory later
     budget, budget_choice = _choose_budget(config, states, length, free_bytes)
     span = config.scheduler.max_num_batched_tokens
     while True:

@@ -5,7 +5,20 @@ from dataclasses import dataclass
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ridgeline.core.config import CacheConfig, Dtype, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
+from ridgeline.core.config import (
+    BackendConfig,
+    BackendName,
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    InputBits,
+    KvDtype,
+    ModelConfig,
+    QuantizationScheme,
+    QuantizeConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import Engine, build_engine
@@ -48,17 +61,38 @@ class LLM:
         block_size: int = 16,
         kv_cache_bytes: int | None = None,
         enable_prefix_caching: bool = True,
+        kv_dtype: KvDtype = "auto",
+        quantize: QuantizationScheme | None = None,
+        quantize_group_size: int = 128,
+        quantize_zero_points: bool = False,
+        quantize_inputs: InputBits = "int16",
+        quantize_embeddings: bool = True,
+        backend: BackendName = "auto",
+        isa: str | None = None,
+        deterministic: bool = False,
+        pack_cache: bool = True,
         num_threads: int | None = None,
         seed: int = 0,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model=model, revision=revision, dtype=dtype, max_model_len=max_model_len),
             cache=CacheConfig(
-                block_size=block_size, kv_cache_bytes=kv_cache_bytes, prefix_caching=enable_prefix_caching
+                block_size=block_size,
+                kv_cache_bytes=kv_cache_bytes,
+                prefix_caching=enable_prefix_caching,
+                kv_dtype=kv_dtype,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, policy=scheduling_policy
             ),
+            quantize=QuantizeConfig(
+                scheme=quantize,
+                group_size=quantize_group_size,
+                zero_points=quantize_zero_points,
+                inputs=quantize_inputs,
+                embeddings=quantize_embeddings,
+            ),
+            backend=BackendConfig(backend=backend, isa=isa, deterministic=deterministic, pack_cache=pack_cache),
             num_threads=num_threads,
             seed=seed,
         )

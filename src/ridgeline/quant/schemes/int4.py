@@ -8,10 +8,10 @@ the other sign is held to 7. Choosing the better of the two group by group gains
 import torch
 import torch.nn.functional as F
 
+from ridgeline.core.config import GROUP_SIZES
 from ridgeline.core.errors import ConfigError
 from ridgeline.quant.scheme import Quantized, require_finite, row_chunks
 
-GROUP_SIZES = (32, 64, 128)
 LEVELS = 16
 ZERO = 8
 SCALE_BYTES = 2

@@ -1,0 +1,213 @@
+"""Which backend computes, with which instructions and which cache, and why; and the executable of that choice.
+
+Called by `engine/build.py` before the model is built. torch only for tensors' types; native code is imported here, and
+only where it is there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.backends.step import Executable
+from ridgeline.cache.layout import CacheLayout, KvStateSize
+from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import KvState, Program
+from ridgeline.quant import dequantized_weights, quantized_names, scheme
+
+if TYPE_CHECKING:
+    from ridgeline.backends.native import MatrixFormat, NativeSettings
+    from ridgeline.backends.native.weights import Store
+
+Weights = Mapping[str, torch.Tensor]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+
+ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+KV_SCALE_BYTES = 4  # int8 keys and values have a float32 scale per token and head each
+LOST = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSupport:
+    """The native backend on this machine: its ISA levels, narrowest first, and the widest that is no emulation.
+
+    `missing` says why there is none; it is empty otherwise.
+    """
+
+    levels: tuple[str, ...] = ()
+    best: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """What computes. `level` is the native backend's ISA level; `choices` are these values with their reasons."""
+
+    backend: Literal["native", "reference"]
+    dtype: DtypeName
+    kv_dtype: KvDtypeName
+    level: str
+    choices: Mapping[str, Choice]
+
+    def kv_state_size(self, state: KvState) -> KvStateSize:
+        """What one KV state keeps of a token."""
+        num_bytes = state.bytes_per_token(ELEMENT_BYTES[self.kv_dtype])
+        if self.kv_dtype == "int8":
+            num_bytes += 2 * state.num_heads * KV_SCALE_BYTES
+        return KvStateSize(num_bytes, state.window)
+
+    def weight_bytes(self, program: Program, quantize: QuantizeConfig) -> int:
+        """Memory that the weights take, padding not counted."""
+        plain = program.num_parameters * ELEMENT_BYTES[self.dtype]
+        if quantize.scheme is None or self.backend == "reference":
+            return plain
+        chosen = scheme(quantize.scheme)
+        for name in quantized_names(program, embeddings=quantize.embeddings):
+            num_outputs, num_inputs = program.weights[name]
+            plain -= num_outputs * num_inputs * ELEMENT_BYTES[self.dtype]
+            plain += chosen.stored_bytes((num_outputs, num_inputs), quantize.group_size, quantize.zero_points)
+        return plain
+
+
+def find_native() -> NativeSupport:
+    """Whether this installation has the native code and this machine runs it."""
+    try:
+        import ridgeline._native as _native  # unlike `from`, this says which module is missing
+    except ImportError as error:
+        return NativeSupport(missing=f"this installation has no native code ({error})")
+    return NativeSupport(tuple(_native.runnable_levels()), _native.best_level())
+
+
+def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport) -> BackendChoice:
+    """The native backend where it runs, else the reference; `dtype` is the model's.
+
+    Raises ConfigError for a backend that was asked for and cannot be had, and for options that it does not have.
+    """
+    asked = config.backend.backend
+    obstacle = native.missing or ("it does not compute in float16" if dtype == "float16" else "")
+    if asked == "native" and obstacle:
+        raise ConfigError(
+            f"the native backend cannot be used: {obstacle}; use --backend auto, or change what prevents it"
+        )
+    if asked == "reference" or obstacle:
+        reason = "as asked" if asked == "reference" else f"no native backend: {obstacle}; {LOST}"
+        _check_reference(config, dtype, reason)
+        kv_dtype, level = dtype, ""
+        choices = {"backend": Choice("reference", reason)}
+    else:
+        kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
+        level, level_choice = _choose_level(config.backend.isa, native)
+        reason = "as asked" if asked == "native" else "this machine runs it"
+        choices = {"backend": Choice("native", reason), "isa": level_choice}
+        if config.backend.deterministic:
+            choices["deterministic"] = Choice("on", "as asked")
+        asked = "native"
+    why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
+    choices |= {"kv_dtype": Choice(kv_dtype, why_kv), "quantize": _describe(config.quantize)}
+    return BackendChoice("native" if level else "reference", dtype, kv_dtype, level, choices)
+
+
+def build_executable(
+    choice: BackendChoice,
+    config: EngineConfig,
+    program: Program,
+    load: Callable[[], Weights],
+    layout: CacheLayout,
+    num_threads: int,
+    store: "Store | None" = None,
+) -> Executable:
+    """The program on the chosen backend. `load` reads the weights; `store` may hold the native backend's already.
+
+    With quantization the reference computes with what the integers mean, in float32 exactly as the native backend
+    would without rounding the layers' inputs.
+    """
+    if choice.backend == "native":
+        from ridgeline.backends.native import NativeExecutable
+
+        return NativeExecutable(program, load, layout, native_settings(choice, config, num_threads), store)
+    weights, quantize = load(), config.quantize
+    if quantize.scheme is not None:
+        weights = dequantized_weights(
+            program,
+            weights,
+            quantize.scheme,
+            quantize.group_size,
+            quantize.zero_points,
+            embeddings=quantize.embeddings,
+        )
+    return ReferenceExecutable(program, weights, layout)
+
+
+def native_settings(choice: BackendChoice, config: EngineConfig, num_threads: int) -> "NativeSettings":
+    """The choice in the native backend's terms."""
+    from ridgeline.backends.native import MatrixFormat, NativeSettings
+
+    assert choice.dtype != "float16"
+    assert choice.kv_dtype != "float16"
+    plain = (
+        MatrixFormat(kind="bf16", inputs="bf16")
+        if choice.dtype == "bfloat16"
+        else MatrixFormat(kind="f32", inputs="f32")
+    )
+    quantized = _matrix_format(config.quantize)
+    outer = quantized if config.quantize.embeddings else None
+    kv_kinds: Mapping[str, Literal["f32", "bf16", "int8"]] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
+    return NativeSettings(
+        level=choice.level,
+        num_threads=num_threads,
+        dtype=choice.dtype,
+        matrices=quantized or plain,
+        head=outer or plain,
+        embeddings=outer,
+        kv=kv_kinds[choice.kv_dtype],
+        deterministic=config.backend.deterministic,
+    )
+
+
+def _matrix_format(quantize: QuantizeConfig) -> "MatrixFormat | None":
+    from ridgeline.backends.native import MatrixFormat
+
+    if quantize.scheme is None:
+        return None
+    group = quantize.group_size if quantize.scheme == "int4" else 0
+    return MatrixFormat(kind=quantize.scheme, inputs=quantize.inputs, group=group, zero_points=quantize.zero_points)
+
+
+def _check_reference(config: EngineConfig, dtype: str, reason: str) -> None:
+    """Raises ConfigError for the first option that only the native backend has."""
+    refused = {
+        f"isa={config.backend.isa}": config.backend.isa is not None,
+        "deterministic": config.backend.deterministic,
+        f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
+        f"quantize_inputs={config.quantize.inputs}": config.quantize.inputs != "int16",
+    }
+    for option, is_set in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"{option} needs the native backend, but the reference was chosen ({reason}); leave it out"
+            )
+
+
+def _choose_level(asked: str | None, native: NativeSupport) -> tuple[str, Choice]:
+    if asked is None:
+        return native.best, Choice(native.best, "the widest that this machine runs")
+    if asked not in native.levels:
+        raise ConfigError(f"isa {asked!r} is not one that this machine runs: {', '.join(native.levels)}")
+    return asked, Choice(asked, "as asked")
+
+
+def _describe(quantize: QuantizeConfig) -> Choice:
+    if quantize.scheme is None:
+        return Choice("none", "not asked for")
+    parts = [quantize.scheme]
+    if quantize.scheme == "int4":
+        parts.append(f"groups of {quantize.group_size}{' with zero points' if quantize.zero_points else ''}")
+    if quantize.inputs != "int16":
+        parts.append(f"{quantize.inputs} inputs")
+    if not quantize.embeddings:
+        parts.append("but for embeddings and head")
+    return Choice(", ".join(parts), "as asked")
