@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ridgeline.backends.native import probe
-from ridgeline.backends.native.probe import NativeModule, find_native, numpy_stream, thread_counts
+from ridgeline.backends import probe
+from ridgeline.backends.probe import NativeModule, find_native, numpy_stream, thread_counts
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from ridgeline.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ridgeline.backends.native.probe import NativeModule
+    from ridgeline.backends.probe import NativeModule
     from ridgeline.cost.hardware import ByThreads, Hardware
 
 STEADY = 0.8  # below it the machine was busy while it was measured
@@ -28,7 +28,7 @@ def hardware(
     """
     from rich.console import Console
 
-    from ridgeline.backends.native.probe import ceilings, find_native
+    from ridgeline.backends.probe import ceilings, find_native
 
     native = find_native()
     measured = ceilings(native, again=again)

@@ -1,4 +1,4 @@
-"""What the machine can do at most: measured ceilings, kept between starts. Measured by `backends/native/probe.py`.
+"""What the machine can do at most: measured ceilings, kept between starts. Measured by `backends/probe.py`.
 
 A ceiling is the 90th percentile of repeated readings: what the machine does when it is left alone, without trusting
 one lucky reading. Must not import torch.
@@ -79,6 +79,10 @@ class Hardware:
     def stream(self, num_threads: int) -> float:
         """Bytes per second that `num_threads` threads read from memory."""
         return _at(self.stream_bytes_per_s, num_threads)
+
+    def cached(self, num_threads: int) -> float:
+        """Bytes per second that `num_threads` threads read from the last-level cache."""
+        return _at(self.cached_bytes_per_s, num_threads)
 
     def peak(self, kind: InputKind, num_threads: int) -> float | None:
         """Operations per second on inputs of a kind; None where they could not be measured."""
