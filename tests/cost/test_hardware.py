@@ -17,7 +17,7 @@ def measured(machine=MACHINE, **changes):
         "probe_version": hardware.PROBE_VERSION,
         "measured_at": "2026-11-21T12:00:00+00:00",
         "stream_buffer_bytes": 2**28,
-        "cached_buffer_bytes": 2**24,
+        "cache_bytes": 2**25,
         "stream_bytes_per_s": {1: Ceiling(10e9, 9e9), 2: Ceiling(20e9, 20e9), 8: Ceiling(32e9, 32e9)},
         "cached_bytes_per_s": {1: Ceiling(50e9, 50e9)},
         "ops_per_s": {"f32": {1: Ceiling(100e9, 50e9), 8: Ceiling(800e9, 800e9)}},
@@ -42,7 +42,9 @@ def test_between_thread_counts_on_a_line():
     assert machine.peak("f32", 2) == pytest.approx(200e9)
     assert machine.ridge("f32", 8) == pytest.approx(25)
     assert machine.peak("int8", 2) is None and machine.ridge("int8", 2) is None
-    assert machine.steadiness == pytest.approx(0.5)
+    assert machine.cached(8) == 50e9
+    assert machine.steadiness == pytest.approx(0.5) and machine.was_busy
+    assert not measured(ops_per_s={}).was_busy
 
 
 def test_kept_ceilings_come_back(cache):

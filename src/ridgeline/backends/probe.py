@@ -1,6 +1,7 @@
 """Measures this machine's ceilings with the native probe kernels, or what numpy can tell where they are absent.
 
-Called by `ridgeline hardware` and `ridgeline profile`. No torch.
+Called by `ridgeline hardware` and `ridgeline profile`. Must import neither torch nor the native backend, which may not
+be there.
 """
 
 import importlib
@@ -90,14 +91,14 @@ def measure(native: NativeModule) -> Hardware:
     machine, module = this_machine(native), native.module
     cache_bytes = last_level_cache_bytes() or DEFAULT_CACHE_BYTES
     wanted = min(max(4 * cache_bytes, LEAST_STREAM_BYTES), MOST_STREAM_BYTES)
-    stream_bytes, cached_bytes = min(wanted, machine.memory_bytes // 8), cache_bytes // 2
+    stream_bytes = min(wanted, machine.memory_bytes // 8)
     counts = thread_counts(machine.num_cores)
     ends = sorted({counts[0], counts[-1]})  # arithmetic scales with the cores: two points say it
     read = numpy_stream if module is None else partial(module.read_stream, machine.isa_level)
     probes: dict[tuple[str, int], Probe] = {}
     for count in counts:
         probes["stream", count] = partial(read, count, stream_bytes, REPEATS)
-        probes["cached", count] = partial(read, count, cached_bytes, REPEATS)
+        probes["cached", count] = partial(read, count, cache_bytes // 2, REPEATS)
     if module is not None:
         for kind, count in itertools.product(INPUT_KINDS, ends):
             probes[kind, count] = partial(module.peak, machine.isa_level, kind, count, PEAK_S, REPEATS)
@@ -115,7 +116,7 @@ def measure(native: NativeModule) -> Hardware:
         probe_version=PROBE_VERSION,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         stream_buffer_bytes=stream_bytes,
-        cached_buffer_bytes=cached_bytes,
+        cache_bytes=cache_bytes,
         stream_bytes_per_s=found("stream"),
         cached_bytes_per_s=found("cached"),
         ops_per_s={kind: found(kind) for kind in INPUT_KINDS} if module else {},

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.core.step import BlockCopy
+from ridgeline.cost.roofline import OpTiming
 
 IntArray = npt.NDArray[np.int64]
 
@@ -73,4 +74,8 @@ class Executable(Protocol):
 
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step and updates the cache."""
+        ...
+
+    def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
+        """`run`, and how long each part of it took; slower by what the clock costs."""
         ...

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ridgeline.backends.probe import NativeModule
     from ridgeline.cost.hardware import ByThreads, Hardware
 
-STEADY = 0.8  # below it the machine was busy while it was measured
-
 
 def hardware(
     again: Annotated[bool, typer.Option("--again", help="Measure again, whatever was kept.")] = False,
@@ -72,12 +70,12 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
     console.print(f"Measured {hardware.measured_at}")
     with suppress(ConfigError):
         console.print(f"Kept in {kept_at(machine)}")
-    cached = f"last-level cache, {hardware.cached_buffer_bytes >> 20} MiB"
+    cached = f"last-level cache, of {hardware.cache_bytes >> 20} MiB"
     streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
     _print_table(console, "Read stream, GB/s", streams, {})
     ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
     _print_table(console, "Register-only products, Gop/s", {**hardware.ops_per_s}, ridges)
-    if hardware.steadiness < STEADY:
+    if hardware.was_busy:
         console.print(
             f"\nThe machine was busy: readings fell to {hardware.steadiness:.0%} of their ceilings. "
             "Measure again when it is idle: ridgeline hardware --again"

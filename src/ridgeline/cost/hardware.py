@@ -26,6 +26,7 @@ PROBE_VERSION = 1  # raised when the probe measures something else: results of a
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
 CEILING_QUANTILE = 0.9
+STEADY = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Hardware:
     probe_version: int
     measured_at: str  # ISO 8601, UTC
     stream_buffer_bytes: int
-    cached_buffer_bytes: int
+    cache_bytes: int  # of the last-level cache; half of it is the buffer of the cached stream
     stream_bytes_per_s: ByThreads  # reading memory
     cached_bytes_per_s: ByThreads  # reading what the last-level cache holds
     ops_per_s: Mapping[InputKind, ByThreads]
@@ -95,8 +96,13 @@ class Hardware:
         return None if peak is None else peak / self.stream(num_threads)
 
     @property
+    def was_busy(self) -> bool:
+        """Whether the machine did something else while it was measured, so that its ceilings may be higher."""
+        return self.steadiness < STEADY
+
+    @property
     def steadiness(self) -> float:
-        """The lowest median reading as a share of its ceiling: 1 on a machine that did nothing else meanwhile."""
+        """The lowest median reading as a share of its ceiling."""
         measured = (self.stream_bytes_per_s, self.cached_bytes_per_s, *self.ops_per_s.values())
         return min(ceiling.median_per_s / ceiling.per_s for by_threads in measured for ceiling in by_threads.values())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.backends.select import BackendChoice, DtypeName, build_executable, choose_backend, find_native
+from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, Dtype, EngineConfig
@@ -45,6 +46,7 @@ class Engine:
     """A model ready to run: the loop that computes, the intake that makes requests, and what was chosen."""
 
     loop: EngineLoop
+    executable: Executable
     intake: Intake
     model_name: str
     spec: DecoderSpec
@@ -106,6 +108,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         log.info("%s: %s (%s)", name, choice.value, choice.reason)
     return Engine(
         loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver),
+        executable=executable,
         intake=intake,
         model_name=folder.name,
         spec=spec,

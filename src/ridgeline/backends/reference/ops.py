@@ -5,7 +5,7 @@ the dtype of the weights; norms, rope and softmax compute in fp32. Called by `in
 of this backend; which memory the keys and values live in is the business of the KvAccess passed in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from ridgeline.program.op import (
     EmbedAttrs,
     KvWriteAttrs,
     NormAttrs,
+    Op,
     Program,
     RopeAnglesAttrs,
     SoftcapAttrs,
@@ -50,8 +51,17 @@ def interpret(
     program: Program, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], kv: KvAccess
 ) -> dict[str, torch.Tensor]:
     """Runs the program's ops in order and returns the values still alive: those that no op consumes."""
-    last_use = {name: index for index, op in enumerate(program.ops) for name in op.inputs}
     values = dict(inputs)
+    for _ in interpret_each(program, weights, values, kv):
+        pass
+    return values
+
+
+def interpret_each(
+    program: Program, weights: Mapping[str, torch.Tensor], values: dict[str, torch.Tensor], kv: KvAccess
+) -> Iterator[Op]:
+    """`interpret` on `values`, which start as the inputs; yields each op once it is computed."""
+    last_use = {name: index for index, op in enumerate(program.ops) for name in op.inputs}
     for index, op in enumerate(program.ops):
         outputs = MEANINGS[op.kind](
             op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], kv
@@ -60,7 +70,7 @@ def interpret(
         for name in set(op.inputs):
             if last_use[name] == index:
                 del values[name]
-    return values
+        yield op
 
 
 def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, kv: KvAccess) -> tuple[torch.Tensor, ...]:

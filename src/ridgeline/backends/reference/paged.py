@@ -5,6 +5,7 @@ attention wants them. A block is cleared when its first token is written, and on
 pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a product.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,11 +13,13 @@ import numpy as np
 import torch
 
 from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
-from ridgeline.backends.reference.ops import interpret
-from ridgeline.backends.reference.packed import pack_matrices
+from ridgeline.backends.reference.ops import interpret, interpret_each
+from ridgeline.backends.reference.packed import MATRIX_OPS, pack_matrices
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.cost.roofline import OpTiming
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
+from ridgeline.program.opset import ElementBytes
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
 
@@ -28,6 +31,8 @@ class ReferenceExecutable:
         self._program, self._weights = pack_matrices(program, weights)
         self._layout = layout
         dtype = weights["embed.weight"].dtype
+        self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
+        self._is_bf16 = dtype is torch.bfloat16
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._group_of: dict[int, int] = {}
@@ -42,14 +47,31 @@ class ReferenceExecutable:
     @torch.inference_mode()
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step and updates the cache; draws no tokens."""
+        values, kv = self._start(step)
+        return StepOutput(interpret(self._program, self._weights, values, kv)[LOGITS])
+
+    @torch.inference_mode()
+    def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
+        """`run`, and how long each op took."""
+        values, kv = self._start(step)
+        timings: list[OpTiming] = []
+        since = time.perf_counter()
+        for op in interpret_each(self._program, self._weights, values, kv):
+            now = time.perf_counter()
+            inputs = "bf16" if self._is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
+            timings.append(OpTiming(op.label, op.kind, (op.label,), now - since, self._element, inputs))
+            since = time.perf_counter()
+        return StepOutput(values[LOGITS]), timings
+
+    def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedKv"]:
+        """The program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
         inputs = {
             TOKEN_IDS: torch.from_numpy(step.token_ids_T),
             POSITIONS: torch.from_numpy(step.positions_T),
             LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
         }
-        kv = _PagedKv(self._keys, self._values, self._group_of, self._layout, step)
-        return StepOutput(interpret(self._program, self._weights, inputs, kv)[LOGITS])
+        return inputs, _PagedKv(self._keys, self._values, self._group_of, self._layout, step)
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for copy in step.copies:

@@ -1,0 +1,264 @@
+"""Profiles: where the time of real engine steps goes, op by op, beside what the machine's ceilings allow.
+
+The engine's own loop, scheduler and sampler run, around an executor that reads the clock between its parts. Called by
+`ridgeline profile`. Steps with a clock at every op alternate with steps without, which say what the clock costs.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+import numpy as np
+
+from ridgeline.backends.step import Executable
+from ridgeline.core.config import SchedulerConfig
+from ridgeline.core.errors import ConfigError, EngineError
+from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.cost.hardware import Hardware
+from ridgeline.cost.roofline import Bound, OpTiming, Roofline, costs_of
+from ridgeline.decoding.sampling import Sampler
+from ridgeline.engine.batch import build_batch
+from ridgeline.engine.build import Engine
+from ridgeline.engine.intake import default_params
+from ridgeline.engine.loop import EngineLoop, LoopTimes
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.render import Renderer
+from ridgeline.engine.request import Request
+from ridgeline.program.opset import Load, OpCost
+
+WARM_STEPS = 2
+LEAST_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
+LAYER = re.compile(r"^layers\.\d+\.")
+LAYERS = "layers.*."  # in front of what is the same in every layer
+
+
+def scheduler_config(batch: int, prompt: int) -> SchedulerConfig:
+    """For an engine to profile: a prompt in one step, and half of every step's budget for prompts."""
+    return SchedulerConfig(max_num_seqs=max(batch, 1), max_num_batched_tokens=max(2 * LEAST_CHUNK, 2 * batch, prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class OpProfile:
+    """Ops of one label, or of the same label in every layer: means of one step, all of them together."""
+
+    label: str
+    kind: str
+    count: int
+    cost: OpCost
+    predicted_s: float
+    measured_s: float
+    bound: Bound
+
+    @property
+    def efficiency(self) -> float | None:
+        """Share of the roofline that was reached; None where there was nothing to do."""
+        return self.predicted_s / self.measured_s if self.predicted_s and self.measured_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Means over `num_steps` steps in seconds. `ops` and `rest_s` are all parts of `step_s`.
+
+    `rest_s` has what is outside the ops: the engine's parts by name, in the order in which they run.
+    `untimed_step_s` is the median of steps like these without a clock at every op, `timed_step_s` of these.
+    """
+
+    name: str
+    num_steps: int
+    num_tokens: int
+    step_s: float
+    timed_step_s: float
+    untimed_step_s: float
+    ops: Sequence[OpProfile]
+    rest_s: dict[str, float]
+
+    @property
+    def measured_ops_s(self) -> float:
+        return sum(op.measured_s for op in self.ops)
+
+    @property
+    def predicted_s(self) -> float:
+        return sum(op.predicted_s for op in self.ops)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step as it was measured: its load, the ops, and the seconds of the executor's other parts."""
+
+    load: Load
+    timings: list[OpTiming] = field(default_factory=list[OpTiming])
+    batch_s: float = 0.0
+    run_s: float = 0.0
+    sample_s: float = 0.0
+    step_s: float = 0.0
+    loop: LoopTimes = field(default_factory=LoopTimes)
+
+
+class _TimingExecutor:
+    """What InlineExecutor does, with the clock read between its parts and, if `times_ops`, at every op."""
+
+    def __init__(self, executable: Executable, block_size: int) -> None:
+        self._executable = executable
+        self._sampler = Sampler()
+        self._block_size = block_size
+        self.times_ops = False
+        self.last: _Step | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        spans = tuple((span.num_tokens, span.end) for span in plan.spans)
+        step = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)))
+        started = time.perf_counter()
+        batch = build_batch(plan, self._block_size, self._sampler.draw_rows(plan.samples))
+        built = time.perf_counter()
+        if self.times_ops:
+            output, step.timings = self._executable.timed(batch)
+        else:
+            output = self._executable.run(batch)
+        ran = time.perf_counter()
+        samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
+        step.batch_s, step.run_s, step.sample_s = built - started, ran - built, time.perf_counter() - ran
+        self.last = step
+        return StepResult(plan.step, samples, prompt_logprobs)
+
+
+class Profiler:
+    """Runs steps of an engine that nobody else uses."""
+
+    def __init__(self, engine: Engine, hardware: Hardware, num_threads: int, seed: int = 0) -> None:
+        self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
+        self._executor = _TimingExecutor(engine.executable, engine.layout.block_size)
+        self._loop = EngineLoop(engine.loop.scheduler, self._executor, Renderer(engine.tokenizer), _ignore)
+        self._random = np.random.default_rng(seed)
+
+    def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
+        """Steps of one token for each of `batch` sequences of almost `context` tokens, prompt and answer together.
+
+        Raises ConfigError where the cache or the context has no room for them.
+        """
+        # While the last prompts are computed, at least LEAST_CHUNK tokens a step, the first sequences decode already.
+        early = batch + -(-(batch - 1) * context // LEAST_CHUNK) if batch > 1 else 0
+        prompt = context - WARM_STEPS - 2 * num_steps - early - 2
+        if prompt < 1:
+            raise ConfigError(
+                f"{num_steps} timed steps of {batch} sequences do not fit in a context of {context} tokens: "
+                "raise --context or lower --steps"
+            )
+        requests = [self._request(prompt, context - prompt) for _ in range(batch)]
+        for request in requests:
+            self._loop.submit(request)
+        self._until_decoding(batch, context)
+        steps = self._alternate(num_steps, lambda: None)
+        for request in requests:
+            self._loop.abort(request.request_id)
+        self._loop.settle()
+        return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
+
+    def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
+        """Steps that compute a prompt of `prompt` tokens and draw one token."""
+        steps = self._alternate(num_steps, lambda: self._loop.submit(self._request(prompt, 1)))
+        return self._profile(f"prefill of {prompt:,} tokens", steps, by_layer)
+
+    def _request(self, num_tokens: int, max_tokens: int) -> Request:
+        token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
+        params = default_params(self._engine.generation, max_tokens=max_tokens, ignore_eos=True, seed=0)
+        return self._engine.intake.request(token_ids, params)
+
+    def _until_decoding(self, batch: int, context: int) -> None:
+        """Computes the prompts, until a step has one token of every sequence."""
+        while True:
+            lengths = [tokens for tokens, _ in self._step(times_ops=False).load.spans]
+            stats = self._loop.stats()
+            if stats.num_preemptions or (stats.num_waiting and set(lengths) == {1}):
+                raise ConfigError(f"the cache has no room for {batch} sequences of {context} tokens: lower either")
+            if lengths == [1] * batch:
+                return
+
+    def _alternate(self, num_steps: int, before: Callable[[], None]) -> list[_Step]:
+        """Warm steps, which are left out, then `num_steps` of each kind in turn, those without a clock first."""
+        steps: list[_Step] = []
+        for index in range(WARM_STEPS + 2 * num_steps):
+            before()
+            steps.append(self._step(times_ops=index % 2 == 1))
+        return steps[WARM_STEPS:]
+
+    def _step(self, *, times_ops: bool) -> _Step:
+        self._executor.times_ops, self._executor.last = times_ops, None
+        self._loop.times = LoopTimes()
+        started = time.perf_counter()
+        self._loop.step()
+        elapsed_s = time.perf_counter() - started
+        step = self._executor.last
+        if step is None:
+            raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
+        step.step_s, step.loop = elapsed_s, self._loop.times
+        return step
+
+    def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
+        timed = [step for step in steps if step.timings]
+        rest = {
+            "plan": fmean(step.loop.plan_s for step in timed),
+            "batch": fmean(step.batch_s for step in timed),
+            "between ops": fmean(step.run_s - sum(timing.seconds for timing in step.timings) for step in timed),
+            "sample": fmean(step.sample_s for step in timed),
+            "commit": fmean(step.loop.commit_s for step in timed),
+            "render": fmean(step.loop.render_s for step in timed),
+        }
+        ops, step_s = self._ops(timed, by_layer), fmean(step.step_s for step in timed)
+        rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
+        return StepProfile(
+            name=name,
+            num_steps=len(timed),
+            num_tokens=timed[0].load.num_tokens,
+            step_s=step_s,
+            timed_step_s=median(step.step_s for step in timed),
+            untimed_step_s=median(step.step_s for step in steps if not step.timings),
+            ops=ops,
+            rest_s=rest,
+        )
+
+    def _ops(self, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
+        """Means over the steps, ops in the order in which they first ran."""
+        rows: dict[tuple[str, str], list[tuple[OpCost, float, float, Bound]]] = {}
+        for step in steps:
+            costs = costs_of(self._engine.program, step.timings, step.load)
+            kept_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
+            roofline = Roofline(self._hardware, self._num_threads, kept_bytes)
+            for timing, cost in zip(step.timings, costs, strict=True):
+                label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
+                prediction = roofline.predict(cost, timing.inputs)
+                row = rows.setdefault((label, timing.kind), [])
+                row.append((cost, prediction.seconds, timing.seconds, prediction.bound))
+        return [_mean(label, kind, row, len(steps)) for (label, kind), row in rows.items()]
+
+
+def _mean(label: str, kind: str, row: Sequence[tuple[OpCost, float, float, Bound]], num_steps: int) -> OpProfile:
+    """One row of the profile; its bound is that of most of its predicted time."""
+    predicted_s: dict[Bound, float] = {}
+    for _, seconds, _, bound in row:
+        predicted_s[bound] = predicted_s.get(bound, 0.0) + seconds
+    return OpProfile(
+        label=label,
+        kind=kind,
+        count=len(row) // num_steps,
+        cost=_scaled((cost for cost, _, _, _ in row), 1 / num_steps),
+        predicted_s=sum(predicted_s.values()) / num_steps,
+        measured_s=sum(seconds for _, _, seconds, _ in row) / num_steps,
+        bound=max(predicted_s, key=lambda bound: predicted_s[bound]),
+    )
+
+
+def _scaled(costs: Iterable[OpCost], factor: float) -> OpCost:
+    total = sum(costs, OpCost())
+    return OpCost(
+        total.flops * factor,
+        total.weight_bytes * factor,
+        total.kv_read_bytes * factor,
+        total.kv_write_bytes * factor,
+        total.activation_bytes * factor,
+    )
+
+
+def _ignore(deltas: list[OutputDelta]) -> None:
+    """Nobody reads the answers."""

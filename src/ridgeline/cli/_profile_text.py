@@ -1,0 +1,91 @@
+"""A StepProfile as a table: 100 columns where there is no terminal, and then plain text."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.bench.profile import LAYERS, OpProfile, StepProfile
+from ridgeline.cost.hardware import Hardware
+
+PIPED_COLUMNS = 100
+NUMBERS = ("Mop", "MB", "bound by", "limit ms", "ms", "% roof", "% step")
+
+
+def print_profiles(profiles: list[StepProfile], hardware: Hardware, num_threads: int) -> None:
+    """Prints to standard output; no colour and no lines where that is not a terminal."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_COLUMNS
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    console.print(
+        f"Ceilings of {threads}: {hardware.stream(num_threads) / 1e9:.1f} GB/s from memory, "
+        f"{hardware.cached(num_threads) / 1e9:.1f} GB/s from the cache"
+    )
+    peaks = {kind: hardware.peak(kind, num_threads) for kind in hardware.ops_per_s}
+    if peaks:
+        console.print(", ".join(f"{kind} {peak / 1e9:,.0f} Gop/s" for kind, peak in peaks.items() if peak))
+    else:
+        console.print("No peaks of arithmetic: without the native module only memory bounds are known")
+    if hardware.was_busy:
+        console.print("They were measured on a busy machine, and may be higher: ridgeline hardware --again")
+    for profile in profiles:
+        console.print()
+        _print(console, profile)
+
+
+def _print(console: Console, profile: StepProfile) -> None:
+    clock = profile.timed_step_s / profile.untimed_step_s - 1
+    console.print(
+        f"{profile.name}: {_ms(profile.step_s)} ms a step, {profile.num_tokens / profile.step_s:,.1f} tokens/s, "
+        f"mean of {profile.num_steps}\n"
+        f"median with a clock at every op {_ms(profile.timed_step_s)} ms, "
+        f"without {_ms(profile.untimed_step_s)} ms ({clock:+.1%})"
+    )
+    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("op", "kind"):
+        table.add_column(name, overflow="fold")
+    for name in NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True)
+    in_layers = False
+    for op in profile.ops:
+        if op.label.startswith(LAYERS) and not in_layers:
+            table.add_row("layers")
+        in_layers = op.label.startswith(LAYERS)
+        table.add_row(*_cells(op, profile))
+
+    measured_s = profile.measured_ops_s
+    roof = f"{profile.predicted_s / measured_s:.0%}" if measured_s else ""
+    table.add_row(
+        "all ops", "", "", "", "", _ms(profile.predicted_s), _ms(measured_s), roof, _share(measured_s, profile)
+    )
+    for name, seconds in (
+        *profile.rest_s.items(),
+        ("outside the ops", sum(profile.rest_s.values())),
+        ("step", profile.step_s),
+    ):
+        table.add_row(name, "", "", "", "", "", _ms(seconds), "", _share(seconds, profile))
+    console.print(table)
+
+
+def _cells(op: OpProfile, profile: StepProfile) -> tuple[str, ...]:
+    """Blank where there is nothing to compute or move."""
+    label = f"  {op.label.removeprefix(LAYERS)} × {op.count}" if op.label.startswith(LAYERS) else op.label
+    return (
+        label,
+        op.kind,
+        f"{op.cost.flops / 1e6:,.1f}" if op.cost.flops else "",
+        f"{op.cost.num_bytes / 1e6:,.2f}" if op.cost.num_bytes else "",
+        "" if op.bound == "nothing" else op.bound,
+        _ms(op.predicted_s) if op.predicted_s else "",
+        _ms(op.measured_s),
+        "" if op.efficiency is None else f"{op.efficiency:.0%}",
+        _share(op.measured_s, profile),
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _share(seconds: float, profile: StepProfile) -> str:
+    return f"{seconds / profile.step_s:.1%}"

@@ -1,0 +1,96 @@
+"""What a step should take on measured hardware, op by op, beside what it took.
+
+An op takes at least the time of reading its bytes and at least that of its arithmetic (Williams, Waterman, Patterson:
+Roofline, CACM 2009). Weights and KV entries come from memory, unless all that a step reads fits in the cache from one
+step to the next; activations come from the cache, where they were written a moment ago, unless they do not fit.
+Called by `bench/profile.py`; backends make OpTimings. Must not import torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.cost.account import account_groups
+from ridgeline.cost.hardware import Hardware, InputKind
+from ridgeline.program.op import Program
+from ridgeline.program.opset import ElementBytes, Load, OpCost
+from ridgeline.program.passes.fuse import Group
+
+WeightKind = Literal["f32", "bf16", "int8", "int4"]
+Bound = Literal["memory", "cache", "compute", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpTiming:
+    """What a backend computed as one piece in one step, and how long it took, in seconds.
+
+    `ops` are the labels of the program's ops in it; none for what the program does not hold, such as drawing tokens.
+    `inputs` is the kind of arithmetic of its products, `element` what its operands take in memory.
+    """
+
+    label: str
+    kind: str
+    ops: tuple[str, ...]
+    seconds: float
+    element: ElementBytes
+    inputs: InputKind
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The least time that a cost can take, in seconds, and which ceiling says so."""
+
+    seconds: float
+    bound: Bound
+
+
+class Roofline:
+    """The ceilings of `num_threads` threads, for steps that read `step_bytes` of weights and KV memory in all."""
+
+    def __init__(self, hardware: Hardware, num_threads: int, step_bytes: float) -> None:
+        self._hardware, self._num_threads = hardware, num_threads
+        self._is_cached = step_bytes <= hardware.cache_bytes
+
+    def predict(self, cost: OpCost, inputs: InputKind) -> Prediction:
+        """The bound for `cost`. Arithmetic of a kind whose peak is not known takes no time."""
+        peak = self._hardware.peak(inputs, self._num_threads)
+        compute_s = cost.flops / peak if peak else 0.0
+        kept = cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
+        fits = cost.activation_bytes <= self._hardware.cache_bytes
+        from_memory = (0.0 if self._is_cached else kept) + (0.0 if fits else cost.activation_bytes)
+        memory_s = from_memory / self._hardware.stream(self._num_threads)
+        cache_s = (cost.num_bytes - from_memory) / self._hardware.cached(self._num_threads)
+        seconds = max(compute_s, memory_s + cache_s)
+        if seconds == 0:
+            return Prediction(0.0, "nothing")
+        if compute_s > memory_s + cache_s:
+            return Prediction(seconds, "compute")
+        return Prediction(seconds, "memory" if memory_s >= cache_s else "cache")
+
+
+def costs_of(program: Program, timings: Sequence[OpTiming], load: Load) -> list[OpCost]:
+    """What each timing had to compute and move for `load`: its ops as one group, nothing where it has none."""
+    ops = {op.label: op for op in program.ops}
+    costs = [OpCost() for _ in timings]
+    for element in dict.fromkeys(timing.element for timing in timings):
+        at = [index for index, timing in enumerate(timings) if timing.element == element and timing.ops]
+        groups = [Group(timings[i].kind, timings[i].label, tuple(ops[name] for name in timings[i].ops)) for i in at]
+        for index, priced in zip(at, account_groups(program, groups, load, element), strict=True):
+            costs[index] = priced.cost
+    return costs
+
+
+def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:
+    """Bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
+
+    int8 has a float32 scale per output, int4 a float16 scale (and a zero point of one byte) per `group` inputs.
+    """
+    match kind:
+        case "f32":
+            return 4.0
+        case "bf16":
+            return 2.0
+        case "int8":
+            return 1.0 + 4.0 / num_inputs
+        case "int4":
+            return 0.5 + (3.0 if zero_points else 2.0) / group

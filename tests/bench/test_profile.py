@@ -1,0 +1,139 @@
+"""Profiles of a bundled model: parts sum to the step, costs are the account's, and the clock changes no result.
+
+The clock of these tests moves by one second whenever it is read, so every time is a count of readings.
+"""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.bench.profile import Profiler, scheduler_config
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig
+from ridgeline.core.errors import ConfigError, EngineError
+from ridgeline.core.params import SamplingParams
+from ridgeline.cost.account import account, total
+from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
+from ridgeline.decoding.sampling import Sampler
+from ridgeline.engine.batch import build_batch
+from ridgeline.engine.build import build_engine
+from ridgeline.program.opset import ElementBytes, Load
+
+CEILING = {1: Ceiling(1e9, 1e9)}
+HARDWARE = Hardware(
+    machine=Machine(cpu_model="Some CPU", num_cores=1, memory_bytes=2**34, isa_level="avx2"),
+    probe_version=PROBE_VERSION,
+    measured_at="2026-11-21T12:00:00+00:00",
+    stream_buffer_bytes=2**28,
+    cache_bytes=2**10,
+    stream_bytes_per_s=CEILING,
+    cached_bytes_per_s=CEILING,
+    ops_per_s={"f32": CEILING},
+)
+
+
+def engine_for(batch, prompt, **options):
+    config = EngineConfig(
+        model=ModelConfig(model="python-1m", dtype="float32", max_model_len=128),
+        cache=CacheConfig(prefix_caching=False, **options),
+        scheduler=scheduler_config(batch, prompt),
+        num_threads=1,
+    )
+    threads = torch.get_num_threads()
+    try:
+        return build_engine(config, lambda deltas: None)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def profiler():
+    return Profiler(engine_for(3, 64), HARDWARE, 1)
+
+
+@pytest.fixture
+def counting_clock(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_parts_sum_to_the_step(profiler, counting_clock, kind):
+    step = profiler.decode(3, 120, 4) if kind == "decode" else profiler.prefill(64, 4)
+    assert step.num_steps == 4 and step.num_tokens == (3 if kind == "decode" else 64)
+    assert step.measured_ops_s + sum(step.rest_s.values()) == pytest.approx(step.step_s)
+    rest_s = dict(step.rest_s)
+    assert rest_s.pop("between ops") > 0
+    assert rest_s == {"plan": 1, "batch": 1, "sample": 1, "commit": 1, "render": 1, "other": 4}, "readings of the clock"
+    assert all(op.measured_s == op.count for op in step.ops), "every op has its reading"
+    assert step.timed_step_s == step.step_s > step.untimed_step_s
+
+
+def test_costs_are_those_of_the_steps(profiler):
+    program, element = profiler._engine.program, ElementBytes(weight=4, activation=4, kv=4)
+    step = profiler.prefill(64, 2)
+    expected = total(account(program, Load(((64, 64),), num_rows=1), element))
+    assert sum(op.cost.flops for op in step.ops) == pytest.approx(expected.flops)
+    assert sum(op.cost.num_bytes for op in step.ops) == pytest.approx(expected.num_bytes)
+    bounds = [max(op.cost.num_bytes, op.cost.flops) / 1e9 for op in step.ops]  # every ceiling is 1e9 per second
+    assert [op.predicted_s for op in step.ops] == pytest.approx(bounds)
+    assert step.predicted_s == pytest.approx(sum(bounds))
+
+
+def test_decode_ends_at_the_context(profiler):
+    element = ElementBytes(weight=4, activation=4, kv=4)
+    profiler.decode(1, 100, 1)
+    last = profiler._executor.last.load
+    assert last.spans == ((1, 99),), "with the token drawn from it, 100"
+    step = profiler.decode(3, 120, 2)
+    assert all(tokens == 1 and 100 < end <= 120 for tokens, end in profiler._executor.last.load.spans)
+    attention = next(op for op in step.ops if op.kind == "attention")
+    least = total(account(profiler._engine.program, Load.decode(3, 100), element)).kv_read_bytes
+    most = total(account(profiler._engine.program, Load.decode(3, 120), element)).kv_read_bytes
+    assert least < attention.cost.kv_read_bytes < most
+    assert not profiler._loop.scheduler.has_work, "a profile leaves nothing behind"
+
+
+def test_layers_are_one_row_or_many(profiler):
+    program = profiler._engine.program
+    step = profiler.prefill(8, 1, by_layer=True)
+    assert [op.label for op in step.ops] == [op.label for op in program.ops]
+    assert {op.count for op in step.ops} == {1}
+    together = profiler.prefill(8, 1)
+    assert sum(op.count for op in together.ops) == len(program.ops)
+    assert sum(op.count for op in together.ops if op.label == "layers.*.ffn.down") == len(program.states)
+
+
+def test_the_clock_changes_no_result():
+    engine = engine_for(1, 64)
+    engine.loop.scheduler.add(engine.intake.request(range(40), SamplingParams(max_tokens=4)))
+    plan = engine.loop.scheduler.plan()
+    batch = build_batch(plan, engine.layout.block_size, Sampler().draw_rows(plan.samples))
+    plain = engine.executable.run(batch)
+    started = time.perf_counter()
+    timed, timings = engine.executable.timed(batch)
+    elapsed_s = time.perf_counter() - started
+    assert torch.equal(plain.logits_RV, timed.logits_RV)
+    assert [timing.ops for timing in timings] == [(op.label,) for op in engine.program.ops]
+    assert all(timing.seconds > 0 for timing in timings)
+    assert np.sum([timing.seconds for timing in timings]) < elapsed_s
+
+
+def test_no_room(profiler):
+    with pytest.raises(ConfigError, match="do not fit in a context of 20 tokens: raise --context"):
+        Profiler(engine_for(1, 8), HARDWARE, 1).decode(1, 20, 9)
+    for_two = 2 * 128 * profiler._engine.layout.groups[0].bytes_per_token
+    small = Profiler(engine_for(8, 8, kv_cache_bytes=for_two), HARDWARE, 1)
+    with pytest.raises(ConfigError, match="no room for 8 sequences of 120 tokens"):
+        small.decode(8, 120, 1)
+
+
+def test_a_step_that_fails_is_an_error(profiler, monkeypatch):
+    def broken(batch):
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(profiler._executor._executable, "run", broken)
+    with pytest.raises(EngineError, match="failed"):
+        profiler.prefill(8, 1)

@@ -1,0 +1,74 @@
+"""`ridgeline profile`: tables that fit, JSON whose parts sum up, and clear errors."""
+
+import json
+
+import pytest
+
+from ridgeline.backends import probe
+from ridgeline.backends.probe import NativeModule
+
+
+@pytest.fixture
+def profile(ridgeline, model_folder, tmp_path, monkeypatch):
+    """Profiles the small model, on ceilings measured in a moment; JSON is decoded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probe, "ROUNDS", 1)
+    monkeypatch.setattr(probe, "REPEATS", 1)
+    monkeypatch.setattr(probe, "PEAK_S", 0.001)
+    monkeypatch.setattr(probe, "last_level_cache_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(probe, "LEAST_STREAM_BYTES", 1 << 22)
+
+    def run(*options):
+        done = ridgeline("profile", model_folder, "--num-threads", 1, "--steps", 1, *options)
+        return json.loads(done.out) if "--json" in options and done.code == 0 else done
+
+    return run
+
+
+def test_a_table_per_kind_of_step(profile):
+    text = profile("--batch", 2, "--context", 60, "--prompt", 16).out
+    assert "decode of 2 at 60 tokens" in text and "prefill of 16 tokens" in text
+    for part in ("attn.q × 2", "lm_head", "all ops", "between ops", "sample", "outside the ops", "100.0%"):
+        assert text.count(part) == 2, part
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text and "…" not in text and "─" not in text
+    assert "decode" not in profile("--batch", 0, "--prompt", 8).out
+    assert "prefill" not in profile("--context", 40, "--prompt", 0).out
+
+
+def test_every_op_has_its_row(profile):
+    text = profile("--batch", 0, "--prompt", 8, "--all-ops").out
+    assert "layers.0.attn.q" in text and "layers.1.attn.q" in text and " × " not in text
+
+
+def test_json_sums_up(profile):
+    found = profile("--json", "--batch", 2, "--context", 60, "--prompt", 16)
+    assert found["model"] == "tiny-model" and found["num_threads"] == 1
+    assert found["choices"]["backend"]["value"]
+    assert found["hardware"]["machine"]["num_cores"] >= 1
+    assert [step["num_tokens"] for step in found["steps"]] == [2, 16]
+    for step in found["steps"]:
+        parts = sum(op["measured_s"] for op in step["ops"]) + sum(step["rest_s"].values())
+        assert parts == pytest.approx(step["step_s"])
+        assert step["predicted_s"] == pytest.approx(sum(op["predicted_s"] for op in step["ops"]))
+        for op in step["ops"]:
+            if op["efficiency"] is not None:
+                assert op["efficiency"] == pytest.approx(op["predicted_s"] / op["measured_s"])
+            assert (op["bound"] == "nothing") == (op["predicted_s"] == 0)
+
+
+def test_without_the_native_module(profile, monkeypatch):
+    monkeypatch.setattr(probe, "find_native", lambda: NativeModule(None, "it was not built"))
+    assert "No peaks of arithmetic" in profile("--batch", 0, "--prompt", 8).out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--batch", 0, "--prompt", 0), "nothing to profile"),
+        (("--context", 4), "do not fit in a context of 4 tokens"),
+    ],
+)
+def test_what_cannot_be_profiled(profile, options, words):
+    done = profile(*options)
+    assert done.code == 2 and words in done.err and done.err.count("\n") == 1
