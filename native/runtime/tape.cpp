@@ -45,6 +45,7 @@ void Tape::prepare(const Step& step) {
 
 void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
   if (begin == 0) prepare(step);
+  if (begin == end) return;
   step_ = &step;
   begin_ = begin;
   end_ = end;

@@ -24,8 +24,9 @@ class Tape {
   int64_t size() const { return (int64_t)instructions_.size(); }
   bool deterministic() const { return deterministic_; }
 
-  // Runs instructions [begin, end) for `step`. The ranges of one step are run in order, the first from 0. With
-  // `seconds` not null it receives the time of each instruction, from barrier to barrier.
+  // Runs instructions [begin, end) for `step`. The ranges of one step are run in order, the first from 0, which sizes
+  // the buffers even where it is empty. With `seconds` not null it receives the time of each instruction, from barrier
+  // to barrier.
   void run(const Step& step, int64_t begin, int64_t end, double* seconds);
 
  private:

@@ -80,6 +80,8 @@ class NativeExecutable:
         logits = np.empty((len(step.logit_rows_R), self._logits_width), dtype=np.float32)
         drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
         last = self._parts[-1]
+        if isinstance(self._parts[0], ReferencePart):
+            self._tape.run(step, logits, 0, 0)  # sizes the buffers
         for part in self._parts:
             if isinstance(part, ReferencePart):
                 self._fall_back(part, step, logits)
