@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ridgeline.bench.profile import Profiler, scheduler_config
-from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig
+from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.params import SamplingParams
 from ridgeline.cost.account import account, total
@@ -39,6 +39,7 @@ def engine_for(batch, prompt, **options):
         model=ModelConfig(model="python-1m", dtype="float32", max_model_len=128),
         cache=CacheConfig(prefix_caching=False, **options),
         scheduler=scheduler_config(batch, prompt),
+        backend=BackendConfig(backend="reference"),  # one op at a time
         num_threads=1,
     )
     threads = torch.get_num_threads()

@@ -19,6 +19,8 @@ def profile(ridgeline, model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "LEAST_STREAM_BYTES", 1 << 22)
 
     def run(*options):
+        if "--backend" not in options:
+            options = ("--backend", "reference", *options)
         done = ridgeline("profile", model_folder, "--num-threads", 1, "--steps", 1, *options)
         return json.loads(done.out) if "--json" in options and done.code == 0 else done
 
@@ -55,6 +57,14 @@ def test_json_sums_up(profile):
             if op["efficiency"] is not None:
                 assert op["efficiency"] == pytest.approx(op["predicted_s"] / op["measured_s"])
             assert (op["bound"] == "nothing") == (op["predicted_s"] == 0)
+
+
+@pytest.mark.parametrize("quantize", [(), ("--quantize", "int4", "--kv-dtype", "int8")])
+def test_groups_of_the_native_backend(profile, quantize):
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    text = profile("--backend", "native", "--context", 40, "--prompt", 16, *quantize).out
+    for group in ("norm_qkv", "attention", "linear_add", "norm_gated", "norm_head", "draw"):
+        assert text.count(f" {group} ") >= 2, "in both tables"
 
 
 def test_without_the_native_module(profile, monkeypatch):

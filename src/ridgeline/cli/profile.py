@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import DtypeOption
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from ridgeline.engine.build import Engine
 
 
+@computes
 def profile(
+    compute: Compute,
     model: Annotated[str, typer.Argument(help="A model folder, a bundled model's name or a hub id.")],
     batch: Annotated[int, typer.Option(min=0, max=1 << 12, help="Sequences in the decode steps; 0: no decoding.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence at the last decode step.")] = 256,
@@ -41,8 +44,10 @@ def profile(
     threads = num_threads or usable_cores()
     config = EngineConfig(
         model=ModelConfig(model=model, dtype=dtype, max_model_len=max(context if batch else 1, prompt + 1)),
-        cache=CacheConfig(prefix_caching=False),
+        cache=CacheConfig(prefix_caching=False, kv_dtype=compute.kv_dtype),
         scheduler=scheduler_config(batch, prompt),
+        quantize=compute.quantize_config(),
+        backend=compute.backend_config(),
         num_threads=threads,
     )
     hardware = ceilings(find_native())

@@ -1,5 +1,6 @@
 """The program over the paged cache in native code: a step is one call, or one per part where an op falls back."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,10 +12,12 @@ from ridgeline.backends.native.emit import DTYPES, EMITTERS
 from ridgeline.backends.native.fallback import NativeKv
 from ridgeline.backends.native.memory import address, allocate
 from ridgeline.backends.native.settings import NativeSettings
+from ridgeline.backends.native.timings import op_timings
 from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
 from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.cost.roofline import OpTiming
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
 
 PANEL = 32
@@ -63,17 +66,16 @@ class NativeExecutable:
 
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step, updates the cache, and draws the tokens of `step.draws`."""
-        return self._run(step, None)
+        return self._run(step, None, None)
 
-    def timed(self, step: StepBatch) -> tuple[StepOutput, list[float]]:
-        """`run`, with the seconds that each instruction of the tape took, from barrier to barrier.
-
-        The last instruction is the drawing of tokens. What falls back is not in the list.
-        """
+    def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
+        """`run`, and how long each group of ops took, from barrier to barrier. The last timing is that of the draw."""
         seconds = np.zeros(len(self._tape), dtype=np.float64)
-        return self._run(step, seconds), seconds.tolist()
+        fallback_s: dict[str, float] = {}
+        output = self._run(step, seconds, fallback_s)
+        return output, op_timings(self._program, self._settings, self._parts, seconds.tolist(), fallback_s)
 
-    def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
+    def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
         for copy in step.copies:
             for state in self._layout.groups[copy.group].states:
                 self._memories[state][0].copy_block(copy.source, copy.target)
@@ -84,7 +86,10 @@ class NativeExecutable:
             self._tape.run(step, logits, 0, 0)  # sizes the buffers
         for part in self._parts:
             if isinstance(part, ReferencePart):
+                started = time.perf_counter()
                 self._fall_back(part, step, logits)
+                if fallback_s is not None:
+                    fallback_s[part.op.label] = time.perf_counter() - started
             elif part is last:  # the tokens are drawn by the same call
                 self._tape.run(step, logits, part.begin, self._draw_at + 1, drawn, seconds)
             else:
@@ -136,7 +141,9 @@ class NativeExecutable:
             for state in group.states:
                 kv = self._program.states[state]
 
-                def memory(keys: int, values: int, heads: int = kv.num_heads, dim: int = kv.head_dim) -> _native.KvMemory:
+                def memory(
+                    keys: int, values: int, heads: int = kv.num_heads, dim: int = kv.head_dim
+                ) -> _native.KvMemory:
                     return _native.KvMemory(self._settings.kv, heads, dim, self._layout.block_size, keys, values)
 
                 num_bytes = memory(0, 0).block_bytes * group.num_blocks
