@@ -72,12 +72,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
     program = lower(spec, max_model_len)
     executable = build_executable(
-        backend,
-        config,
-        program,
-        lambda: load_weights(folder, spec, program, DTYPES[dtype]),
-        layout,
-        num_threads,
+        backend, config, program, lambda: load_weights(folder, spec, program, DTYPES[dtype]), layout, num_threads
     )
     if backend.backend == "native":
         torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
