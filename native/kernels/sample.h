@@ -12,18 +12,16 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-// One thread's memory: five arrays as long as the row, the sums of the blocks of weights, the buckets of a cut.
+// One thread's memory. Candidates are the tokens that top_k leaves, or all, in order of id.
 struct SampleScratch {
-  float* z;              // candidates in order of id: their logits, later divided by the temperature
-  float* weight;         // of the candidates
-  int32_t* ids;          // of the candidates, where these are not the whole vocabulary
-  float* member;         // a cut is found in a copy
-  float* member_weight;
-  uint64_t* sums;
-  uint64_t* buckets;
+  float* z;        // of the candidates: their logits, later divided by the temperature
+  float* weight;   // of the candidates
+  int32_t* ids;    // of the candidates, where these are not the whole vocabulary
+  uint64_t* sums;  // of the blocks of weights
+  CutScratch cut;
 
   static inline int64_t array_bytes(int64_t vocab_size) { return (4 * (vocab_size + kPanel) + 63) / 64 * 64; }
-  static inline int64_t sums_bytes(int64_t vocab_size) { return 8 * (vocab_size / kWeightBlock + 8) / 64 * 64 + 64; }
+  static inline int64_t sums_bytes(int64_t vocab_size) { return 8 * (vocab_size / kWeightBlock + 8) / 64 * 64; }
 
   inline SampleScratch(void* memory, int64_t vocab_size) {
     uint8_t* at = (uint8_t*)memory;
@@ -31,30 +29,28 @@ struct SampleScratch {
     z = (float*)take(array_bytes(vocab_size));
     weight = (float*)take(array_bytes(vocab_size));
     ids = (int32_t*)take(array_bytes(vocab_size));
-    member = (float*)take(array_bytes(vocab_size));
-    member_weight = (float*)take(array_bytes(vocab_size));
+    cut.x = (float*)take(array_bytes(vocab_size));
+    cut.weight = (float*)take(array_bytes(vocab_size));
     sums = (uint64_t*)take(sums_bytes(vocab_size));
-    buckets = (uint64_t*)take(kBuckets * 8);
+    cut.buckets = (uint64_t*)at;
   }
 };
 
 static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
-  return 5 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + kBuckets * 8;
+  return 5 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
 }
 
-// The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. `scratch.member` holds the maxima
-// of the row's groups; the k-th largest of them is a floor that few other logits reach.
+// The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
+// row's groups: the k-th largest of them is a floor that few other logits reach.
 static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const SampleScratch& scratch) {
   const int64_t num_groups = vocab_size / kScanBlock * kLanes;
   float floor = -kInfinity;
-  if (k <= num_groups)
-    floor = find_cut<false>(scratch.member, nullptr, num_groups, (uint64_t)k, scratch.buckets).value;
-  const int64_t num_candidates = gather(logits, vocab_size, floor, [&](int64_t i, int64_t at) {
+  if (k <= num_groups) floor = find_cut({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
+  const int64_t num_candidates = gather(logits, vocab_size, floor, kInfinity, [&](int64_t i, int64_t at) {
     scratch.z[at] = logits[i];
     scratch.ids[at] = (int32_t)i;
   });
-  __builtin_memcpy(scratch.member, scratch.z, (size_t)num_candidates * sizeof(float));
-  const Cut cut = find_cut<false>(scratch.member, nullptr, num_candidates, (uint64_t)k, scratch.buckets);
+  const Cut cut = find_cut({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
   keep(cut, scratch.z, scratch.ids, num_candidates);
 }
 
@@ -65,21 +61,16 @@ static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k
 static inline uint64_t take_top_p(double top_p, float most, int64_t n, uint64_t total, const SampleScratch& scratch) {
   constexpr double kSlack = 0.01;
   const double rest = (1.0 - top_p) * (double)total;
-  const double distance = kLogOfOne - __builtin_log(rest / (double)n) + kSlack;
-  const float floor = most - (float)(distance < -kAllZero ? distance : -(double)kAllZero + kSlack);
-  const int64_t num_members = gather(scratch.z, n, floor, [&](int64_t i, int64_t at) {
-    scratch.member[at] = scratch.z[i];
-    scratch.member_weight[at] = scratch.weight[i];
-  });
-  const Cut cut =
-      find_cut<true>(scratch.member, scratch.member_weight, num_members, least_mass(top_p, total), scratch.buckets);
+  const double distance = kLogOfOne - __builtin_log(rest / (double)n);
+  const float floor = most - (float)((distance < -kAllZero ? distance : -kAllZero) + kSlack);
+  const Cut cut = find_cut({scratch.z, scratch.weight, n}, floor, least_mass(top_p, total), scratch.cut);
   return drop(cut, scratch.z, scratch.weight, n, scratch.sums);
 }
 
 static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
   const SampleScratch scratch(scratch_memory, vocab_size);
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
-  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.member : nullptr);
+  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.z : nullptr);
   row.token = -1;
   if (!scan.finite) return;
   row.token = scan.at;

@@ -1,6 +1,7 @@
 // Where to cut a row so that its largest values make up a given count (top_k) or mass (top_p), without sorting it.
 #pragma once
 
+#include "kernels/sample_scan.h"
 #include "kernels/simd.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
@@ -13,51 +14,108 @@ struct Cut {
   int64_t ties;
 };
 
+// Values, and their weights or null where each counts 1. Equal values have equal weights.
+struct Weighted {
+  const float* x;
+  const float* weight;
+  int64_t n;
+};
+
+// Where a cut is looked for: room for as many values, and kBuckets + 1 sums.
+struct CutScratch {
+  float* x;
+  float* weight;
+  uint64_t* buckets;
+};
+
 // Ascends as the float does; both zeros are the same.
-RL_INLINE uint32_t order_of(float x) {
-  const float one_zero = x + 0.0f;
-  uint32_t bits;
-  __builtin_memcpy(&bits, &one_zero, 4);
-  return bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
+RL_INLINE Words order_of(Floats x) {
+  const Ints bits = (Ints)(x + 0.0f);
+  return (Words)bits ^ ((Words)(bits >> 31) | 0x80000000u);
 }
 
-template <bool Weighted>
-RL_INLINE uint64_t mass_of(const float* weight, int64_t i) {
-  return Weighted ? (uint64_t)(int64_t)weight[i] : 1;
+RL_INLINE float value_of(uint32_t order) {
+  const uint32_t bits = order & 0x80000000u ? order ^ 0x80000000u : ~order;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
 }
 
-// The cut that keeps the fewest largest of `n` values whose mass (weights rounded down, or without them the count)
-// sums to at least `need`, 1 <= need <= all of it. Equal values have equal weights. Overwrites x and weight.
+// The vector at x[i], filled up with x[0] past the end.
+RL_INLINE Floats load_some(const float* x, int64_t i, int64_t n) {
+  if (i + kLanes <= n) return load<Floats>(x + i);
+  Floats v = splat(x[0]);
+  for (int64_t j = i; j < n; j++) v[j - i] = x[j];
+  return v;
+}
+
+struct Range {
+  uint32_t low, high;
+};
+
+static inline Range range_of(const float* x, int64_t n) {
+  Words low = order_of(splat(x[0])), high = low;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Words order = order_of(load_some(x, i, n));
+    low = order < low ? order : low;
+    high = order > high ? order : high;
+  }
+  Range range{low[0], high[0]};
+  for (int lane = 1; lane < kLanes; lane++) {
+    range.low = low[lane] < range.low ? low[lane] : range.low;
+    range.high = high[lane] > range.high ? high[lane] : range.high;
+  }
+  return range;
+}
+
+// Sums the mass of every bucket: 2^shift values of the order, counted from range.high down. What lies below the range
+// may be left out.
+static inline void fill_buckets(const Weighted& values, Range range, int shift, uint64_t* buckets) {
+  __builtin_memset(buckets, 0, (kBuckets + 1) * sizeof *buckets);
+  const float low = value_of(range.low);
+  for (int64_t i = 0; i < values.n; i += kLanes) {
+    const Floats v = load_some(values.x, i, values.n);
+    if (!any(v >= low)) continue;
+    const Words bucket = (range.high - order_of(v)) >> shift;
+    uint32_t lanes[kLanes];
+    store(lanes, bucket > kBuckets ? bucket - bucket + kBuckets : bucket);
+    const int64_t used = values.n - i < kLanes ? values.n - i : kLanes;
+    if (values.weight)
+      for (int64_t lane = 0; lane < used; lane++) buckets[lanes[lane]] += (uint64_t)(int64_t)values.weight[i + lane];
+    else
+      for (int64_t lane = 0; lane < used; lane++) buckets[lanes[lane]]++;
+  }
+}
+
+// The cut that keeps the fewest largest values whose mass (weights rounded down, or the count) sums to at least `need`,
+// where 1 <= need <= the mass of all that are >= floor.
 //
-// A radix selection: the range of what is left is divided into buckets, and only the bucket in which the mass is
-// reached is left for the next round; after at most four rounds that holds one value.
-template <bool Weighted>
-static inline Cut find_cut(float* x, float* weight, int64_t n, uint64_t need, uint64_t* buckets) {
+// A radix selection: the range of values is divided into buckets, and those in the bucket in which the mass is reached
+// go on to the next round, until they are all equal.
+static inline Cut find_cut(Weighted values, float floor, uint64_t need, const CutScratch& scratch) {
   for (;;) {
-    uint32_t low = ~0u, high = 0;
-    for (int64_t i = 0; i < n; i++) {
-      const uint32_t at = order_of(x[i]);
-      low = at < low ? at : low;
-      high = at > high ? at : high;
-    }
-    if (low == high) {
-      const uint64_t each = mass_of<Weighted>(weight, 0);
-      return {x[0], (int64_t)((need + each - 1) / each)};
+    Range range = range_of(values.x, values.n);
+    const uint32_t least = order_of(splat(floor))[0];
+    if (range.low < least) range.low = least;
+    if (range.low >= range.high) {
+      const uint64_t each = values.weight ? (uint64_t)(int64_t)values.weight[0] : 1;
+      return {value_of(range.high), (int64_t)((need + each - 1) / each)};
     }
     int shift = 0;
-    while ((high - low) >> shift >= kBuckets) shift++;
-    __builtin_memset(buckets, 0, kBuckets * sizeof *buckets);
-    for (int64_t i = 0; i < n; i++) buckets[(high - order_of(x[i])) >> shift] += mass_of<Weighted>(weight, i);
+    while ((range.high - range.low) >> shift >= kBuckets) shift++;
+    fill_buckets(values, range, shift, scratch.buckets);
     uint32_t bucket = 0;
-    while (need > buckets[bucket]) need -= buckets[bucket++];
-    int64_t left = 0;
-    for (int64_t i = 0; i < n; i++) {
-      const bool stays = (high - order_of(x[i])) >> shift == bucket;
-      x[left] = x[i];
-      if (Weighted) weight[left] = weight[i];
-      left += stays;
-    }
-    n = left;
+    while (need > scratch.buckets[bucket]) need -= scratch.buckets[bucket++];
+    range.high -= bucket << shift;
+    const uint32_t width = (1u << shift) - 1;
+    range.low = range.high - range.low > width ? range.high - width : range.low;
+    floor = value_of(range.low);
+    values.n = gather(values.x, values.n, floor, value_of(range.high), [&](int64_t i, int64_t at) {
+      scratch.x[at] = values.x[i];
+      if (values.weight) scratch.weight[at] = values.weight[i];
+    });
+    values.x = scratch.x;
+    values.weight = values.weight ? scratch.weight : nullptr;
   }
 }
 
@@ -66,7 +124,7 @@ static inline int64_t keep(Cut cut, float* x, int32_t* ids, int64_t n) {
   int64_t left = 0;
   for (int64_t i = 0; i < n; i++) {
     const bool equal = x[i] == cut.value;
-    const bool stays = x[i] > cut.value || (equal && cut.ties > 0);
+    const bool stays = (x[i] > cut.value) | (equal & (cut.ties > 0));
     cut.ties -= equal;
     x[left] = x[i];
     ids[left] = ids[i];

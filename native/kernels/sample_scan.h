@@ -60,21 +60,26 @@ static inline Scan scan_row(const float* x, int64_t n, float* groups) {
   return {most_of_all > -kInfinity, most_of_all, first_equal(x, block * kScanBlock, n, most_of_all)};
 }
 
-// Calls take(i, count so far) for every x[i] >= floor, ascending, and for some of their neighbours: what is taken for
+// Calls take(i, count so far) for every x[i] in [low, high], ascending, and for some of their neighbours: what is taken for
 // one of these is overwritten by the next, or lies at the end and does not count. Returns the count.
 template <class Take>
-RL_INLINE int64_t gather(const float* x, int64_t n, float floor, Take take) {
+RL_INLINE int64_t gather(const float* x, int64_t n, float low, float high, Take take) {
   int64_t count = 0, i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    if (!any(load<Floats>(x + i) >= splat(floor))) continue;
-    for (int64_t j = i; j < i + kLanes; j++) {
-      take(j, count);
-      count += x[j] >= floor;
+    const Floats v = load<Floats>(x + i);
+    const Ints inside = (v >= low) & (v <= high);  // -1 where true
+    if (!any(inside)) continue;
+    int32_t lanes[kLanes];
+    store(lanes, inside);
+    for (int lane = 0; lane < kLanes; lane++) {
+      take(i + lane, count);
+      count -= lanes[lane];
     }
   }
   for (; i < n; i++) {
+    const float v = x[i];
     take(i, count);
-    count += x[i] >= floor;
+    count += (v >= low) & (v <= high);
   }
   return count;
 }

@@ -14,23 +14,44 @@ inline constexpr float kAllZero = -31.0f;  // 2^44 * exp(-31) < 1
 inline constexpr double kLogOfOne = 44 * 0.69314718055994531;  // of the largest weight
 inline constexpr int64_t kWeightBlock = 512;  // weights summed in float64: at most 512 * 2^44 = 2^53, exact
 
+// Four vectors at a time: their chains of dependent operations fill each other's gaps.
+inline constexpr int kStrip = 4;
+inline constexpr int64_t kStripWidth = kStrip * kDoubleLanes;
+
+struct Strip {
+  HalfFloats part[kStrip];
+};
+
+RL_INLINE Strip load_strip(const float* from) {
+  Strip strip;
+  for (int i = 0; i < kStrip; i++) strip.part[i] = load<HalfFloats>(from + i * kDoubleLanes);
+  return strip;
+}
+
+RL_INLINE void store_strip(float* to, const Strip& strip) {
+  for (int i = 0; i < kStrip; i++) store(to + i * kDoubleLanes, strip.part[i]);
+}
+
 // 2^44 * e^x for -31 <= x <= 0, rounded to float32: correctly but in one case of 30000, where the neighbour is as good.
 // e^x = 2^n * e^r, n = round(x / ln 2); on |r| <= ln 2 / 2 a minimax polynomial with relative error below 2^-39.
-RL_INLINE HalfFloats scaled_exp(HalfFloats x_single) {
+RL_INLINE void scaled_exp(Strip& strip) {
   constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, held in the low bits
-  const Doubles x = __builtin_convertvector(x_single, Doubles);
-  const Doubles shifted = x * 1.4426950408889634 + kMagic;
-  const Doubles r = x - (shifted - kMagic) * 0.69314718055994531;
-  Doubles p = r * 2.4708270879744255e-05 + 0.0001990895242558933;
-  p = p * r + 0.001388919725151058;
-  p = p * r + 0.00833328178757674;
-  p = p * r + 0.04166666440373694;
-  p = p * r + 0.16666666784512063;
-  p = p * r + 0.5000000000427148;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
-  const Longs exponent = ((Longs)shifted + 44) << 52;
-  return __builtin_convertvector((Doubles)((Longs)p + exponent), HalfFloats);
+  constexpr double kCoefficients[] = {0.0001990895242558933, 0.001388919725151058, 0.00833328178757674,
+                                      0.04166666440373694,   0.16666666784512063,  0.5000000000427148,
+                                      1.0,                   1.0};
+  Doubles r[kStrip], p[kStrip];
+  Longs exponent[kStrip];
+  for (int i = 0; i < kStrip; i++) {
+    const Doubles x = __builtin_convertvector(strip.part[i], Doubles);
+    const Doubles shifted = x * 1.4426950408889634 + kMagic;
+    exponent[i] = ((Longs)shifted + 44) << 52;
+    r[i] = x - (shifted - kMagic) * 0.69314718055994531;
+    p[i] = Doubles{} + 2.4708270879744255e-05;
+  }
+  for (const double coefficient : kCoefficients)
+    for (int i = 0; i < kStrip; i++) p[i] = p[i] * r[i] + coefficient;
+  for (int i = 0; i < kStrip; i++)
+    strip.part[i] = __builtin_convertvector((Doubles)((Longs)p[i] + exponent[i]), HalfFloats);
 }
 
 // Rounded down, exactly.
@@ -47,15 +68,18 @@ RL_INLINE uint64_t exact_sum(Doubles v) {
   return (uint64_t)(int64_t)total;
 }
 
-// Calls each(i) -> HalfFloats, the weights i .. i + kDoubleLanes, for all n of them, and writes the sum of every block of
-// kWeightBlock to `sums`. Returns the sum of all.
+// Calls each(i) -> Strip, the weights from i on, for all n of them, and writes the sum of every block of kWeightBlock to
+// `sums`. Returns the sum of all.
 template <class Each>
 RL_INLINE uint64_t sum_blocks(int64_t n, uint64_t* sums, Each each) {
   uint64_t total = 0;
   for (int64_t begin = 0; begin < n; begin += kWeightBlock) {
     const int64_t end = begin + kWeightBlock < n ? begin + kWeightBlock : n;
     Doubles block{};
-    for (int64_t i = begin; i < end; i += kDoubleLanes) block += whole_weights(each(i));
+    for (int64_t i = begin; i < end; i += kStripWidth) {
+      const Strip weights = each(i);
+      for (int j = 0; j < kStrip; j++) block += whole_weights(weights.part[j]);
+    }
     sums[begin / kWeightBlock] = exact_sum(block);
     total += sums[begin / kWeightBlock];
   }
@@ -63,36 +87,42 @@ RL_INLINE uint64_t sum_blocks(int64_t n, uint64_t* sums, Each each) {
 }
 
 // z = x / temperature, and weight = 2^44 * exp(z - most), 0 where z < floor. z may be x. Both are written up to the
-// next multiple of kDoubleLanes, z with -inf. Returns the sum of the weights, rounded down each.
+// next multiple of kStripWidth, z with -inf. Returns the sum of the weights, rounded down each.
 static inline uint64_t weigh(const float* x, int64_t n, float temperature, float most, float floor, float* z,
                              float* weight, uint64_t* sums) {
   return sum_blocks(n, sums, [&](int64_t i) {
-    HalfFloats v = HalfFloats{} - kInfinity;
-    if (i + kDoubleLanes <= n)
-      v = load<HalfFloats>(x + i);
-    else
-      for (int64_t j = i; j < n; j++) v[j - i] = x[j];
-    v /= temperature;
-    store(z + i, v);
-    const HalfFloats below = v - most;
-    const HalfFloats w = scaled_exp(below < kAllZero ? HalfFloats{} + kAllZero : below);
-    const HalfFloats kept = v < floor ? HalfFloats{} : w;
-    store(weight + i, kept);
-    return kept;
+    float tail[kStripWidth];
+    if (i + kStripWidth > n)
+      for (int64_t j = 0; j < kStripWidth; j++) tail[j] = i + j < n ? x[i + j] : -kInfinity;
+    Strip scaled = load_strip(i + kStripWidth > n ? tail : x + i), weights;
+    for (int j = 0; j < kStrip; j++) {
+      scaled.part[j] /= temperature;
+      const HalfFloats below = scaled.part[j] - most;
+      weights.part[j] = below < kAllZero ? HalfFloats{} + kAllZero : below;
+    }
+    scaled_exp(weights);
+    for (int j = 0; j < kStrip; j++) weights.part[j] = scaled.part[j] < floor ? HalfFloats{} : weights.part[j];
+    store_strip(z + i, scaled);
+    store_strip(weight + i, weights);
+    return weights;
   });
 }
 
 // Gives weight 0 to what the cut does not keep. Returns the new sum.
 static inline uint64_t drop(Cut cut, const float* z, float* weight, int64_t n, uint64_t* sums) {
   return sum_blocks(n, sums, [&](int64_t i) {
-    const HalfFloats v = load<HalfFloats>(z + i);
-    HalfFloats w = load<HalfFloats>(weight + i);
-    w = v < cut.value ? HalfFloats{} : w;
-    if (any(v == cut.value))
-      for (int lane = 0; lane < kDoubleLanes; lane++)
-        if (v[lane] == cut.value && --cut.ties < 0) w[lane] = 0;
-    store(weight + i, w);
-    return w;
+    const Strip scaled = load_strip(z + i);
+    Strip weights = load_strip(weight + i);
+    for (int j = 0; j < kStrip; j++) {
+      const HalfFloats v = scaled.part[j];
+      HalfFloats& w = weights.part[j];
+      w = v < cut.value ? HalfFloats{} : w;
+      if (any(v == cut.value))
+        for (int lane = 0; lane < kDoubleLanes; lane++)
+          if (v[lane] == cut.value && --cut.ties < 0) w[lane] = 0;
+    }
+    store_strip(weight + i, weights);
+    return weights;
   });
 }
 
