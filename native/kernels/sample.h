@@ -45,12 +45,12 @@ static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
 static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const SampleScratch& scratch) {
   const int64_t num_groups = vocab_size / kScanBlock * kLanes;
   float floor = -kInfinity;
-  if (k <= num_groups) floor = find_cut({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
+  if (k <= num_groups) floor = find_cut<false>({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
   const int64_t num_candidates = gather(logits, vocab_size, floor, kInfinity, [&](int64_t i, int64_t at) {
     scratch.z[at] = logits[i];
     scratch.ids[at] = (int32_t)i;
   });
-  const Cut cut = find_cut({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
+  const Cut cut = find_cut<false>({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
   keep(cut, scratch.z, scratch.ids, num_candidates);
 }
 
@@ -63,7 +63,7 @@ static inline uint64_t take_top_p(double top_p, float most, int64_t n, uint64_t 
   const double rest = (1.0 - top_p) * (double)total;
   const double distance = kLogOfOne - __builtin_log(rest / (double)n);
   const float floor = most - (float)((distance < -kAllZero ? distance : -kAllZero) + kSlack);
-  const Cut cut = find_cut({scratch.z, scratch.weight, n}, floor, least_mass(top_p, total), scratch.cut);
+  const Cut cut = find_cut<true>({scratch.z, scratch.weight, n}, floor, least_mass(top_p, total), scratch.cut);
   return drop(cut, scratch.z, scratch.weight, n, scratch.sums);
 }
 

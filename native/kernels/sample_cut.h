@@ -6,7 +6,7 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-inline constexpr uint32_t kBuckets = 1024;
+inline constexpr uint32_t kBuckets = 2048;
 
 // Keeps values above `value`, and the first `ties` that equal it.
 struct Cut {
@@ -14,11 +14,14 @@ struct Cut {
   int64_t ties;
 };
 
-// Values, and their weights or null where each counts 1. Equal values have equal weights.
-struct Weighted {
+// Values and what each of them counts: its weight rounded down, or 1. Equal values have equal weights.
+template <bool Weighted>
+struct Values {
   const float* x;
   const float* weight;
   int64_t n;
+
+  uint64_t mass(int64_t i) const { return Weighted ? (uint64_t)(int64_t)weight[i] : 1; }
 };
 
 // Where a cut is looked for: room for as many values, and kBuckets + 1 sums.
@@ -68,38 +71,45 @@ static inline Range range_of(const float* x, int64_t n) {
   return range;
 }
 
-// Sums the mass of every bucket: 2^shift values of the order, counted from range.high down. What lies below the range
-// may be left out.
-static inline void fill_buckets(const Weighted& values, Range range, int shift, uint64_t* buckets) {
-  __builtin_memset(buckets, 0, (kBuckets + 1) * sizeof *buckets);
-  const float low = value_of(range.low);
-  for (int64_t i = 0; i < values.n; i += kLanes) {
-    const Floats v = load_some(values.x, i, values.n);
-    if (!any(v >= low)) continue;
-    const Words bucket = (range.high - order_of(v)) >> shift;
-    uint32_t lanes[kLanes];
-    store(lanes, bucket > kBuckets ? bucket - bucket + kBuckets : bucket);
-    const int64_t used = values.n - i < kLanes ? values.n - i : kLanes;
-    if (values.weight)
-      for (int64_t lane = 0; lane < used; lane++) buckets[lanes[lane]] += (uint64_t)(int64_t)values.weight[i + lane];
-    else
-      for (int64_t lane = 0; lane < used; lane++) buckets[lanes[lane]]++;
-  }
+// Adds the mass of values i .. i + count, which are the first lanes of `v`.
+template <bool Weighted>
+RL_INLINE void add_to_buckets(const Values<Weighted>& values, Floats v, int64_t i, int count, uint32_t high, int shift,
+                              uint64_t* buckets) {
+  const Words bucket = (high - order_of(v)) >> shift;
+  const Lanes lanes = spill((Ints)(bucket > kBuckets ? bucket - bucket + kBuckets : bucket));
+  for (int j = 0; j < count; j++) buckets[lanes.lane[j]] += values.mass(i + j);
 }
 
-// The cut that keeps the fewest largest values whose mass (weights rounded down, or the count) sums to at least `need`,
+// Sums the mass of every bucket: 2^shift values of the order, counted from range.high down. What lies below the range
+// may be left out.
+template <bool Weighted>
+static inline void fill_buckets(const Values<Weighted>& values, Range range, int shift, uint64_t* buckets) {
+  __builtin_memset(buckets, 0, (kBuckets + 1) * sizeof *buckets);
+  const float low = value_of(range.low);
+  int64_t i = 0;
+  for (; i + kLanes <= values.n; i += kLanes) {
+    const Floats v = load<Floats>(values.x + i);
+    if (any(v >= low)) add_to_buckets(values, v, i, kLanes, range.high, shift, buckets);
+  }
+  if (i < values.n)
+    add_to_buckets(values, load_some(values.x, i, values.n), i, (int)(values.n - i), range.high, shift, buckets);
+}
+
+// The cut that keeps the fewest largest values whose mass sums to at least `need`,
 // where 1 <= need <= the mass of all that are >= floor.
 //
 // A radix selection: the range of values is divided into buckets, and those in the bucket in which the mass is reached
 // go on to the next round, until they are all equal.
-static inline Cut find_cut(Weighted values, float floor, uint64_t need, const CutScratch& scratch) {
+template <bool Weighted>
+static inline Cut find_cut(Values<Weighted> values, float floor, uint64_t need, const CutScratch& scratch) {
   for (;;) {
     Range range = range_of(values.x, values.n);
     const uint32_t least = order_of(splat(floor))[0];
     if (range.low < least) range.low = least;
     if (range.low >= range.high) {
-      const uint64_t each = values.weight ? (uint64_t)(int64_t)values.weight[0] : 1;
-      return {value_of(range.high), (int64_t)((need + each - 1) / each)};
+      const float value = value_of(range.high);
+      const uint64_t each = values.mass(first_equal(values.x, 0, values.n, value));
+      return {value, (int64_t)((need + each - 1) / each)};
     }
     int shift = 0;
     while ((range.high - range.low) >> shift >= kBuckets) shift++;
@@ -112,10 +122,9 @@ static inline Cut find_cut(Weighted values, float floor, uint64_t need, const Cu
     floor = value_of(range.low);
     values.n = gather(values.x, values.n, floor, value_of(range.high), [&](int64_t i, int64_t at) {
       scratch.x[at] = values.x[i];
-      if (values.weight) scratch.weight[at] = values.weight[i];
+      if (Weighted) scratch.weight[at] = values.weight[i];
     });
-    values.x = scratch.x;
-    values.weight = values.weight ? scratch.weight : nullptr;
+    values = {scratch.x, scratch.weight, values.n};
   }
 }
 

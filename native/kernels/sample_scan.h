@@ -19,9 +19,12 @@ struct Scan {
 };
 
 static inline bool has_nan_or_plus_inf(const float* x, int64_t n) {
-  bool bad = false;
-  for (int64_t i = 0; i < n; i++) bad |= !(x[i] <= kLargestFloat);
-  return bad;
+  Ints bad{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) bad |= ~(load<Floats>(x + i) <= kLargestFloat);
+  bool rest_bad = false;
+  for (; i < n; i++) rest_bad |= !(x[i] <= kLargestFloat);
+  return any(bad) || rest_bad;
 }
 
 RL_INLINE int64_t first_equal(const float* x, int64_t begin, int64_t end, float value) {
@@ -69,11 +72,10 @@ RL_INLINE int64_t gather(const float* x, int64_t n, float low, float high, Take 
     const Floats v = load<Floats>(x + i);
     const Ints inside = (v >= low) & (v <= high);  // -1 where true
     if (!any(inside)) continue;
-    int32_t lanes[kLanes];
-    store(lanes, inside);
-    for (int lane = 0; lane < kLanes; lane++) {
-      take(i + lane, count);
-      count -= lanes[lane];
+    const Lanes lanes = spill(inside);
+    for (int j = 0; j < kLanes; j++) {
+      take(i + j, count);
+      count -= lanes.lane[j];
     }
   }
   for (; i < n; i++) {

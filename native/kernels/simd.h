@@ -80,6 +80,19 @@ RL_INLINE Floats fma(Floats a, Floats b, Floats c) {
 RL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 RL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 
+// The lanes in memory, to be read one by one: compilers otherwise take them out of the register by a chain of shuffles,
+// several times slower where they become addresses.
+struct Lanes {
+  int32_t lane[kLanes];
+};
+
+RL_INLINE Lanes spill(Ints v) {
+  Lanes lanes;
+  store(lanes.lane, v);
+  __asm__("" : "+m"(lanes));
+  return lanes;
+}
+
 // Whether a comparison, of Floats or HalfFloats, holds in any lane.
 template <class Mask>
 RL_INLINE bool any(Mask mask) {
