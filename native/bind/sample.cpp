@@ -61,8 +61,9 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
 }  // namespace
 
 void bind_sample(nb::module_& module) {
-  module.def("sample", &sample, "level"_a, "logits"_a, "logit_row"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
-             "seed"_a, "num_output"_a,
+  module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
+             "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
+             "seed"_a.noconvert(), "num_output"_a.noconvert(),
              "Tokens drawn from rows of float32 logits [R, V] with the columns of backends.step.DrawRows; -1 where a "
              "row is not finite.");
 }
