@@ -1,9 +1,71 @@
+// The sampling kernel alone, for tests: the backend calls it within a step.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 #include "bind/bind.h"
+#include "kernels/sample_types.h"
+#include "runtime/isa.h"
 
 namespace nb = nanobind;
+using namespace nanobind::literals;
 
 namespace ridgeline {
+namespace {
 
-void bind_sample(nb::module_& module) { (void)module; }
+template <class T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+struct AlignedDelete {
+  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(64)); }
+};
+
+std::vector<int64_t> sample(const std::string& level, const Logits& logits, const Column<int64_t>& logit_row,
+                            const Column<float>& temperature, const Column<int32_t>& top_k,
+                            const Column<double>& top_p, const Column<double>& min_p, const Column<uint64_t>& seed,
+                            const Column<uint64_t>& num_output) {
+  const SampleKernels& kernels = kernels_of(level).sample;
+  const size_t num_rows = logit_row.size();
+  const int64_t vocab_size = (int64_t)logits.shape(1);
+  for (const size_t size : {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), num_output.size()})
+    if (size != num_rows)
+      throw std::invalid_argument("all columns of the rows to draw have one length, " + std::to_string(num_rows) +
+                                  ", got " + std::to_string(size));
+  if (vocab_size < 1 || vocab_size > kMaxDrawnVocab)
+    throw std::invalid_argument("a row to draw from has 1 to " + std::to_string(kMaxDrawnVocab) + " logits, got " +
+                                std::to_string(vocab_size));
+  const std::unique_ptr<void, AlignedDelete> scratch(
+      ::operator new((size_t)kernels.scratch_bytes(vocab_size), std::align_val_t(64)));
+  std::vector<int64_t> tokens;
+  for (size_t i = 0; i < num_rows; i++) {
+    const int64_t r = logit_row.data()[i];
+    if (r < 0 || r >= (int64_t)logits.shape(0))
+      throw std::invalid_argument("logit row " + std::to_string(r) + " is not one of " +
+                                  std::to_string(logits.shape(0)));
+    SampleRow row{temperature.data()[i], top_k.data()[i],     top_p.data()[i], min_p.data()[i],
+                  seed.data()[i],        num_output.data()[i], r,               -1};
+    kernels.sample(row, logits.data() + r * vocab_size, vocab_size, scratch.get());
+    tokens.push_back(row.token);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+void bind_sample(nb::module_& module) {
+  module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
+             "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
+             "seed"_a.noconvert(), "num_output"_a.noconvert(),
+             "Tokens drawn from rows of float32 logits [R, V] with the columns of backends.step.DrawRows; -1 where a "
+             "row is not finite.");
+}
 
 }  // namespace ridgeline

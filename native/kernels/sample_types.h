@@ -5,16 +5,20 @@
 
 namespace ridgeline {
 
-// Options of one row. `token` is the decision, -1 where no logit is finite.
+// Options of one row. `token` is the decision, -1 where the logits are not finite: NaN or +inf anywhere, or nothing
+// above -inf.
 struct SampleRow {
   float temperature;  // 0: greedy
   int32_t top_k;      // 0: all
-  float top_p;        // 1: all
-  float min_p;        // 0: all
+  double top_p;       // 1: all
+  double min_p;       // 0: all
   uint64_t seed;
   uint64_t num_output;
   int64_t logit_row;
   int64_t token;
 };
+
+// Widest row that may be drawn from: 2^44 for each of its tokens still sums up to less than 2^63.
+inline constexpr int64_t kMaxDrawnVocab = (1 << 19) - 1;
 
 }  // namespace ridgeline

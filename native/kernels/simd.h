@@ -31,6 +31,12 @@ typedef int16_t Shorts __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t UShorts __attribute__((vector_size(kVectorBytes)));
 typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
 
+// A vector of float64, and what converts to and from it: half as many floats.
+inline constexpr int kDoubleLanes = kLanes / 2;
+typedef double Doubles __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Longs __attribute__((vector_size(kVectorBytes)));
+typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));
+
 #define RL_INLINE static inline __attribute__((always_inline))
 
 template <class Vector>
@@ -73,6 +79,37 @@ RL_INLINE Floats fma(Floats a, Floats b, Floats c) {
 // The larger of each lane; of a NaN in `a` and a number in `b`, the number.
 RL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 RL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+// The lanes in memory, to be read one by one: compilers otherwise take them out of the register by a chain of shuffles,
+// several times slower where they become addresses.
+struct Lanes {
+  int32_t lane[kLanes];
+};
+
+RL_INLINE Lanes spill(Ints v) {
+  Lanes lanes;
+  store(lanes.lane, v);
+  __asm__("" : "+m"(lanes));
+  return lanes;
+}
+
+// Whether a comparison, of Floats or HalfFloats, holds in any lane.
+template <class Mask>
+RL_INLINE bool any(Mask mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof mask == 64) return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof mask == 32) return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof mask == 16) return _mm_movemask_epi8((__m128i)mask) != 0;
+#endif
+  uint64_t words[sizeof mask / 8], all = 0;
+  __builtin_memcpy(words, &mask, sizeof mask);
+  for (uint64_t word : words) all |= word;
+  return all != 0;
+}
 
 // The nearest integer, ties to even, for |v| < 2^22.
 RL_INLINE Floats round_even(Floats v) {

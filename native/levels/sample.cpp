@@ -1,9 +1,9 @@
 // The sample kernels of one ISA level.
 #include "kernels/level.h"
-#include "kernels/simd.h"
+#include "kernels/sample.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-void fill_sample(SampleKernels& kernels) { kernels = {}; }
+void fill_sample(SampleKernels& kernels) { kernels = {sample, sample_scratch_bytes}; }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

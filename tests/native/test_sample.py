@@ -1,0 +1,233 @@
+"""The native sampling kernel: the same token at every ISA level, that of the documented rule and of the Sampler."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.backends.step import StepOutput
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import SampleRow
+from ridgeline.decoding.draw import random_word
+from ridgeline.decoding.sampling import Sampler
+
+_native = pytest.importorskip("ridgeline._native", reason="the native backend is not built")
+
+LEVELS = _native.runnable_levels()
+SAMPLER = Sampler()
+VOCAB = 151_936
+MAX_DRAWN_VOCAB = 2**19 - 1
+NEAR = 2.0**-20  # of the mass: closer to a step than this, the last bit of exp may decide
+INF, NAN = np.inf, np.nan
+
+
+def make_row(row=0, seed=0, num_output=0, **params):
+    return SampleRow(row, row, SamplingParams(**params), seed, num_output, (), (), ())
+
+
+def drawn(level, x_RV, rows):
+    draws = SAMPLER.draw_rows(rows)
+    assert len(draws.logit_row) == len(rows)
+    columns = (draws.logit_row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.seed, draws.num_output)
+    return _native.sample(level, np.asarray(x_RV, dtype=np.float32), *columns)
+
+
+def drawn_alike(x_RV, rows):
+    """The tokens, once it is known that every level draws the same."""
+    by_level = {level: drawn(level, x_RV, rows) for level in LEVELS}
+    assert all(tokens == by_level[LEVELS[0]] for tokens in by_level.values()), by_level
+    return by_level[LEVELS[0]]
+
+
+def sampled(x_RV, rows):
+    decided, _ = SAMPLER.sample(StepOutput(torch.from_numpy(np.asarray(x_RV, dtype=np.float32))), rows)
+    assert all((token.error is None) == (token.token_id >= 0) for token in decided)
+    return [token.token_id for token in decided]
+
+
+def by_the_rule(x_V, row):
+    """(token, whether the last bit of exp could change it), in exact integers from a correctly rounded float32 exp."""
+    params = row.params
+    if params.greedy:
+        return int(x_V.argmax()), False
+    kept = np.ones(len(x_V), dtype=bool)
+    if params.top_k > 0:
+        kept[np.argsort(-x_V, kind="stable")[params.top_k :]] = False
+    z_V = x_V / np.float32(params.temperature)
+    if params.min_p > 0:
+        kept &= z_V >= z_V.max() + np.float32(np.log(params.min_p))
+    exp_V = np.exp((z_V - z_V.max()).astype(np.float64)).astype(np.float32)
+    weights_V = np.where(kept, np.floor(exp_V.astype(np.float64) * 2**44), 0).astype(np.int64)
+    near = False
+    if params.top_p < 1:
+        total = int(weights_V.sum())
+        numerator, denominator = params.top_p.as_integer_ratio()
+        need = -(-numerator * total // denominator)
+        order = np.lexsort((np.arange(len(x_V)), np.where(kept, -z_V, INF)))
+        mass_V = weights_V[order].cumsum()
+        near = bool((np.abs(mass_V - need) < NEAR * total).any())
+        weights_V[order[mass_V - weights_V[order] >= need]] = 0
+    cdf_V = weights_V.cumsum()
+    target = random_word(row.seed, row.num_output) * int(cdf_V[-1]) // 2**64
+    near |= bool((np.abs(cdf_V - target) < NEAR * cdf_V[-1]).any())
+    return int(np.searchsorted(cdf_V, target, side="right")), near
+
+
+@st.composite
+def cases(draw):
+    num_columns = draw(st.one_of(st.integers(1, 70), st.sampled_from([255, 256, 257, 1000, 4096, 5000])))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    x_V = numbers.normal(draw(st.sampled_from([-30, 0, 20])), draw(st.sampled_from([0.01, 1, 4, 20])), num_columns)
+    x_V = x_V.astype(np.float32)
+    if draw(st.booleans()):
+        x_V = (x_V * 4).round() / np.float32(4)  # ties, and both zeros
+    x_V[numbers.random(num_columns) < draw(st.sampled_from([0, 0, 0.4]))] = -INF
+    x_V[draw(st.integers(0, num_columns - 1))] = draw(st.sampled_from([-2.0, 0.0, 25.0]))
+    row = make_row(
+        seed=draw(st.integers(-(2**63), 2**64 - 1)),
+        num_output=draw(st.integers(0, 5000)),
+        temperature=draw(st.sampled_from([0.0, 2e-5, 0.25, 0.7, 1.0, 1.9, 100.0])),
+        top_k=draw(st.sampled_from([0, 0, -1, 1, 2, 7, 50, 255, 256, 1024, 2**31 - 1])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 1 - 2**-53, 0.999, 0.9, 0.5, 0.05, 1e-300, 5e-324])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 1e-9, 0.05, 0.5, 1.0])),
+    )
+    return x_V, row
+
+
+@settings(deadline=None, max_examples=600)
+@given(case=cases())
+def test_tokens_follow_the_rule_and_equal_the_samplers(case):
+    x_V, row = case
+    [token] = drawn_alike(x_V[None], [row])
+    assert x_V[token] > -INF
+    expected, near = by_the_rule(x_V, row)
+    if not near:
+        assert token == expected
+        assert sampled(x_V[None], [row]) == [token]
+
+
+def wide_logits(seed):
+    """Rows of a vocabulary's width: peaked, broad, flat, tied as bfloat16, sorted, half excluded."""
+    numbers = np.random.default_rng(seed)
+    x_RV = numbers.normal(0, [[2.5], [4], [0.1], [2.5], [1], [2.5]], (6, VOCAB)).astype(np.float32)
+    x_RV[::3, numbers.integers(0, VOCAB, 300)] += numbers.exponential(5, 300).astype(np.float32)
+    x_RV[3] = torch.from_numpy(x_RV[3]).bfloat16().float().numpy()
+    x_RV[4].sort()
+    x_RV[5, numbers.random(VOCAB) < 0.5] = -INF
+    return x_RV
+
+
+def test_a_whole_vocabulary():
+    x_RV = wide_logits(1)
+    fields = [{}, {"top_k": 40}, {"top_k": 1024}, {"top_k": 20_000}, {"top_p": 0.9}, {"top_p": 0.999}, {"min_p": 0.02}]
+    fields += [{"temperature": 0.0}, {"temperature": 0.6, "top_k": 50, "top_p": 0.95, "min_p": 0.01}]
+    rows = [make_row(row=i, seed=11 * i + j, **each) for i in range(len(x_RV)) for j, each in enumerate(fields)]
+    tokens = drawn_alike(x_RV, rows)
+    different = [i for i, pair in enumerate(zip(tokens, sampled(x_RV, rows))) if pair[0] != pair[1]]
+    assert len(different) <= 1, "only the last bit of exp may decide, once in many thousand tokens"
+    for token, row in zip(tokens, rows):
+        expected, near = by_the_rule(x_RV[row.row], row)
+        assert token == expected or near
+
+
+def test_nearly_all_random_rows_are_those_of_the_sampler():
+    numbers = np.random.default_rng(3)
+    x_RV = numbers.normal(0, 3, (50, 3000)).astype(np.float32)
+    choices = {"temperature": [0.5, 1.0, 1.3], "top_k": [0, 30], "top_p": [0.8, 1.0], "min_p": [0.0, 0.03]}
+    rows = [
+        make_row(row=i % 50, seed=i, **{name: numbers.choice(values).item() for name, values in choices.items()})
+        for i in range(4000)
+    ]
+    equal = np.equal(drawn_alike(x_RV, rows), sampled(x_RV, rows))
+    assert equal.mean() > 0.999
+
+
+@pytest.mark.parametrize("num_columns", [1, 5, 300, 5000])
+@pytest.mark.parametrize("bad", [NAN, -NAN, INF])
+def test_one_bad_logit_spoils_its_row_alone(num_columns, bad):
+    places = sorted({0, num_columns // 2, num_columns - 1})
+    x_RV = np.random.default_rng(0).normal(0, 1, (len(places) + 1, num_columns)).astype(np.float32)
+    for row, place in enumerate(places):
+        x_RV[row, place] = bad
+    for fields in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}):
+        rows = [make_row(row=i, **fields) for i in range(len(x_RV))]
+        tokens = drawn_alike(x_RV, rows)
+        assert tokens[:-1] == [-1] * len(places)
+        assert tokens[-1] >= 0
+        assert tokens == sampled(x_RV, rows)
+
+
+@pytest.mark.parametrize("num_columns", [1, 300, 5000])
+def test_a_row_of_nothing_but_minus_infinity_has_no_token(num_columns):
+    x_RV = np.full((1, num_columns), -INF)
+    rows = [make_row(**fields) for fields in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3})]
+    assert drawn_alike(x_RV, rows) == [-1] * 5
+
+
+@pytest.mark.parametrize("most", [3e38, -3e38])
+def test_a_temperature_that_leaves_nothing_finite_is_an_error(most):
+    x_RV = np.full((1, 300), -3.3e38, dtype=np.float32)
+    x_RV[0, 7] = most
+    rows = [make_row(temperature=2e-5), make_row(temperature=1.0), make_row(temperature=2e-5, top_p=0.5)]
+    assert drawn_alike(x_RV, rows) == [-1, 7, -1]
+    assert sampled(x_RV, rows) == [-1, 7, -1]
+
+
+@pytest.mark.parametrize("num_columns", [3, 256, 300, 5000])
+def test_ties_go_to_the_lowest_id(num_columns):
+    x_RV = np.full((2, num_columns), -1.0, dtype=np.float32)
+    x_RV[0, 1::2] = 2.0
+    x_RV[1, 1:] = 0.0
+    x_RV[1, 1] = -0.0
+    rows = [make_row(row=i, temperature=0.0) for i in range(2)]
+    assert drawn_alike(x_RV, rows) == [1, 1]
+    # Of the tied largest, top_k and top_p keep the lowest ids: the n-th of the odd ones, and no other, can come last.
+    for kept in (1, 2, 5, 100):
+        kept = min(kept, num_columns // 2)
+        rows = [make_row(seed=seed, top_k=kept) for seed in range(200)]
+        assert max(drawn_alike(x_RV, rows)) <= 2 * kept - 1
+        rows = [make_row(seed=seed, temperature=0.01, top_p=(kept - 0.5) / (num_columns // 2)) for seed in range(200)]
+        tokens = drawn_alike(x_RV, rows)
+        assert max(tokens) <= 2 * kept - 1
+        assert len(set(tokens)) > kept / 2
+
+
+def test_sums_of_the_widest_row_do_not_overflow():
+    x_RV = np.zeros((1, MAX_DRAWN_VOCAB), dtype=np.float32)
+    rows = [make_row(seed=seed) for seed in range(20)] + [make_row(seed=seed, top_p=0.75) for seed in range(20)]
+    total = MAX_DRAWN_VOCAB * 2**44
+    kept = -(-3 * total // 4 // 2**44)
+    words = [random_word(seed, 0) for seed in range(20)]
+    expected = [(word * total >> 64) >> 44 for word in words] + [(word * kept * 2**44 >> 64) >> 44 for word in words]
+    assert max(expected) > 2**18
+    assert drawn_alike(x_RV, rows) == expected
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), num_output=st.one_of(st.integers(0, 10**6), st.integers(2**64 - 3, 2**64 - 1)))
+def test_the_random_word_is_that_of_philox(seed, num_output):
+    num_columns = 2**18  # equal weights: the token is the word's first 18 bits
+    x_RV = np.zeros((1, num_columns), dtype=np.float32)
+    tokens = drawn(LEVELS[0], x_RV, [make_row(seed=seed, num_output=num_output)])
+    assert tokens == [random_word(seed, num_output) >> 46]
+
+
+def test_wrong_arrays_are_refused():
+    x_RV, row = np.zeros((2, 4), dtype=np.float32), make_row()
+    draws = SAMPLER.draw_rows([row])
+    columns = [draws.logit_row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.seed, draws.num_output]
+    level = LEVELS[0]
+    with pytest.raises(ValueError, match="one length, 1, got 2"):
+        _native.sample(level, x_RV, *columns[:-1], np.zeros(2, dtype=np.uint64))
+    for bad_row in (-1, 2):
+        with pytest.raises(ValueError, match=f"logit row {bad_row} is not one of 2"):
+            _native.sample(level, x_RV, np.array([bad_row]), *columns[1:])
+    with pytest.raises(ValueError, match="1 to 524287 logits, got 524288"):
+        _native.sample(level, np.zeros((1, MAX_DRAWN_VOCAB + 1), dtype=np.float32), *columns)
+    with pytest.raises(ValueError, match="got 0"):
+        _native.sample(level, np.zeros((1, 0), dtype=np.float32), *columns)
+    with pytest.raises(TypeError):
+        _native.sample(level, x_RV.astype(np.float64), *columns)
+    with pytest.raises(ValueError, match="'riscv' does not run here"):
+        _native.sample("riscv", x_RV, *columns)
