@@ -5,9 +5,8 @@ import sys
 import pytest
 import torch
 
-import ridgeline
 from ridgeline import LLM, SamplingParams, quant
-from ridgeline.backends.select import NativeSupport, choose_backend, find_native
+from ridgeline.backends.select import NativeSupport, choose_backend, native_support
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -86,9 +85,8 @@ def test_what_cannot_be_had_is_refused(settings, support, words):
 
 
 def test_missing_native_code_is_named(monkeypatch):
-    monkeypatch.delattr(ridgeline, "_native", raising=False)
     monkeypatch.setitem(sys.modules, "ridgeline._native", None)
-    support = find_native()
+    support = native_support()
     assert support.levels == () and "no native code" in support.missing
 
 

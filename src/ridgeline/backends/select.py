@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ridgeline.backends.probe import find_native
 from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout, KvStateSize
@@ -73,13 +74,12 @@ class BackendChoice:
         return plain
 
 
-def find_native() -> NativeSupport:
-    """Whether this installation has the native code and this machine runs it."""
-    try:
-        import ridgeline._native as _native  # unlike `from`, this says which module is missing
-    except ImportError as error:
-        return NativeSupport(missing=f"this installation has no native code ({error})")
-    return NativeSupport(tuple(_native.runnable_levels()), _native.best_level())
+def native_support() -> NativeSupport:
+    """Whether this installation has the native code, and what of it this machine runs."""
+    native = find_native()
+    if native.module is None:
+        return NativeSupport(missing=f"this installation has no native code: {native.reason}")
+    return NativeSupport(tuple(native.module.runnable_levels()), native.module.best_level())
 
 
 def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport) -> BackendChoice:
@@ -166,6 +166,19 @@ def native_settings(choice: BackendChoice, config: EngineConfig, num_threads: in
         kv=kv_kinds[choice.kv_dtype],
         deterministic=config.backend.deterministic,
     )
+
+
+def pack_settings(choice: BackendChoice, config: EngineConfig, program: Program) -> Mapping[str, object]:
+    """All that decides the native backend's packed bytes, beside the weight files themselves."""
+    from ridgeline.backends.native.settings import LAYOUT_VERSION
+
+    settings = native_settings(choice, config, num_threads=1)
+    return {
+        "layout": LAYOUT_VERSION,
+        "formats": repr((settings.dtype, settings.matrices, settings.head, settings.embeddings)),
+        "ops": [(op.kind, op.weights, repr(op.attrs)) for op in program.ops],
+        "weights": dict(program.weights),
+    }
 
 
 def _matrix_format(quantize: QuantizeConfig) -> "MatrixFormat | None":

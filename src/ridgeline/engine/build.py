@@ -6,14 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.backends.select import BackendChoice, DtypeName, build_executable, choose_backend, find_native
+from ridgeline.backends.select import (
+    BackendChoice,
+    DtypeName,
+    build_executable,
+    choose_backend,
+    native_support,
+    pack_settings,
+)
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice, Dtype, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.machine import usable_cores
+from ridgeline.core.machine import cache_folder, usable_cores
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
 from ridgeline.engine.executor import InlineExecutor
@@ -30,9 +37,11 @@ from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults, ModelFolder
 from ridgeline.weights.loader import load_weights
+from ridgeline.weights.packstore import PackName, PackStore
 
 log = get_logger("build")
 
+LEAST_PACK_BYTES = 32 << 20  # of weights that are kept packed; fewer are packed again in no time
 CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
 DTYPES: Mapping[DtypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -68,14 +77,10 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     torch.set_num_threads(num_threads)
     keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
-    backend = choose_backend(config, dtype, find_native())
+    backend = choose_backend(config, dtype, native_support())
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
     program = lower(spec, max_model_len)
-    executable = build_executable(
-        backend, config, program, lambda: load_weights(folder, spec, program, DTYPES[dtype]), layout, num_threads
-    )
-    if backend.backend == "native":
-        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
+    executable = _bind(config, backend, folder, spec, program, layout, num_threads)
     tokenizer = Tokenizer.from_folder(folder.path)
     scheduler = Scheduler(
         config.scheduler,
@@ -113,6 +118,47 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         tokenizer=tokenizer,
         choices=choices,
     )
+
+
+def _bind(
+    config: EngineConfig,
+    backend: BackendChoice,
+    folder: ModelFolder,
+    spec: DecoderSpec,
+    program: Program,
+    layout: CacheLayout,
+    num_threads: int,
+) -> Executable:
+    """The program with its weights, which the native backend may find packed by an earlier start."""
+
+    def load() -> Mapping[str, torch.Tensor]:
+        return load_weights(folder, spec, program, DTYPES[backend.dtype])
+
+    store = _open_store(config, backend, folder, program, num_threads)
+    executable = build_executable(backend, config, program, load, layout, num_threads, store)
+    if store is not None:
+        store.commit()
+    if backend.backend == "native":
+        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
+    return executable
+
+
+def _open_store(
+    config: EngineConfig, backend: BackendChoice, folder: ModelFolder, program: Program, num_threads: int
+) -> PackStore | None:
+    """Where the native backend's packed weights are kept between starts; None where they are not."""
+    if backend.backend != "native" or not config.backend.pack_cache:
+        return None
+    if backend.weight_bytes(program, config.quantize) < LEAST_PACK_BYTES:
+        return None
+    from ridgeline.backends.native.memory import checksum
+
+    try:
+        name = PackName.of(folder.path, pack_settings(backend, config, program))
+        return PackStore(cache_folder() / "packs", name, checksum, num_threads)
+    except (OSError, ConfigError) as error:
+        log.warning("packed weights are not kept between starts: %s", error)
+        return None
 
 
 def _choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[DtypeName, Choice]:
