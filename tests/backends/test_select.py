@@ -135,20 +135,39 @@ def test_native_settings(scheme):
     assert settings.matrices == settings.head == MatrixFormat(kind="f32", inputs="f32")
 
 
-def test_the_reference_computes_with_what_the_integers_mean(shared_data):
-    """int8 answers as float32 does; int4 of one group size differs from another's; both from a plain model's logits."""
+def logprobs(shared_data, **options):
+    """Of a greedy answer of the small story model in float32, and its text."""
     path = str(shared_data / "models/stories260K")
+    llm = LLM(path, dtype="float32", num_threads=1, max_model_len=64, **options)
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
+    (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
+    return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), output.outputs[0].text
 
-    def logprobs(**options):
-        llm = LLM(path, dtype="float32", backend="reference", num_threads=1, max_model_len=64, **options)
-        (output,) = llm.generate(
-            "Once upon a time", SamplingParams(temperature=0, max_tokens=6, logprobs=1), use_tqdm=False
-        )
-        return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), output.outputs[0].text
 
-    plain, text = logprobs()
-    int8, text_int8 = logprobs(quantize="int8")
-    int4, _ = logprobs(quantize="int4", quantize_group_size=32)
+def test_the_reference_computes_with_what_the_integers_mean(shared_data):
+    """int8 answers nearly as float32 does, int4 less nearly."""
+    plain, text = logprobs(shared_data, backend="reference")
+    int8, text_int8 = logprobs(shared_data, backend="reference", quantize="int8")
+    int4, _ = logprobs(shared_data, backend="reference", quantize="int4", quantize_group_size=32)
     assert text_int8 == text
     assert 0 < (int8 - plain).abs().max() < 0.05
     assert (int4 - plain).abs().max() > (int8 - plain).abs().max()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantize": "int8"},
+        {"quantize": "int4", "quantize_group_size": 32},
+        {"quantize": "int4", "quantize_group_size": 64, "quantize_zero_points": True},
+        {"quantize": "int4", "quantize_embeddings": False},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_native_quantization_is_that_of_the_reference(shared_data, options):
+    """Within the rounding of the layers' inputs to 16 bits."""
+    pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    expected, text = logprobs(shared_data, backend="reference", **options)
+    actual, native_text = logprobs(shared_data, backend="native", **options)
+    assert native_text == text
+    assert (actual - expected).abs().max() < 2e-3
