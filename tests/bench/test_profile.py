@@ -63,7 +63,8 @@ def counting_clock(monkeypatch):
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 def test_parts_sum_to_the_step(profiler, counting_clock, kind):
     step = profiler.decode(3, 120, 4) if kind == "decode" else profiler.prefill(64, 4)
-    assert step.num_steps == 4 and step.num_tokens == (3 if kind == "decode" else 64)
+    assert step.num_steps == 2, "the faster half"
+    assert step.num_tokens == (3 if kind == "decode" else 64)
     assert step.measured_ops_s + sum(step.rest_s.values()) == pytest.approx(step.step_s)
     rest_s = dict(step.rest_s)
     assert rest_s.pop("between ops") > 0

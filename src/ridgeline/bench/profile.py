@@ -59,10 +59,12 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Means over `num_steps` steps in seconds. `ops` and `rest_s` are all parts of `step_s`.
+    """Means over the faster half of the timed steps, `num_steps` of them, in seconds.
+
+    `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
     `rest_s` has what is outside the ops: the engine's parts by name, in the order in which they run.
-    `untimed_step_s` is the median of steps like these without a clock at every op, `timed_step_s` of these.
+    `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
 
     name: str
@@ -196,7 +198,8 @@ class Profiler:
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
-        timed = [step for step in steps if step.timings]
+        all_timed = sorted((step for step in steps if step.timings), key=lambda step: step.step_s)
+        timed = all_timed[: (len(all_timed) + 1) // 2]
         rest = {
             "plan": fmean(step.loop.plan_s for step in timed),
             "batch": fmean(step.batch_s for step in timed),
@@ -212,7 +215,7 @@ class Profiler:
             num_steps=len(timed),
             num_tokens=timed[0].load.num_tokens,
             step_s=step_s,
-            timed_step_s=median(step.step_s for step in timed),
+            timed_step_s=median(step.step_s for step in all_timed),
             untimed_step_s=median(step.step_s for step in steps if not step.timings),
             ops=ops,
             rest_s=rest,
