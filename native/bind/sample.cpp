@@ -35,7 +35,8 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
   const SampleKernels& kernels = kernels_of(level).sample;
   const size_t num_rows = logit_row.size();
   const int64_t vocab_size = (int64_t)logits.shape(1);
-  for (const size_t size : {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), num_output.size()})
+  for (const size_t size :
+       {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), num_output.size()})
     if (size != num_rows)
       throw std::invalid_argument("all columns of the rows to draw have one length, " + std::to_string(num_rows) +
                                   ", got " + std::to_string(size));

@@ -8,7 +8,7 @@ namespace ridgeline::RIDGELINE_LEVEL {
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLargestFloat = 3.40282347e38f;
 
-inline constexpr int64_t kGroup = 16;                     // logits whose maximum is kept, one from each of 16 vectors
+inline constexpr int64_t kGroup = 16;                   // logits whose maximum is kept, one from each of 16 vectors
 inline constexpr int64_t kScanBlock = kGroup * kLanes;  // logits scanned together: kLanes groups
 
 // The maximum and the lowest index that has it. Not finite: a NaN or +inf anywhere, or nothing above -inf.
@@ -63,8 +63,8 @@ static inline Scan scan_row(const float* x, int64_t n, float* groups) {
   return {most_of_all > -kInfinity, most_of_all, first_equal(x, block * kScanBlock, n, most_of_all)};
 }
 
-// Calls take(i, count so far) for every x[i] in [low, high], ascending, and for some of their neighbours: what is taken for
-// one of these is overwritten by the next, or lies at the end and does not count. Returns the count.
+// Calls take(i, count so far) for every x[i] in [low, high], ascending, and for some of their neighbours: what is taken
+// for one of these is overwritten by the next, or lies at the end and does not count. Returns the count.
 template <class Take>
 RL_INLINE int64_t gather(const float* x, int64_t n, float low, float high, Take take) {
   int64_t count = 0, i = 0;

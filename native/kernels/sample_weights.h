@@ -68,8 +68,8 @@ RL_INLINE uint64_t exact_sum(Doubles v) {
   return (uint64_t)(int64_t)total;
 }
 
-// Calls each(i) -> Strip, the weights from i on, for all n of them, and writes the sum of every block of kWeightBlock to
-// `sums`. Returns the sum of all.
+// Calls each(i) -> Strip, the weights from i on, for all n of them, and writes the sum of every block of kWeightBlock
+// to `sums`. Returns the sum of all.
 template <class Each>
 RL_INLINE uint64_t sum_blocks(int64_t n, uint64_t* sums, Each each) {
   uint64_t total = 0;

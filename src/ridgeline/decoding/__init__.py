@@ -1,4 +1,5 @@
-"""How tokens are decided. The executor calls `sampling.Sampler` once per step, after the model ran.
+"""How tokens are decided. The executor calls `sampling.Sampler` before the model runs, for the rows that the backend may
+draw within the step, and after it, for the tokens.
 
 Every SampleRow goes through this one order, whatever else is in the batch:
 
@@ -17,6 +18,9 @@ The outcome is that of vLLM V1's sampler (bias, min_tokens, penalties, temperatu
 and min_p keep the order of the tokens, so top_k gives the same set before them, and whatever follows works on k columns
 instead of the whole vocabulary. Ties go to the lower token id everywhere. Reported log-probabilities are of the raw
 model distribution, before any of this.
+
+Rows that need none of 10 to 40 are drawn by a backend that can, in the same order and by the same rule
+(native/kernels/sample.h): the same tokens but where the last bit of exp decides.
 
 A token depends on its logits, parameters, `seed` and `num_output` only: not on the batch, its order, chunking or
 preemption.
