@@ -1,5 +1,5 @@
-"""How tokens are decided. The executor calls `sampling.Sampler` before the model runs, for the rows that the backend may
-draw within the step, and after it, for the tokens.
+"""How tokens are decided. The executor calls `sampling.Sampler` before the model runs, for the rows that the backend
+may draw within the step, and after it, for the tokens.
 
 Every SampleRow goes through this one order, whatever else is in the batch:
 
