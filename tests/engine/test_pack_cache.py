@@ -25,8 +25,8 @@ def start(model, monkeypatch, **options):
     """(logprobs of an answer, whether the checkpoint was read)"""
     reads = []
     with monkeypatch.context() as patch:
-        real = build.load_weights
-        patch.setattr(build, "load_weights", lambda *given: reads.append(1) or real(*given))
+        real = build.StreamedWeights
+        patch.setattr(build, "StreamedWeights", lambda *given: reads.append(1) or real(*given))
         llm = LLM(str(model), backend="native", num_threads=2, max_model_len=64, **options)
     (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
     return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), bool(reads)

@@ -8,7 +8,7 @@ from small_checkpoint import GPT2, LLAMA, PHI3, described, rewrite, shard, write
 
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights, save_weights
+from ridgeline.weights.loader import StreamedWeights, load_weights, save_weights
 
 TIED = LLAMA | {"tie_word_embeddings": True}
 
@@ -33,6 +33,26 @@ def test_loaded_is_saved_in_every_dtype(tmp_path, config, stored, wanted):
     for name, weight in expected.items():
         assert actual[name].dtype == wanted and actual[name].is_contiguous()
         assert torch.equal(actual[name], weight.to(stored).to(wanted)), name
+
+
+@pytest.mark.parametrize("config", [LLAMA, TIED, PHI3, GPT2], ids=["llama", "tied", "phi3", "gpt2"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_streamed_is_loaded(tmp_path, config, sharded, wanted):
+    write(tmp_path, config)
+    if sharded:
+        shard(tmp_path)
+    expected = load(tmp_path, config, wanted)
+    streamed = StreamedWeights(tmp_path, *described(config), wanted)
+    assert list(streamed) == list(expected) and len(streamed) == len(expected)
+    for name, weight in expected.items():
+        assert streamed[name].is_contiguous() and torch.equal(streamed[name], weight)
+
+
+def test_streamed_is_checked_before_anything_is_read(tmp_path):
+    write(tmp_path, LLAMA)
+    with pytest.raises(ModelLoadError, match="do not fit"):
+        StreamedWeights(tmp_path, *described(GPT2 | {"model_type": "gpt2"}), torch.float32)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])

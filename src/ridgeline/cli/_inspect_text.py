@@ -106,7 +106,7 @@ def _program(inspection: Inspection, plain: bool) -> Table:
 
 def _groups(inspection: Inspection, plain: bool) -> Table:
     """One row per kind of group: what it is made of, and what all groups of the kind cost together."""
-    columns = ("kind", "ops", "native backend", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
+    columns = ("kind", "ops", "native", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
     table = _table("Groups of ops that run as one", plain, *columns, left=3)
     members: dict[tuple[str, str], list[int]] = {}
     for index, group in enumerate(inspection.groups):
@@ -114,7 +114,7 @@ def _groups(inspection: Inspection, plain: bool) -> Table:
         told = ", ".join(kind if count == 1 else f"{kind} × {count}" for kind, count in kinds.items())
         members.setdefault((group.kind, told), []).append(index)
     for (kind, told), indices in members.items():
-        native = "as one" if runs_natively(inspection.groups[indices[0]]) else "op by op"
+        native = "yes" if runs_natively(inspection.groups[indices[0]]) else "no"
         steps = (inspection.decode, inspection.prefill)
         totals = [sum((step.groups[index] for index in indices), OpCost()) for step in steps]
         costs = [told for total in totals for told in (_flops(total.flops), _bytes(total.num_bytes))]

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import cast
 
+from ridgeline.backends.kinds import NATIVE_KINDS
 from ridgeline.core.config import Dtype
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
 from ridgeline.program.opset import ElementBytes, Load, OpCost
-from ridgeline.program.passes.fuse import GROUP_KINDS, Group, fuse
+from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 
@@ -55,8 +56,8 @@ class Inspection:
 
 
 def runs_natively(group: Group) -> bool:
-    """Whether the native backend has a kernel for the whole group; else each op runs as on the reference backend."""
-    return group.kind in GROUP_KINDS
+    """Whether the native backend runs the whole group; otherwise each op is computed as on the reference backend."""
+    return group.kind in NATIVE_KINDS
 
 
 def examine(

@@ -36,7 +36,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults, ModelFolder
-from ridgeline.weights.loader import load_weights
+from ridgeline.weights.loader import StreamedWeights, load_weights
 from ridgeline.weights.packstore import PackName, PackStore
 
 log = get_logger("build")
@@ -129,10 +129,14 @@ def _bind(
     layout: CacheLayout,
     num_threads: int,
 ) -> Executable:
-    """The program with its weights, which the native backend may find packed by an earlier start."""
+    """The program with its weights, which the native backend may find packed by an earlier start.
+
+    It reads each tensor once and keeps its own copy; the reference keeps what it reads.
+    """
 
     def load() -> Mapping[str, torch.Tensor]:
-        return load_weights(folder, spec, program, DTYPES[backend.dtype])
+        read = StreamedWeights if backend.backend == "native" else load_weights
+        return read(folder, spec, program, DTYPES[backend.dtype])
 
     store = _open_store(config, backend, folder, program, num_threads)
     executable = build_executable(backend, config, program, load, layout, num_threads, store)

@@ -9,10 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import httpx
-import huggingface_hub
-from huggingface_hub.errors import HFValidationError
-
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.log import get_logger
 from ridgeline.spec.reader import ConfigReader
@@ -86,6 +82,10 @@ def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
+    import httpx  # with the hub's client a quarter of a second that no model on disk needs
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
     try:
         path = huggingface_hub.snapshot_download(
             hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT

@@ -4,7 +4,7 @@ The only place that knows both spellings of a weight; what the spellings are com
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,36 @@ def load_weights(folder: ModelFolder | Path, spec: DecoderSpec, program: Program
     A tensor stored in `dtype` stays a view of the mapped file; others are converted one at a time. Raises
     ModelLoadError that lists all missing, unexpected and misshapen tensors, ConfigError for a quantized model.
     """
+    checkpoint, sources = _open(folder, spec, program)
+    weights: Weights = {}
+    for name, tensor in checkpoint.tensors(list(sources)):
+        for target, piece in _pieces(tensor, sources[name], program):
+            weights[target] = piece.to(dtype).contiguous()
+    return {name: weights[name] for name in program.weights}
+
+
+class StreamedWeights(Mapping[str, torch.Tensor]):
+    """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps."""
+
+    def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype) -> None:
+        self._checkpoint, sources = _open(folder, spec, program)
+        self._sources = {target: rename for rename in sources.values() for target in rename.targets}
+        self._program, self._dtype = program, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        rename = self._sources[name]
+        ((_, tensor),) = self._checkpoint.tensors([rename.source])
+        return dict(_pieces(tensor, rename, self._program))[name].to(self._dtype).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._program.weights)
+
+    def __len__(self) -> int:
+        return len(self._program.weights)
+
+
+def _open(folder: ModelFolder | Path, spec: DecoderSpec, program: Program) -> tuple[Checkpoint, Mapping[str, Rename]]:
+    """The checkpoint, found to hold the program's weights and no others, and what each of its tensors becomes."""
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
     if folder.config.get("quantization_config") is not None:
         raise ConfigError(f"{folder.name}: config.json has a quantization_config; this loader reads only plain weights")
@@ -41,15 +71,13 @@ def load_weights(folder: ModelFolder | Path, spec: DecoderSpec, program: Program
     _check(checkpoint, sources, renames, program)
     if spec.head.tied:
         _check_tied(checkpoint, renames)
-    weights: Weights = {}
-    for name, tensor in checkpoint.tensors(list(sources)):
-        rename = sources[name]
-        if rename.transpose:
-            tensor = tensor.t()
-        rows = [program.weights[target][0] for target in rename.targets]
-        for target, piece in zip(rename.targets, tensor.split(rows), strict=True):
-            weights[target] = piece.to(dtype).contiguous()
-    return {name: weights[name] for name in program.weights}
+    return checkpoint, sources
+
+
+def _pieces(tensor: torch.Tensor, rename: Rename, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
+    """The program's weights that a tensor of the checkpoint holds, one below the other."""
+    rows = [program.weights[target][0] for target in rename.targets]
+    return zip(rename.targets, (tensor.t() if rename.transpose else tensor).split(rows), strict=True)
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -1,0 +1,9 @@
+"""The kinds of groups that the native backend runs as one: what can be said of it without importing it. No torch."""
+
+NATIVE_KINDS = frozenset(
+    {
+        *("norm_qkv", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head"),
+        *("embed", "rope_angles", "rmsnorm", "layernorm", "linear", "split_heads", "add"),
+        *("activation", "gated_activation", "select_rows"),
+    }
+)
