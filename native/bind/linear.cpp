@@ -247,8 +247,8 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("num_bytes",
                    [](const NativeMatrix& self) { return self.matrix.num_panels * self.matrix.panel_bytes; })
       .def_prop_ro("address", [](const NativeMatrix& self) { return reinterpret_cast<uintptr_t>(self.matrix.data); });
-  module.def("pack", pack, "level"_a, "matrix"_a, "rows"_a.noconvert(), "scales"_a.noconvert().none() = nb::none(),
-             "zero_points"_a.noconvert().none() = nb::none(), "order"_a.noconvert(), "begin"_a, "end"_a,
+  module.def("pack", pack, "level"_a, "matrix"_a, "rows"_a.noconvert(), "scales"_a.noconvert().none(),
+             "zero_points"_a.noconvert().none(), "order"_a.noconvert(), "begin"_a, "end"_a,
              "Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. Releases the GIL.");
   module.def("unpack_output", unpack_output, "level"_a, "matrix"_a, "output"_a,
              "Packed output `output` as float32 [K].");

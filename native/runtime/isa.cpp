@@ -75,28 +75,29 @@ bool has_amx() {
 bool always() { return true; }
 
 struct Level {
-  bool (*runs)();
+  bool runs;
   KernelTable table;
 };
 
-// Narrowest first; the build leaves out what its compiler could not make.
+// Narrowest first; the build leaves out what its compiler could not make. The machine is asked once: in a virtual
+// machine cpuid is slow.
 const std::vector<Level>& levels() {
   static const std::vector<Level> all{
-      {always, RIDGELINE_TABLE(portable)},
+      {always(), RIDGELINE_TABLE(portable)},
 #if RIDGELINE_HAS_avx2
-      {has_avx2, RIDGELINE_TABLE(avx2)},
+      {has_avx2(), RIDGELINE_TABLE(avx2)},
 #endif
 #if RIDGELINE_HAS_avx512
-      {has_avx512, RIDGELINE_TABLE(avx512)},
+      {has_avx512(), RIDGELINE_TABLE(avx512)},
 #endif
 #if RIDGELINE_HAS_avx512bf16
-      {has_avx512bf16, RIDGELINE_TABLE(avx512bf16)},
+      {has_avx512bf16(), RIDGELINE_TABLE(avx512bf16)},
 #endif
 #if RIDGELINE_HAS_amx
-      {has_amx, RIDGELINE_TABLE(amx)},
+      {has_amx(), RIDGELINE_TABLE(amx)},
 #endif
 #if RIDGELINE_HAS_amx_emulated
-      {has_avx512bf16, RIDGELINE_TABLE(amx_emulated)},
+      {has_avx512bf16(), RIDGELINE_TABLE(amx_emulated)},
 #endif
   };
   return all;
@@ -107,7 +108,7 @@ const std::vector<Level>& levels() {
 std::vector<std::string> runnable_levels() {
   std::vector<std::string> names;
   for (const Level& level : levels())
-    if (level.runs()) names.emplace_back(level.table.name);
+    if (level.runs) names.emplace_back(level.table.name);
   return names;
 }
 
@@ -121,7 +122,7 @@ std::string best_level() {
 const KernelTable& kernels_of(const std::string& name) {
   std::string known;
   for (const Level& level : levels()) {
-    if (!level.runs()) continue;
+    if (!level.runs) continue;
     if (name == level.table.name) return level.table;
     known += known.empty() ? level.table.name : std::string(", ") + level.table.name;
   }
