@@ -12,3 +12,11 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared test data: {folder.parent.name}/{folder.name} is not beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session", params=["native", "reference"])
+def backend(request) -> str:
+    """Every backend of this machine in turn."""
+    if request.param == "native":
+        pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    return request.param

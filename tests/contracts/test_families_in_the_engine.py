@@ -15,7 +15,7 @@ BOUND = 1e-4  # of the largest logit
 
 @pytest.mark.parametrize("seed", [100, 101, 102, 103])
 @pytest.mark.parametrize("family_name", families.names())
-def test_engine_log_probabilities_equal_transformers(family_name, seed, tmp_path):
+def test_engine_log_probabilities_equal_transformers(family_name, seed, backend, tmp_path):
     model = build(family_name, seed, tmp_path)
     llm = LLM(
         str(tmp_path),
@@ -25,6 +25,7 @@ def test_engine_log_probabilities_equal_transformers(family_name, seed, tmp_path
         max_num_seqs=4,
         max_num_batched_tokens=7,
         num_threads=1,
+        backend=backend,
     )
     params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, logprobs=0, ignore_eos=True)
     scored = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, logprobs=0, prompt_logprobs=0, ignore_eos=True)

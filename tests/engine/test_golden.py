@@ -16,9 +16,10 @@ def story(shared_data):
 
 
 @pytest.fixture
-def make_llm(shared_data):
+def make_llm(shared_data, backend):
     def make(**options):
-        return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, **options)
+        model = str(shared_data / "models/stories260K")
+        return LLM(model, dtype="float32", num_threads=1, backend=backend, **options)
 
     return make
 

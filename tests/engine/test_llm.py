@@ -9,8 +9,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
-def llm(shared_data):
-    return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1)
+def llm(shared_data, backend):
+    return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, backend=backend)
 
 
 def test_prompts_in_every_form_give_the_same_answer(llm):
