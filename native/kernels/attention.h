@@ -180,9 +180,10 @@ static inline void attend(const AttentionSpec& spec, const KvMemory& memory, con
   const KvLayout& layout = memory.layout;
   const KvShape shape = kv_shape(layout);
   const int64_t offset = slice_offset(layout, shape, 0, head), group_heads = spec.num_heads / layout.num_heads;
+  const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
   const Attention a{spec, layout, shape, span, memory.keys + offset, memory.values + offset, head, group_heads,
-                    layout.block_size < kGroup ? layout.block_size : kGroup, layout.num_heads * shape.slice_bytes,
-                    key_begin, key_end};
+                    group_tokens, __builtin_ctzll((uint64_t)group_tokens), __builtin_ctz((uint32_t)layout.block_size),
+                    layout.num_heads * shape.slice_bytes, key_begin, key_end};
   AttentionRows& rows = *(AttentionRows*)scratch;
   for (int64_t lane = 0; lane < kTileTokens; lane++) {
     const int64_t token = lane / kGroup * a.group_tokens + lane % kGroup;

@@ -26,6 +26,7 @@ struct Attention {
   int64_t head;
   int64_t group_heads;   // query heads per KV head
   int64_t group_tokens;  // tokens in a group: 16, or the block size where that is smaller
+  int group_shift, block_shift;  // log2 of group_tokens and of the block size
   int64_t block_stride;  // bytes between a head's slices in consecutive blocks
   int64_t key_begin, key_end;
 };
@@ -63,14 +64,15 @@ struct Tile {
 RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
   Tile tile{};
   const int64_t width = a.group_tokens, first_group = index * kTileGroups;
-  const int64_t low = visible_begin / width - first_group, high = (visible_end + width - 1) / width - first_group;
+  const int64_t low = (visible_begin >> a.group_shift) - first_group;
+  const int64_t high = ((visible_end + width - 1) >> a.group_shift) - first_group;
   tile.first_token = first_group * width;
   tile.begin = low > 0 ? low : 0;
   tile.end = high < kTileGroups ? high : kTileGroups;
   for (int64_t g = tile.begin; g < tile.end; g++) {
     const int64_t token = tile.first_token + g * width - a.span.first_token;
-    const int64_t block = a.span.table[token / a.layout.block_size];
-    const int64_t group = token % a.layout.block_size / kGroup, offset = block * a.block_stride;
+    const int64_t group = (token & (a.layout.block_size - 1)) / kGroup;
+    const int64_t offset = a.span.table[token >> a.block_shift] * a.block_stride;
     tile.keys[g] = a.keys + offset + group * a.shape.key_panel_bytes();
     tile.values[g] = a.values + offset + group * kGroup * kGroup * a.shape.element_bytes;
     tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.data_bytes) + group * kGroup;
