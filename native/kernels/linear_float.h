@@ -1,24 +1,24 @@
-// Matrix products with float32 and bfloat16 weights.
+// Matrix products with float32 and bfloat16 weights: which kernel takes which.
 #pragma once
 
 #include "kernels/linear_float_gemm.h"
 #include "kernels/linear_float_pack.h"
+#include "kernels/linear_float_tiles.h"
 
 namespace ridgeline::RIDGELINE_LEVEL::linear_float {
 
 inline constexpr int64_t kScratchBytes = 0;
 
 static inline void multiply(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
-                            bool exact_batch, const Epilogue& epilogue, void* scratch) {
-  (void)exact_batch, (void)scratch;
+                            [[maybe_unused]] bool exact_batch, const Epilogue& epilogue, void*) {
   if (num_rows == 0) return;
-  if (matrix.kind == WeightKind::f32) {
-    multiply_blocks<Float32>(matrix, input, num_rows, begin, end, epilogue);
-  } else if constexpr (kPairs) {
-    multiply_blocks<Bfloat16Pairs>(matrix, input, num_rows, begin, end, epilogue);
-  } else {
-    multiply_blocks<Bfloat16Widened>(matrix, input, num_rows, begin, end, epilogue);
-  }
+  const uint8_t* rows = (const uint8_t*)input;
+  if (matrix.kind == WeightKind::f32) return multiply_blocks<Float32>(matrix, rows, num_rows, begin, end, epilogue);
+#if RIDGELINE_TILES
+  if (num_rows >= kMinTileBatch && !exact_batch)
+    return multiply_tiles(matrix, rows, num_rows, begin, end, epilogue);
+#endif
+  multiply_blocks<Bfloat16>(matrix, rows, num_rows, begin, end, epilogue);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL::linear_float

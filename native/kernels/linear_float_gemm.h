@@ -30,7 +30,8 @@ struct Float32 {
   RL_INLINE Floats dot(Floats acc, Ints x, Floats w) { return fma((Floats)x, w, acc); }
 };
 
-struct Bfloat16Pairs {
+#if defined(__AVX512BF16__)
+struct Bfloat16 {
   static constexpr int kPasses = 1;
   template <int Pass>
   RL_INLINE Ints weights(Ints words) {
@@ -38,8 +39,8 @@ struct Bfloat16Pairs {
   }
   RL_INLINE Floats dot(Floats acc, Ints x, Ints w) { return dot_bf16(acc, x, w); }
 };
-
-struct Bfloat16Widened {
+#else
+struct Bfloat16 {
   static constexpr int kPasses = 2;
   template <int Pass>
   RL_INLINE Floats weights(Ints words) {
@@ -47,6 +48,7 @@ struct Bfloat16Widened {
   }
   RL_INLINE Floats dot(Floats acc, Ints x, Floats w) { return fma((Floats)x, w, acc); }
 };
+#endif
 
 // A block's panels and its rows of inputs.
 struct Operands {
@@ -57,39 +59,63 @@ struct Operands {
   int64_t steps;
 };
 
-// Weights to come, asked of memory at an even pace while a block computes: `lines` cache lines every kUnroll steps.
+// Weights to come, asked of memory at `pace` bytes a step while a block computes.
 struct Stream {
   const uint8_t* next;
-  int64_t lines;
+  int64_t pace;
 };
 
-inline constexpr int64_t kUnroll = 4;
-inline constexpr int64_t kLine = 64;
+// Blocks of fewer rows wait for memory anyway, and the hardware's own prefetching serves them best.
+inline constexpr int kStreamRows = kMaxRows < 6 ? kMaxRows : 6;
+inline constexpr int64_t kStreamAhead = 8192;  // bytes, where a block is the only one of its panel
+inline constexpr int kUnroll = 4;
+
+// A block's rows of inputs as one pointer for four rows: twelve pointers, or offsets, would not fit the registers.
+template <int Rows>
+struct RowPointers {
+  static constexpr int kPointers = (Rows + 3) / 4;
+  const uint8_t* at[kPointers];
+  int64_t stride;
+
+  RL_INLINE RowPointers from(const Operands& operands) {
+    RowPointers x;
+    x.stride = operands.stride;
+#pragma GCC unroll 4
+    for (int i = 0; i < kPointers; i++) {
+      x.at[i] = operands.rows + 4 * i * operands.stride;
+      __asm__("" : "+r"(x.at[i]));  // else the compiler derives them all from one again
+    }
+    return x;
+  }
+  __attribute__((always_inline)) Ints word(int row, int64_t offset) const { return splat_word(at[row / 4] + row % 4 * stride + offset); }
+};
 
 template <int Rows, int Panels>
 struct Block {
-  Floats sums[Panels][Rows][kParts];
+  Floats sums[Panels][Rows][kParts] = {};
 };
 
+// Adds the products of one step, or of one of its two passes.
 template <class Dot, int Pass, int Rows, int Panels>
-RL_INLINE void add_pass(Block<Rows, Panels>& block, const Operands& from, const uint8_t* words, const uint8_t* x) {
+RL_INLINE void add_pass(Block<Rows, Panels>& block, const uint8_t* words, int64_t panel_bytes,
+                        const RowPointers<Rows>& x, int64_t offset) {
 #pragma GCC unroll 4
   for (int p = 0; p < Panels; p++) {
-    const uint8_t* line = words + p * from.panel_bytes;
+    const uint8_t* line = words + p * panel_bytes;
     if constexpr (kParts <= 2) {  // the weights in registers, one row's inputs at a time
       decltype(Dot::template weights<Pass>(Ints{})) w[kParts];
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; v++) w[v] = Dot::template weights<Pass>(load<Ints>(line + v * kVectorBytes));
 #pragma GCC unroll 12
       for (int r = 0; r < Rows; r++) {
-        const Ints word = splat_word(x + r * from.stride);
+        const Ints word = x.word(r, offset);
 #pragma GCC unroll 2
         for (int v = 0; v < kParts; v++) block.sums[p][r][v] = Dot::dot(block.sums[p][r][v], word, w[v]);
       }
     } else {  // the rows' inputs in registers, one vector of weights at a time
       Ints word[Rows];
 #pragma GCC unroll 12
-      for (int r = 0; r < Rows; r++) word[r] = splat_word(x + r * from.stride);
+      for (int r = 0; r < Rows; r++) word[r] = x.word(r, offset);
 #pragma GCC unroll 8
       for (int v = 0; v < kParts; v++) {
         const auto w = Dot::template weights<Pass>(load<Ints>(line + v * kVectorBytes));
@@ -100,35 +126,59 @@ RL_INLINE void add_pass(Block<Rows, Panels>& block, const Operands& from, const 
   }
 }
 
-template <class Dot, int Rows, int Panels>
-RL_INLINE void add_step(Block<Rows, Panels>& block, const Operands& from, int64_t step) {
-  const uint8_t* words = from.panels + step * kStepBytes;
-  const uint8_t* x = from.rows + step * 4 * Dot::kPasses;
-  add_pass<Dot, 0>(block, from, words, x);
-  if constexpr (Dot::kPasses == 2) add_pass<Dot, 1>(block, from, words, x + 4);
+// Adds `Steps` steps and moves on past them.
+template <class Dot, int Steps, int Rows, int Panels>
+RL_INLINE void add_steps(Block<Rows, Panels>& block, const uint8_t*& words, int64_t panel_bytes, RowPointers<Rows>& x,
+                         Stream& stream) {
+#pragma GCC unroll 4
+  for (int i = 0; i < Steps; i++) {
+    if constexpr (Rows >= kStreamRows) {
+      __builtin_prefetch(stream.next, 0, 2);
+      __builtin_prefetch(stream.next + 64, 0, 2);
+      stream.next += stream.pace;
+    }
+    add_pass<Dot, 0>(block, words + i * kStepBytes, panel_bytes, x, i * 4 * Dot::kPasses);
+    if constexpr (Dot::kPasses == 2) add_pass<Dot, 1>(block, words + i * kStepBytes, panel_bytes, x, i * 8 + 4);
+  }
+  words += Steps * kStepBytes;
+#pragma GCC unroll 4
+  for (int i = 0; i < RowPointers<Rows>::kPointers; i++) x.at[i] += Steps * 4 * Dot::kPasses;
 }
 
 // Rows x panels of sums to `sums`, [panels][rows][32].
 template <class Dot, int Rows, int Panels>
 static void sum_block(const Operands& operands, Stream& stream, float* sums) {
-  const Operands from = operands;
-  Block<Rows, Panels> block = {};
-  int64_t step = 0;
-  const uint8_t* next = stream.next;
-  for (; step + kUnroll <= from.steps; step += kUnroll) {
-    for (int64_t i = 0; i < stream.lines; i++, next += kLine) __builtin_prefetch(next, 0, 3);
+  Block<Rows, Panels> block;
+  Stream ahead = stream;
+  RowPointers<Rows> x = RowPointers<Rows>::from(operands);
+  const uint8_t* words = operands.panels;
+  const int64_t panel_bytes = operands.panel_bytes;
+  for (int64_t rounds = operands.steps / kUnroll; rounds > 0; rounds--)
+    add_steps<Dot, kUnroll>(block, words, panel_bytes, x, ahead);
+  for (int64_t rest = operands.steps % kUnroll; rest > 0; rest--)
+    add_steps<Dot, 1>(block, words, panel_bytes, x, ahead);
+  stream.next = ahead.next;
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < kUnroll; i++) add_step<Dot>(block, from, step + i);
-  }
-  for (; step < from.steps; step++) add_step<Dot>(block, from, step);
-  stream.next = next;
   for (int p = 0; p < Panels; p++)
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 8
       for (int v = 0; v < kParts; v++) store(sums + (p * Rows + r) * kPanel + v * kLanes, block.sums[p][r][v]);
 }
 
-static __attribute__((noinline)) void finish_block(const Epilogue& epilogue, const float* sums, int64_t row,
-                                                   int64_t num_rows, int64_t panel) {
+// Asks for the lines that finish_rows will write, so that its stores do not wait for memory.
+RL_INLINE void ask_for_output(const Epilogue& epilogue, int64_t row, int64_t num_rows, int64_t panel) {
+  const int64_t width = epilogue.kind == EpilogueKind::gate ? kPanel / 2 : kPanel;
+  const float* out = epilogue.out + row * epilogue.stride + panel * width;
+  for (int64_t r = 0; r < num_rows; r++, out += epilogue.stride) {
+    __builtin_prefetch(out, 1, 2);
+    __builtin_prefetch(out + width - 1, 1, 2);
+  }
+}
+
+// Rows of one panel's sums, [num_rows][32], through the epilogue; the first of them is row `row`.
+static __attribute__((noinline)) void finish_rows(const Epilogue& epilogue, const float* sums, int64_t row,
+                                                  int64_t num_rows, int64_t panel) {
   for (int64_t r = 0; r < num_rows; r++) {
     PanelSums done;
     for (int v = 0; v < kParts; v++) done.part[v] = load<Floats>(sums + r * kPanel + v * kLanes);
@@ -138,40 +188,42 @@ static __attribute__((noinline)) void finish_block(const Epilogue& epilogue, con
 
 using SumBlock = void (*)(const Operands&, Stream&, float*);
 
-template <class Dot>
-static SumBlock block_of(int64_t rows) {
-  switch (rows) {
-    case 1: return sum_block<Dot, 1, 1>;
-    case 2: return sum_block<Dot, (kMaxRows < 2 ? 1 : 2), 1>;
-    case 3: return sum_block<Dot, (kMaxRows < 3 ? 1 : 3), 1>;
-    case 4: return sum_block<Dot, (kMaxRows < 4 ? 1 : 4), 1>;
-    case 5: return sum_block<Dot, (kMaxRows < 5 ? 1 : 5), 1>;
-    case 6: return sum_block<Dot, (kMaxRows < 6 ? 1 : 6), 1>;
-    case 7: return sum_block<Dot, (kMaxRows < 7 ? 1 : 7), 1>;
-    case 8: return sum_block<Dot, (kMaxRows < 8 ? 1 : 8), 1>;
-    case 9: return sum_block<Dot, (kMaxRows < 9 ? 1 : 9), 1>;
-    case 10: return sum_block<Dot, (kMaxRows < 10 ? 1 : 10), 1>;
-    case 11: return sum_block<Dot, (kMaxRows < 11 ? 1 : 11), 1>;
-    default: return sum_block<Dot, (kMaxRows < 12 ? 1 : 12), 1>;
-  }
+// The accumulators of few rows of one panel do not hide the latency of their additions; those of several panels do.
+constexpr int panels_at_once(int64_t rows) { return (int)((8 + rows * kParts - 1) / (rows * kParts)); }
+inline constexpr int64_t kMaxSums = (kMaxRows > panels_at_once(1) ? kMaxRows : panels_at_once(1)) * kPanel;
+
+template <class Dot, int Rows = kMaxRows>
+static SumBlock block_of(int64_t rows, int64_t panels) {
+  if constexpr (Rows > 1)
+    if (rows < Rows) return block_of<Dot, Rows - 1>(rows, panels);
+  return panels == 1 ? sum_block<Dot, Rows, 1> : sum_block<Dot, Rows, panels_at_once(Rows)>;
 }
 
-// All rows over panels [begin, end). The rows are divided evenly among as few blocks as hold them.
+// A matrix this small may still be in the cache from the step before. A larger one comes from memory, which is read
+// best as a single stream.
+inline constexpr int64_t kCachedBytes = 256 << 10;
+
+// All rows over panels [begin, end). The rows are divided evenly among as few blocks as hold them; while they pass over
+// a panel, the next one is on its way.
 template <class Dot>
-static void multiply_blocks(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
+static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t num_rows, int64_t begin, int64_t end,
                             const Epilogue& epilogue) {
   const int64_t num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
-  const int64_t stride = input_stride(matrix);
-  alignas(64) float sums[kMaxRows * kPanel];
-  for (int64_t panel = begin; panel < end; panel++) {
+  const int64_t stride = input_stride(matrix), steps = num_steps(matrix.kind, matrix.inputs);
+  const bool cached = matrix.num_panels * matrix.panel_bytes <= kCachedBytes;
+  const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : 1;
+  alignas(64) float sums[kMaxSums];
+  for (int64_t panel = begin, panels; panel < end; panel += panels) {
+    panels = end - panel < together ? 1 : together;
     const uint8_t* words = matrix.data + panel * matrix.panel_bytes;
-    Stream stream{words + (num_blocks == 1 ? 2048 : matrix.panel_bytes), (8 + num_blocks - 1) / num_blocks};
+    const int64_t ahead = num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
+    Stream stream{words + ahead, (kStepBytes + num_blocks - 1) / num_blocks};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
-      const Operands operands{words, matrix.panel_bytes, (const uint8_t*)input + first * stride, stride,
-                              num_steps(matrix.kind, matrix.inputs)};
-      block_of<Dot>(rows)(operands, stream, sums);
-      finish_block(epilogue, sums, first, rows, panel);
+      for (int64_t p = 0; p < panels; p++) ask_for_output(epilogue, first, rows, panel + p);
+      const Operands operands{words, matrix.panel_bytes, input + first * stride, stride, steps};
+      block_of<Dot>(rows, panels)(operands, stream, sums);
+      for (int64_t p = 0; p < panels; p++) finish_rows(epilogue, sums + p * rows * kPanel, first, rows, panel + p);
     }
   }
 }
