@@ -165,13 +165,12 @@ struct Product {
   bool exact_batch;
 };
 
-void run(const Product& product, const Array<const float, 2>& x, int64_t begin, int64_t end) {
+void run(const Product& product, const float* x, const int64_t* index, int64_t rows, int64_t begin, int64_t end) {
   const Matrix& matrix = product.self.matrix;
   const LinearKernels& kernels = kernels_of(product.level).linear;
-  const int64_t rows = (int64_t)x.shape(0);
   const nb::gil_scoped_release unlocked;
   const Buffer input = new_buffer(kernels.input_bytes(matrix, rows)), scratch = new_buffer(kernels.scratch_bytes);
-  kernels.prepare_input(matrix, product.norm, x.data(), matrix.inputs, nullptr, 0, rows, rows, input.get());
+  kernels.prepare_input(matrix, product.norm, x, matrix.inputs, index, 0, rows, rows, input.get());
   kernels.multiply(matrix, input.get(), rows, begin, end, product.exact_batch, product.epilogue, scratch.get());
 }
 
@@ -188,21 +187,25 @@ Norm norm_of(const Matrix& matrix, const std::string& name, float eps, const May
 void multiply(const std::string& level, const NativeMatrix& self, const Array<const float, 2>& x,
               const Array<float, 2>& out, const std::string& norm, float eps, const Maybe<const float, 1>& norm_weight,
               const Maybe<const float, 1>& norm_bias, const std::string& epilogue, const std::string& activation,
-              float softcap, const Maybe<const float, 1>& bias, int64_t begin, std::optional<int64_t> end,
-              bool exact_batch) {
+              float softcap, const Maybe<const float, 1>& bias, const Maybe<const int64_t, 1>& index, int64_t begin,
+              std::optional<int64_t> end, bool exact_batch) {
   const Matrix& matrix = self.matrix;
   check_packed(matrix);
   check_range(matrix, begin, end.value_or(matrix.num_panels));
   check_shape("x", (int64_t)x.shape(0), (int64_t)x.shape(1), (int64_t)x.shape(0), matrix.inputs);
+  const int64_t rows = (int64_t)(index ? index->size() : x.shape(0));
+  for (int64_t i = 0; index && i < rows; i++)
+    require(0 <= index->data()[i] && index->data()[i] < (int64_t)x.shape(0),
+            "index names row " + std::to_string(index->data()[i]) + " of " + std::to_string(x.shape(0)));
   const EpilogueKind kind = epilogue_kind_of(epilogue);
   const int64_t width = padded_outputs(matrix) / (kind == EpilogueKind::gate ? 2 : 1);
-  check_shape("out", (int64_t)out.shape(0), (int64_t)out.shape(1), (int64_t)x.shape(0), width);
+  check_shape("out", (int64_t)out.shape(0), (int64_t)out.shape(1), rows, width);
   require(!bias || (int64_t)bias->size() == padded_outputs(matrix), "bias has one entry per packed output");
   require(softcap == 0.0f || kind == EpilogueKind::store, "softcap goes with the store epilogue only");
   const Product product{level, self, norm_of(matrix, norm, eps, norm_weight, norm_bias),
                         {kind, activation_of(activation), softcap, bias ? bias->data() : nullptr, out.data(), width},
                         exact_batch};
-  run(product, x, begin, end.value_or(matrix.num_panels));
+  run(product, x.data(), index ? index->data() : nullptr, rows, begin, end.value_or(matrix.num_panels));
 }
 
 }  // namespace
@@ -255,10 +258,11 @@ void bind_linear(nb::module_& module) {
   module.def("multiply", multiply, "level"_a, "matrix"_a, "x"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(),
              "norm"_a = "none", "eps"_a = 1e-6f, "norm_weight"_a.noconvert().none() = nb::none(),
              "norm_bias"_a.noconvert().none() = nb::none(), "epilogue"_a = "store", "activation"_a = "silu",
-             "softcap"_a = 0.0f, "bias"_a.noconvert().none() = nb::none(), "begin"_a = 0, "end"_a = nb::none(),
+             "softcap"_a = 0.0f, "bias"_a.noconvert().none() = nb::none(), "index"_a.noconvert().none() = nb::none(),
+             "begin"_a = 0, "end"_a = nb::none(),
              "exact_batch"_a = false,
-             "out = epilogue(norm(x) W^T) for x float32 [M, K]; out is float32 [M, 32 * num_panels], or [M, 16 * "
-             "num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.");
+             "out = epilogue(norm(x) W^T) for x float32 [M, K], or its rows `index`; out is float32 [M, 32 * num_panels], "
+             "or [M, 16 * num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.");
 }
 
 }  // namespace ridgeline

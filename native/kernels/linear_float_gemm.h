@@ -59,14 +59,14 @@ struct Operands {
   int64_t steps;
 };
 
-// Weights to come, asked of memory at `pace` bytes a step while a block computes.
+// Weights to come, asked of memory at `pace` bytes a step while a block computes. A pace of 0 asks for nothing new.
 struct Stream {
   const uint8_t* next;
   int64_t pace;
 };
 
-// Blocks of fewer rows wait for memory anyway, and the hardware's own prefetching serves them best.
-inline constexpr int kStreamRows = kMaxRows < 6 ? kMaxRows : 6;
+// Rows of fewer words of inputs a step leave the kernel waiting for memory: the hardware's prefetching serves it best.
+inline constexpr int64_t kMinStreamWords = 7;
 inline constexpr int64_t kStreamAhead = 8192;  // bytes, where a block is the only one of its panel
 inline constexpr int kUnroll = 4;
 
@@ -132,11 +132,9 @@ RL_INLINE void add_steps(Block<Rows, Panels>& block, const uint8_t*& words, int6
                          Stream& stream) {
 #pragma GCC unroll 4
   for (int i = 0; i < Steps; i++) {
-    if constexpr (Rows >= kStreamRows) {
-      __builtin_prefetch(stream.next, 0, 2);
-      __builtin_prefetch(stream.next + 64, 0, 2);
-      stream.next += stream.pace;
-    }
+    __builtin_prefetch(stream.next, 0, 2);
+    __builtin_prefetch(stream.next + 64, 0, 2);
+    stream.next += stream.pace;
     add_pass<Dot, 0>(block, words + i * kStepBytes, panel_bytes, x, i * 4 * Dot::kPasses);
     if constexpr (Dot::kPasses == 2) add_pass<Dot, 1>(block, words + i * kStepBytes, panel_bytes, x, i * 8 + 4);
   }
@@ -212,12 +210,14 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
   const int64_t stride = input_stride(matrix), steps = num_steps(matrix.kind, matrix.inputs);
   const bool cached = matrix.num_panels * matrix.panel_bytes <= kCachedBytes;
   const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : 1;
+  const bool streams = num_blocks > 1 || num_rows * Dot::kPasses >= kMinStreamWords;
+  const int64_t pace = streams ? (kStepBytes + num_blocks - 1) / num_blocks : 0;
+  const int64_t ahead = !streams ? 0 : num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
   alignas(64) float sums[kMaxSums];
   for (int64_t panel = begin, panels; panel < end; panel += panels) {
     panels = end - panel < together ? 1 : together;
     const uint8_t* words = matrix.data + panel * matrix.panel_bytes;
-    const int64_t ahead = num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
-    Stream stream{words + ahead, (kStepBytes + num_blocks - 1) / num_blocks};
+    Stream stream{words + ahead, pace};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
       for (int64_t p = 0; p < panels; p++) ask_for_output(epilogue, first, rows, panel + p);

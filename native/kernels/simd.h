@@ -212,6 +212,9 @@ RL_INLINE void store_bf16(uint16_t* to, Floats low, Floats high) {
 // hardware does it (AVX512-BF16), not elsewhere.
 RL_INLINE Floats dot_bf16(Floats acc, Ints a, Ints b) {
 #if defined(__AVX512BF16__)
+#if defined(__clang__)
+  __asm__("" : "+v"(a), "+v"(b));  // clang 16 never ends weighing a broadcast it sees as a vector of bfloat16
+#endif
   return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
   acc = fma(bf16_low((Words)a), bf16_low((Words)b), acc);

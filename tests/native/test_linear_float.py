@@ -92,7 +92,7 @@ def test_every_number_of_rows(level, kind, m):
 def test_a_row_alone_equals_the_row_in_any_batch_and_division(level, kind):
     packed, x = random_product(1, level, kind, 70, 300, 130)
     alone = np.concatenate([packed.multiply(row[None], exact_batch=True) for row in x])
-    for m in [2, 3, 4, 5, 8, 12, 13, 16, 25, 32, 33, 70]:
+    for m in [1, 2, 3, 4, 5, 8, 12, 13, 16, 25, 32, 33, 70]:
         assert (packed.multiply(x[:m], exact_batch=True) == alone[:m]).all(), m
         assert (packed.multiply(x[70 - m :], exact_batch=True) == alone[70 - m :]).all(), m
     for m in [1, 2, 7, 40]:
@@ -190,6 +190,14 @@ def test_rows_are_normalised_on_the_way_in(level, kind, norm, k):
     input_error = (2.0**-8 if kind == "bf16" else 1e-6) * np.abs(h) + 1e-5 * (np.abs(weight) + np.abs(bias))
     bound = input_error @ np.abs(packed.w_NK).T + 1.1 * (k + 2) * 2.0**-24 * (np.abs(h) @ np.abs(packed.w_NK).T)
     assert (np.abs(y - h @ packed.w_NK.T) <= bound).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_may_be_chosen_by_index(level):
+    packed, x = random_product(11, level, "bf16", 20, 64, 96)
+    index = np.array([7, 0, 19, 7], np.int64)
+    out = packed.multiply(x, np.zeros((4, 64), np.float32), index=index, exact_batch=True)
+    assert (out == packed.multiply(x, exact_batch=True)[index]).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
