@@ -330,7 +330,7 @@ void bind_runtime(nb::module_& module) {
       .def("embed_packed", &TapeBuilder::embed_packed, "matrix"_a, "ids"_a, "scale"_a, "out"_a)
       .def("embed_rows", &TapeBuilder::embed_rows, "rows"_a, "kind"_a, "ids"_a, "scale"_a, "out"_a)
       .def("rope_angles", &TapeBuilder::rope_angles, "frequencies"_a, "scale"_a, "cos"_a, "sin"_a)
-      .def("linear", &TapeBuilder::linear, "matrix"_a, "norm"_a, "in"_a, "out"_a.none(), "select"_a = false,
+      .def("linear", &TapeBuilder::linear, "matrix"_a, "norm"_a, "x"_a, "out"_a.none(), "select"_a = false,
            "epilogue"_a = "store", "activation"_a = "relu", "bias"_a = 0, "softcap"_a = 0.0f)
       .def("normalize", &TapeBuilder::normalize, "norm"_a, "x"_a, "out"_a, "head_dim"_a = 0)
       .def("add", &TapeBuilder::add, "x"_a, "y"_a, "out"_a)

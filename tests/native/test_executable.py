@@ -1,4 +1,4 @@
-"""Programs of every family as tapes: at every ISA level, in every weight format, alone and batched, whole and in part."""
+"""Programs of every family as tapes: at every ISA level, in every format, alone and batched, whole and in part."""
 
 import sys
 from pathlib import Path
@@ -95,7 +95,9 @@ def test_what_does_not_run_natively_falls_back(kind, tmp_path):
     model = build(name, 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model)
     # A group that is taken apart leaves the single ops of which one falls back.
-    kept = {other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)}
+    kept = {
+        other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)
+    }
     settings = NativeSettings(level=LEVELS[-1], num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
     executable = NativeExecutable(program, lambda: model.weights, layout_of(program), settings, native=kept)
     ran = {group.kind for part in executable.parts if isinstance(part, NativePart) for group in part.groups}
@@ -143,5 +145,7 @@ def test_tokens_are_drawn_in_the_step(tmp_path):
         seed=np.zeros(2, dtype=np.uint64),
         num_output=np.zeros(2, dtype=np.uint64),
     )
-    output = native(program, model.weights, LEVELS[-1]).run(step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws))
+    output = native(program, model.weights, LEVELS[-1]).run(
+        step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws)
+    )
     assert output.drawn.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()

@@ -43,7 +43,7 @@ log = get_logger("build")
 
 LEAST_PACK_BYTES = 32 << 20  # of weights that are kept packed; fewer are packed again in no time
 CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
-DTYPES: Mapping[DtypeName, torch.dtype] = {
+DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,

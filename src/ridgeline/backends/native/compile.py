@@ -68,7 +68,7 @@ class Compiler:
         self._now = 0
 
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
-        """The parts of the step in order. Group kinds that `native` lacks are taken apart, ops that it lacks fall back."""
+        """The parts of the step in order. Groups that `native` lacks are taken apart, ops that it lacks fall back."""
         groups = [part for group in fuse(self.program) for part in _known(group, native)]
         self._last_reader = {name: at for at, group in enumerate(groups) for op in group.ops for name in op.inputs}
         for self._now, group in enumerate(groups):
@@ -125,12 +125,11 @@ class Compiler:
             return matrix, 0
 
         def bias() -> torch.Tensor:
-            pieces = [
-                self.weights.tensor(op.weights[1]).float()
-                if len(op.weights) > 1
-                else torch.zeros(self.program.weights[op.weights[0]][0])
-                for op in ops
-            ]
+            pieces: list[torch.Tensor] = []
+            for op in ops:
+                weight, *has = op.weights
+                rows = self.program.weights[weight][0]
+                pieces.append(self.weights.tensor(has[0]).float() if has else torch.zeros(rows))
             joined = torch.cat(pieces)
             if not interleave:
                 return joined

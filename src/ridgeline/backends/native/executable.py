@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter, NativePart, Part, Place, ReferencePart
+from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
 from ridgeline.backends.native.emit import DTYPES, EMITTERS
 from ridgeline.backends.native.fallback import NativeKv
 from ridgeline.backends.native.memory import address, allocate

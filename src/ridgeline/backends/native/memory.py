@@ -1,5 +1,6 @@
-"""Memory that native kernels read and write by address: anonymous, 64-byte aligned, in huge pages where there are any."""
+"""Memory that native kernels read and write by address: anonymous, 64-byte aligned, huge pages where there are any."""
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 
@@ -18,10 +19,8 @@ def allocate(num_bytes: int) -> np.ndarray:
     mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
     if advice is not None and num_bytes >= 2**21:
-        try:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(advice)
-        except OSError:  # a kernel without huge pages
-            pass
     return np.frombuffer(mapping, dtype=np.uint8, count=num_bytes)
 
 

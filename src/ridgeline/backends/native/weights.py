@@ -45,7 +45,7 @@ class NoStore:
 
 
 class NativeWeights:
-    """Makes parts and holds their memory. `load` gives the checkpoint's tensors and is called only if one is missing."""
+    """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing."""
 
     def __init__(self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store) -> None:
         self._load = load

@@ -1,0 +1,161 @@
+"""Ridgeline's native CPU kernels; see ridgeline.backends.native"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+def runnable_levels() -> list[str]:
+    """ISA levels this machine can run, narrowest first."""
+
+def best_level() -> str:
+    """The widest ISA level that is not an emulation."""
+
+class Matrix:
+    """
+    A linear layer's packed weights, at an address that the caller keeps alive.
+    """
+
+    def __init__(self, kind: str, input: str, outputs: int, inputs: int, group: int = 0, has_zero_points: bool = False, address: int = 0) -> None: ...
+
+    def at(self, address: int) -> Matrix:
+        """The same matrix, packed at another 64-byte aligned address."""
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def inputs(self) -> int: ...
+
+    @property
+    def num_panels(self) -> int: ...
+
+    @property
+    def panel_bytes(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def address(self) -> int: ...
+
+def pack(level: str, matrix: Matrix, rows: Annotated[NDArray[numpy.generic], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, zero_points: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], begin: int, end: int) -> None:
+    """
+    Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. Releases the GIL.
+    """
+
+def unpack_output(level: str, matrix: Matrix, output: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]:
+    """Packed output `output` as float32 [K]."""
+
+def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], *, norm: str = 'none', eps: float = 9.999999974752427e-07, norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, epilogue: str = 'store', activation: str = 'silu', softcap: float = 0.0, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int = 0, end: int | None = None, exact_batch: bool = False) -> None:
+    """
+    out = epilogue(norm(x) W^T) for x float32 [M, K]; out is float32 [M, 32 * num_panels], or [M, 16 * num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.
+    """
+
+class KvState:
+    """One layer's keys and values at one ISA level, for tests."""
+
+    def __init__(self, level: str, kind: str, num_heads: int, head_dim: int, block_size: int, num_blocks: int) -> None: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys, and of its values."""
+
+    def write(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None, None, None))]]:
+        """Keys and values [slots, heads, head_dim] as float32."""
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+    def attend(self, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], *, first_row: int, length: int, kv_length: int, table: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], first_token: int = 0, causal: bool = True, scale: float, window: int = 0, softcap: float = 0.0, sinks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, splits: int = 1, rows_per_call: int = 0) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None))]: ...
+
+def sample(level: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], min_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[int]:
+    """
+    Tokens drawn from rows of float32 logits [R, V] with the columns of backends.step.DrawRows; -1 where a row is not finite.
+    """
+
+def read_stream(level: str, num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
+    """
+    Bytes per second of each of `repeats` reads of a buffer by all threads.
+    """
+
+def peak(level: str, kind: str, num_threads: int, seconds: float, repeats: int) -> list[float]:
+    """
+    Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about `seconds` in all threads; `kind` is f32, bf16, int16 or int8.
+    """
+
+def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> int:
+    """
+    The exclusive or of the 64-bit words of `bytes`: what the read stream computes.
+    """
+
+def has_tiles(level: str) -> bool:
+    """Whether the level multiplies with a matrix unit."""
+
+class Norm:
+    def __init__(self, kind: str = 'none', eps: float = 0.0, weight: int = 0, bias: int = 0) -> None: ...
+
+class AttentionSpec:
+    def __init__(self, num_heads: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: int = 0) -> None: ...
+
+class KvMemory:
+    def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, keys: int, values: int) -> None: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block's keys, and of its values."""
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+    def write(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
+
+class Pool:
+    def __init__(self, num_threads: int) -> None: ...
+
+    @property
+    def size(self) -> int: ...
+
+def checksum(address: int, num_bytes: int) -> int:
+    """A 64-bit checksum of memory, for finding damage."""
+
+class Tape:
+    def __init__(self, level: str, pool: Pool, deterministic: bool = False) -> None: ...
+
+    def buffer(self, rows: str, width: int) -> int: ...
+
+    def embed_packed(self, matrix: Matrix, ids: str, scale: float, out: int) -> None: ...
+
+    def embed_rows(self, rows: int, kind: str, ids: str, scale: float, out: int) -> None: ...
+
+    def rope_angles(self, frequencies: Sequence[float], scale: float, cos: int, sin: int) -> None: ...
+
+    def linear(self, matrix: Matrix, norm: Norm, x: int, out: int | None, select: bool = False, epilogue: str = 'store', activation: str = 'relu', bias: int = 0, softcap: float = 0.0) -> None: ...
+
+    def normalize(self, norm: Norm, x: int, out: int, head_dim: int = 0) -> None: ...
+
+    def add(self, x: int, y: int, out: int) -> None: ...
+
+    def activate(self, function: str, x: int, out: int) -> None: ...
+
+    def gate(self, function: str, x: int, y: int, out: int) -> None: ...
+
+    def softcap(self, cap: float, x: int, out: int) -> None: ...
+
+    def select(self, x: int, out: int) -> None: ...
+
+    def heads(self, qkv: int, num_heads: int, memory: KvMemory, group: int, offsets: tuple[int, int, int], q_norm: Norm, k_norm: Norm, cos: int | None = None, sin: int | None = None) -> None: ...
+
+    def attention(self, spec: AttentionSpec, memory: KvMemory, group: int, q: int, q_offset: int, out: int) -> None: ...
+
+    def draw(self, vocab_size: int) -> None: ...
+
+    def run(self, batch: object, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, drawn: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None: ...
+
+    def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
+
+    def __len__(self) -> int: ...
