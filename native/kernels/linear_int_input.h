@@ -37,14 +37,14 @@ RL_INLINE bool in_tiles(int64_t) { return false; }
 // Rows come in blocks of `block_rows`, the last one smaller, and a block as [units][its rows][unit_bytes]: a unit is
 // what a kernel reads of a row at once. In tiles of 16-bit inputs it is the high bytes (signed), then the low bytes.
 struct InputLayout {
-  bool bytes;           // elements are bytes, else int16
-  int64_t planes;       // 2: bytes are the halves of 16-bit inputs
+  bool bytes;      // elements are bytes, else int16
+  int64_t planes;  // 2: bytes are the halves of 16-bit inputs
   int64_t block_rows;
   int64_t unit_inputs;
   int64_t unit_bytes;
   int64_t row_bytes;
   int64_t scales;       // offset of float scales: per block [G][its rows]
-  int64_t starts;       // offset of int32 starts of the sums, like the scales: see prepare_row
+  int64_t corrections;  // offset of int32 corrections of the sums, like the scales: see prepare_row
   int64_t total_bytes;
 };
 
@@ -55,14 +55,14 @@ static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& 
   layout.block_rows = (num_rows + blocks - 1) / blocks;
   layout.bytes = tiled || (kByteDots && !int16);
   layout.planes = tiled && int16 ? 2 : 1;
-  layout.unit_inputs = !tiled ? panel.step_inputs : panel.group % 64 == 0 ? 64 : 32;
+  layout.unit_inputs = !tiled ? step_inputs(matrix.kind) : panel.group % 64 == 0 ? 64 : 32;
   layout.unit_bytes = layout.unit_inputs * (layout.bytes ? layout.planes : 2);
   layout.row_bytes = panel.inputs / layout.unit_inputs * layout.unit_bytes;
   // A tile has block_rows rows in the last block too, so it reads past the end of the values.
   const int64_t slack = tiled ? layout.block_rows * layout.unit_bytes : 0;
   layout.scales = round_up(num_rows * layout.row_bytes + slack, 64);
-  layout.starts = layout.scales + round_up(num_rows * panel.groups * 4, 64);
-  layout.total_bytes = layout.starts + round_up(num_rows * panel.groups * 4, 64);
+  layout.corrections = layout.scales + round_up(num_rows * panel.groups * 4, 64);
+  layout.total_bytes = layout.corrections + round_up(num_rows * panel.groups * 4, 64);
   return layout;
 }
 
@@ -75,7 +75,7 @@ struct InputBlock {
   int64_t first, rows;
   const uint8_t* values;
   const float* scales;
-  const int32_t* starts;
+  const int32_t* corrections;
 };
 
 RL_INLINE InputBlock input_block(const InputLayout& layout, int64_t groups, const void* input, int64_t num_rows,
@@ -84,7 +84,7 @@ RL_INLINE InputBlock input_block(const InputLayout& layout, int64_t groups, cons
   const int64_t rest = num_rows - first;
   return {first, rest < layout.block_rows ? rest : layout.block_rows, base + first * layout.row_bytes,
           (const float*)(base + layout.scales) + first * groups,
-          (const int32_t*)(base + layout.starts) + first * groups};
+          (const int32_t*)(base + layout.corrections) + first * groups};
 }
 
 // The scale, and the integers' sum, of one row's group.
@@ -179,7 +179,7 @@ static inline void normalize_part(const Norm& norm, float mean, float factor, co
     for (int64_t i = 0; i < count; i++) to[i] += norm.bias[first + i];
 }
 
-// One row. A sum over a group starts at -zero * sum(q) where all weights have the same zero, else at -sum(q), which
+// One row. The correction of a group's sums is -zero * sum(q) where all weights have the same zero, else -sum(q), which
 // the kernel multiplies by the zero points.
 static inline void prepare_row(const Matrix& matrix, const Norm& norm, const PanelLayout& panel,
                                const InputLayout& layout, const float* x, const InputBlock& block, int64_t row) {
@@ -204,7 +204,7 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
     store_group(matrix, layout, q, padded, to + first / layout.unit_inputs * stride, stride);
     const int64_t at = g * block.rows + row - block.first;
     const_cast<float*>(block.scales)[at] = quantized.scale;
-    const_cast<int32_t*>(block.starts)[at] = -zero * quantized.sum;
+    const_cast<int32_t*>(block.corrections)[at] = -zero * quantized.sum;
   }
 }
 

@@ -10,6 +10,8 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 inline constexpr int32_t kMaxGroup = 256;
 
+RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return kind == WeightKind::int8 ? 4 : 8; }
+
 RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Offsets within a panel.
@@ -17,10 +19,9 @@ struct PanelLayout {
   int64_t group;        // inputs that share a scale of the inputs; for int4 also one of the weights
   int64_t groups;       // ceil(K / group)
   int64_t inputs;       // K padded
-  int64_t step_inputs;  // inputs a step
   int64_t group_bytes;  // from one group to the next
+  int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points
   int64_t scales;       // int8: the panel's float scales; int4: within a group, its float16 scales
-  int64_t zero_points;  // int4: bytes [G][32]
   int64_t bytes;
 };
 
@@ -30,17 +31,16 @@ static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t 
   layout.group = int8 ? kInt8Group : group;
   layout.groups = (inputs + layout.group - 1) / layout.group;
   layout.inputs = round_up(inputs, int8 ? 64 : layout.group);
-  layout.step_inputs = int8 ? 4 : 8;
-  layout.group_bytes = layout.group / layout.step_inputs * kStepBytes;
+  layout.group_bytes = layout.group / step_inputs(kind) * kStepBytes;
   if (int8) {
-    layout.scales = layout.inputs / layout.step_inputs * kStepBytes;
+    layout.scales = layout.inputs / step_inputs(kind) * kStepBytes;
     layout.bytes = layout.scales + kPanel * (int64_t)sizeof(float);
     return layout;
   }
   layout.scales = layout.group_bytes;
   layout.group_bytes += kPanel * (int64_t)sizeof(uint16_t);
-  layout.zero_points = layout.groups * layout.group_bytes;
-  layout.bytes = layout.zero_points + (has_zero_points ? round_up(layout.groups * kPanel, 64) : 0);
+  layout.weights = has_zero_points ? round_up(layout.groups * kPanel, 64) : 0;
+  layout.bytes = layout.weights + layout.groups * layout.group_bytes;
   return layout;
 }
 
@@ -75,7 +75,7 @@ static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const So
 static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
                              bool has_zero_points, uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
-    uint8_t* to = panel + g * layout.group_bytes;
+    uint8_t* to = panel + layout.weights + g * layout.group_bytes;
     const uint8_t zero = source.zero(g);
     for (int64_t k = 0; k < layout.group; k += 8) {
       uint32_t word = 0;
@@ -88,7 +88,7 @@ static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const So
     }
     const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
     __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
-    if (has_zero_points) panel[layout.zero_points + g * kPanel + lane] = zero;
+    if (has_zero_points) panel[g * kPanel + lane] = zero;
   }
 }
 
@@ -98,7 +98,7 @@ static inline void pack(const Matrix& matrix, const void* rows, const float* sca
   const int64_t num_scales = matrix.kind == WeightKind::int8 ? 1 : layout.groups;
   for (int64_t p = begin; p < end; p++) {
     uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
-    if (matrix.has_zero_points) __builtin_memset(panel + layout.zero_points, 0, layout.bytes - layout.zero_points);
+    __builtin_memset(panel, 0, (size_t)layout.weights);
     for (int64_t lane = 0; lane < kPanel; lane++) {
       const int64_t row = order[p * kPanel + lane];
       Source source{};
@@ -126,12 +126,12 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
   }
   for (int64_t k = 0; k < matrix.inputs; k++) {
     const int64_t g = k / layout.group, i = k % 8;
-    const uint8_t* group = panel + g * layout.group_bytes;
+    const uint8_t* group = panel + layout.weights + g * layout.group_bytes;
     uint32_t word;
     uint16_t scale;
     __builtin_memcpy(&word, group + k % layout.group / 8 * kStepBytes + lane * 4, 4);
     __builtin_memcpy(&scale, group + layout.scales + lane * 2, 2);
-    const int32_t zero = matrix.has_zero_points ? panel[layout.zero_points + g * kPanel + lane] : 8;
+    const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : 8;
     to[k] = (float)((int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u) - zero) * from_half(scale);
   }
 }

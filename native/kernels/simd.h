@@ -191,6 +191,20 @@ RL_INLINE Floats load_half(const void* from) {
 #endif
 }
 
+// kLanes bytes as unsigned words.
+RL_INLINE Words load_bytes(const void* from) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  const uint8_t* bytes = (const uint8_t*)from;
+  Words v;
+  for (int lane = 0; lane < kLanes; lane++) v[lane] = bytes[lane];
+  return v;
+#endif
+}
+
 // 2 * kLanes floats as bfloat16, in order, round to nearest even.
 RL_INLINE void store_bf16(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)

@@ -21,8 +21,8 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   f32   [K][32]
 //   bf16  [K / 2][32][2]                                    K padded to 32
 //   int8  [K / 4][32][4] unsigned, 128 = zero               K padded to 64; then 32 float scales
-//   int4  per group of `group` inputs: [group / 8][2][16 words], then 32 float16 scales; K padded to a group
-//         and, with zero points, [G][32] bytes at the panel's end, padded to 64
+//   int4  with zero points, [G][32] bytes, padded to 64; then per group of `group` inputs: [group / 8][2][16 words],
+//         then 32 float16 scales; K padded to a group
 //
 // A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
 // k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.
