@@ -277,7 +277,7 @@ def test_sinks_far_from_the_logits(level: str, kind: str, logit: float) -> None:
 
 
 @every_kind
-def test_levels_with_integer_products_agree(kind: str) -> None:
+def test_levels_agree(kind: str) -> None:
     """All levels are the same function up to rounding."""
     case = Case(96, 2, 4, 32, 200, 17)
     results = [Sequence(case, level, kind).attend() for level in LEVELS]
