@@ -1,4 +1,4 @@
-// Attention over the paged cache with a running softmax (FlashAttention, arXiv 2205.14135), at any number of query rows.
+// Attention over the paged cache with a running softmax (FlashAttention, arXiv 2205.14135), for any number of rows.
 //
 // A row is one query head of one query token; rows that share a KV head share every load of keys and values. A row's
 // result depends on its own query and keys alone: tiles lie at fixed positions, sums run in the order of the tokens,
@@ -128,7 +128,7 @@ RL_INLINE void write_scaled(float* out, const float* values, int64_t width, floa
 
 RL_INLINE float exp_scalar(float x) { return exp(splat(x))[0]; }
 
-// What turns sums around `maximum` into the result: 1 / (their weights, with the head's sink), 0 where nothing was seen.
+// What turns sums around `maximum` into the result: 1 / (their weights and the head's sink), 0 where nothing was seen.
 RL_INLINE float normalizer(const AttentionSpec& spec, int64_t head, float maximum, float total) {
   float shrink = 1.0f;
   if (spec.sinks) {

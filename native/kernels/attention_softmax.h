@@ -30,7 +30,8 @@ RL_INLINE Floats weight_of(Floats x) {
 
 // Stores a tile's weights as rows of `product` and returns what they add to the row's sums. bfloat16 weights are summed
 // as rounded, so that what multiplies the values adds up to one.
-RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r, const Floats (&weights)[kTileVectors]) {
+RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r,
+                               const Floats (&weights)[kTileVectors]) {
   Floats total{};
   RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
     store(rows.weights + r * kTileTokens + i * kLanes, weights[i]);
@@ -39,7 +40,8 @@ RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r,
   return total;
 }
 
-RL_INLINE Floats store_weights(Bf16, AttentionRows& rows, const Tile&, int64_t r, const Floats (&weights)[kTileVectors]) {
+RL_INLINE Floats store_weights(Bf16, AttentionRows& rows, const Tile&, int64_t r,
+                               const Floats (&weights)[kTileVectors]) {
   Floats total{};
   RL_UNROLL for (int i = 0; i < kTileVectors; i += 2) {
     uint32_t* to = rows.weights + r * kTileTokens + i * kLanes / 2;

@@ -57,7 +57,9 @@ struct TokenEntries {
   int64_t element_bytes;
   bool in_steps;
 
-  int64_t at(int64_t d) const { return base + (in_steps ? step_offset(d, element_bytes) : lane_offset(d, panel_bytes)); }
+  int64_t at(int64_t d) const {
+    return base + (in_steps ? step_offset(d, element_bytes) : lane_offset(d, panel_bytes));
+  }
 
   static int64_t step_offset(int64_t element, int64_t element_bytes) {
     const int64_t in_word = element % (4 / element_bytes);
