@@ -72,9 +72,9 @@ struct Int8 {
 };
 
 // sum[r][p] = begin(r, p) + rows[r] . panel[p], then end(r, p, sum); p counts vectors of lanes. The product runs over
-// `num_pieces` pieces of `steps` steps: piece i of panel p starts at panels[i][p]. Every sum is one chain in the order of
-// the steps, whatever Rows and Panels: rows do not depend on what they are computed with. ahead[i][p] is memory wanted
-// soon, as large as the panel.
+// `num_pieces` pieces of `steps` steps: piece i of panel p starts at panels[i][p]. Every sum is one chain in the order
+// of the steps, whatever Rows and Panels: rows do not depend on what they are computed with. ahead[i][p] is memory
+// wanted soon, as large as the panel.
 template <class Kind, int Rows, int Panels, class Begin, class End>
 RL_INLINE void product(const uint32_t* rows, int64_t row_stride, const uint8_t* const (*panels)[kWidth],
                        const uint8_t* const (*ahead)[kWidth], int64_t num_pieces, int64_t steps, Begin begin,
