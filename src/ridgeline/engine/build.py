@@ -138,12 +138,12 @@ def _bind(
         read = StreamedWeights if backend.backend == "native" else load_weights
         return read(folder, spec, program, DTYPES[backend.dtype])
 
+    if backend.backend == "native":
+        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
     store = _open_store(config, backend, folder, program, num_threads)
     executable = build_executable(backend, config, program, load, layout, num_threads, store)
     if store is not None:
         store.commit()
-    if backend.backend == "native":
-        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
     return executable
 
 
