@@ -67,8 +67,8 @@ class KvState {
             "block_size is a power of two up to 256, got " + std::to_string(block_size));
     memory_.layout = {kind_of(kind), num_heads, head_dim, block_size};
     block_bytes_ = kernels_.block_bytes(memory_.layout);
-    keys_ = allocate(num_blocks * block_bytes_), values_ = allocate(num_blocks * block_bytes_);
-    memory_.keys = keys_.get(), memory_.values = values_.get();
+    blocks_ = allocate(num_blocks * block_bytes_);
+    memory_.blocks = blocks_.get();
   }
 
   int64_t block_bytes() const { return block_bytes_; }
@@ -101,8 +101,7 @@ class KvState {
     check_block(source), check_block(target);
     if (source == target) return;
     const auto bytes = (size_t)block_bytes_;
-    std::memcpy(keys_.get() + target * block_bytes_, keys_.get() + source * block_bytes_, bytes);
-    std::memcpy(values_.get() + target * block_bytes_, values_.get() + source * block_bytes_, bytes);
+    std::memcpy(blocks_.get() + target * block_bytes_, blocks_.get() + source * block_bytes_, bytes);
   }
 
   // Rows of a span [first_row, first_row + length) at the end of its kv_length tokens. The keys are divided into
@@ -178,7 +177,7 @@ class KvState {
   const AttentionKernels& kernels_;
   int64_t num_blocks_, block_bytes_;
   KvMemory memory_{};
-  Memory keys_, values_;
+  Memory blocks_;
 };
 
 }  // namespace
@@ -187,7 +186,7 @@ void bind_attention(nb::module_& module) {
   nb::class_<KvState>(module, "KvState", "One layer's keys and values at one ISA level, for tests.")
       .def(nb::init<const std::string&, const std::string&, int32_t, int32_t, int32_t, int64_t>(), "level"_a, "kind"_a,
            "num_heads"_a, "head_dim"_a, "block_size"_a, "num_blocks"_a)
-      .def_prop_ro("block_bytes", &KvState::block_bytes, "Bytes of a block's keys, and of its values.")
+      .def_prop_ro("block_bytes", &KvState::block_bytes, "Bytes of a block, keys and values together.")
       .def("write", &KvState::write, "slots"_a, "k"_a, "v"_a)
       .def("read", &KvState::read, "slots"_a, "Keys and values [slots, heads, head_dim] as float32.")
       .def("copy_block", &KvState::copy_block, "source"_a, "target"_a)

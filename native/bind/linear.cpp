@@ -71,7 +71,8 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
     require(matrix.kind == WeightKind::int4 || group == kInt8Group,
             "int8 weights have inputs in groups of " + std::to_string(kInt8Group) + ", got " + std::to_string(group));
-    require(group > 0 && group % 32 == 0, "a group is a multiple of 32 inputs, got " + std::to_string(group));
+    require(group > 0 && group % 32 == 0 && group <= kInt8Group,
+            "a group is a multiple of 32 inputs up to 256, got " + std::to_string(group));
   }
   require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
   matrix.num_panels = (outputs + kPanel - 1) / kPanel;

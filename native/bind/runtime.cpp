@@ -241,18 +241,19 @@ class TapeBuilder {
   std::vector<Buffer*> buffers_;
 };
 
-KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t keys,
-                   uintptr_t values) {
-  require(keys % 64 == 0 && values % 64 == 0, "keys and values start at multiples of 64 bytes");
-  return {{kv_kind_of(kind), num_heads, head_dim, block_size}, pointer<uint8_t>(keys), pointer<uint8_t>(values)};
+KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {
+  require(blocks % 64 == 0, "blocks start at a multiple of 64 bytes");
+  require(num_heads > 0 && head_dim > 0 && head_dim <= 256, "a cache has heads of 1 to 256 entries");
+  require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
+          "a block's tokens are a power of two up to 256");
+  return {{kv_kind_of(kind), num_heads, head_dim, block_size}, pointer<uint8_t>(blocks)};
 }
 
 int64_t kv_block_bytes(const KvMemory& memory) { return kernels_of("portable").attention.block_bytes(memory.layout); }
 
 void copy_block(const KvMemory& memory, int64_t source, int64_t target) {
   const int64_t bytes = kv_block_bytes(memory);
-  std::memcpy(memory.keys + target * bytes, memory.keys + source * bytes, (size_t)bytes);
-  std::memcpy(memory.values + target * bytes, memory.values + source * bytes, (size_t)bytes);
+  std::memcpy(memory.blocks + target * bytes, memory.blocks + source * bytes, (size_t)bytes);
 }
 
 // Writes keys and values of tokens, [T, K, D], at their slots.
@@ -296,12 +297,11 @@ void bind_parts(nb::module_& module) {
            "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0);
   nb::class_<KvMemory>(module, "KvMemory")
       .def("__init__",
-           [](KvMemory* self, const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t keys,
-              uintptr_t values) {
-             new (self) KvMemory(kv_memory(kind, num_heads, head_dim, block_size, keys, values));
+           [](KvMemory* self, const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {
+             new (self) KvMemory(kv_memory(kind, num_heads, head_dim, block_size, blocks));
            },
-           "kind"_a, "num_heads"_a, "head_dim"_a, "block_size"_a, "keys"_a, "values"_a)
-      .def_prop_ro("block_bytes", &kv_block_bytes, "Bytes of one block's keys, and of its values.")
+           "kind"_a, "num_heads"_a, "head_dim"_a, "block_size"_a, "blocks"_a)
+      .def_prop_ro("block_bytes", &kv_block_bytes, "Bytes of one block, keys and values together.")
       .def("copy_block", &copy_block, "source"_a, "target"_a)
       .def("write", [](const KvMemory& memory, const std::string& level, Ids slots, Array<const float, 3> k,
                        Array<const float, 3> v) { write_tokens(level, memory, slots, k, v); },

@@ -179,11 +179,12 @@ static inline void attend(const AttentionSpec& spec, const KvMemory& memory, con
                           int64_t row_end, int64_t key_begin, int64_t key_end, float* partial, void* scratch) {
   const KvLayout& layout = memory.layout;
   const KvShape shape = kv_shape(layout);
-  const int64_t offset = slice_offset(layout, shape, 0, head), group_heads = spec.num_heads / layout.num_heads;
+  const uint8_t* keys = slice_of(memory, shape, 0, head);
+  const int64_t group_heads = spec.num_heads / layout.num_heads;
   const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
-  const Attention a{spec, layout, shape, span, memory.keys + offset, memory.values + offset, head, group_heads,
+  const Attention a{spec, layout, shape, span, keys, keys + shape.slice_bytes, head, group_heads,
                     group_tokens, __builtin_ctzll((uint64_t)group_tokens), __builtin_ctz((uint32_t)layout.block_size),
-                    layout.num_heads * shape.slice_bytes, key_begin, key_end};
+                    layout.num_heads * 2 * shape.slice_bytes, key_begin, key_end};
   AttentionRows& rows = *(AttentionRows*)scratch;
   for (int64_t lane = 0; lane < kTileTokens; lane++) {
     const int64_t token = lane / kGroup * a.group_tokens + lane % kGroup;

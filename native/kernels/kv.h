@@ -1,6 +1,7 @@
 // The paged cache's memory: where a token's keys and values lie in a block, writing them and reading them back.
 //
-// A block holds one slice per head; what is in a slice is known to this file and to attention*.h alone. With E bytes an
+// A block holds for each head a slice of keys and then one of values: one head's keys and values of a block are read as
+// one stream, whose length decides how fast scattered blocks can be read. What is in a slice is known to this file and to attention*.h alone. With E bytes an
 // element and S = 4 / E elements a word, a slice is panels of 64-byte steps, a step is one word for each of 16 lanes:
 //
 //   keys    [P / 16][D / S steps][16 tokens][S]      a step is S dims of 16 tokens
@@ -44,11 +45,12 @@ RL_INLINE KvShape kv_shape(const KvLayout& layout) {
 }
 
 static inline int64_t kv_block_bytes(const KvLayout& layout) {
-  return kv_shape(layout).slice_bytes * layout.num_heads;
+  return 2 * kv_shape(layout).slice_bytes * layout.num_heads;
 }
 
-RL_INLINE int64_t slice_offset(const KvLayout& layout, const KvShape& shape, int64_t block, int64_t head) {
-  return (block * layout.num_heads + head) * shape.slice_bytes;
+// The keys of a head in a block; its values are one slice further.
+RL_INLINE uint8_t* slice_of(const KvMemory& memory, const KvShape& shape, int64_t block, int64_t head) {
+  return memory.blocks + (block * memory.layout.num_heads + head) * 2 * shape.slice_bytes;
 }
 
 // One token's entries in a slice: entry d is at base + d's own offset. Keys run over d in steps, values in lanes.
@@ -145,8 +147,8 @@ static inline void kv_write(const KvMemory& memory, int64_t slot, int32_t head, 
   const KvLayout& layout = memory.layout;
   const KvShape shape = kv_shape(layout);
   const int64_t token = slot % layout.block_size;
-  const int64_t offset = slice_offset(layout, shape, slot / layout.block_size, head);
-  uint8_t *keys = memory.keys + offset, *values = memory.values + offset;
+  uint8_t* keys = slice_of(memory, shape, slot / layout.block_size, head);
+  uint8_t* values = keys + shape.slice_bytes;
   if (token == 0) clear_slice(layout.kind, keys, shape), clear_slice(layout.kind, values, shape);
   write_token(layout.kind, keys, shape, key_entries(shape, token), token, k, layout.head_dim);
   write_token(layout.kind, values, shape, value_entries(shape, token), token, v, layout.head_dim);
@@ -156,9 +158,9 @@ static inline void kv_read(const KvMemory& memory, int64_t slot, int32_t head, f
   const KvLayout& layout = memory.layout;
   const KvShape shape = kv_shape(layout);
   const int64_t token = slot % layout.block_size;
-  const int64_t offset = slice_offset(layout, shape, slot / layout.block_size, head);
-  read_token(layout.kind, memory.keys + offset, shape, key_entries(shape, token), token, k, layout.head_dim);
-  read_token(layout.kind, memory.values + offset, shape, value_entries(shape, token), token, v, layout.head_dim);
+  const uint8_t* keys = slice_of(memory, shape, slot / layout.block_size, head);
+  read_token(layout.kind, keys, shape, key_entries(shape, token), token, k, layout.head_dim);
+  read_token(layout.kind, keys + shape.slice_bytes, shape, value_entries(shape, token), token, v, layout.head_dim);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -35,7 +35,7 @@ struct LinearKernels {
 };
 
 struct AttentionKernels {
-  // Bytes of one block's keys, and of its values.
+  // Bytes of one block, keys and values together.
   int64_t (*block_bytes)(const KvLayout& layout);
   // Writes one token's k and v of one head; slot = block * block_size + offset. Writing offset 0 clears the block's
   // other tokens of that head first.

@@ -83,8 +83,7 @@ struct KvLayout {
 
 struct KvMemory {
   KvLayout layout;
-  uint8_t* keys;
-  uint8_t* values;
+  uint8_t* blocks;  // 64-byte aligned
 };
 
 struct AttentionSpec {

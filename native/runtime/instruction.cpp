@@ -24,25 +24,31 @@ void Claims::reset(int64_t total, int64_t chunk, int workers) {
     shares_ = std::make_unique<Share[]>((size_t)workers);
     workers_ = workers;
   }
+  total_ = total;
   chunk_ = chunk;
-  const int64_t chunks = (total + chunk - 1) / chunk;
-  for (int w = 0; w < workers; w++) {
-    const int64_t end = chunks * (w + 1) / workers * chunk;
-    shares_[(size_t)w].next.store(chunks * w / workers * chunk, std::memory_order_relaxed);
-    shares_[(size_t)w].end = end < total ? end : total;
+  const uint64_t chunks = (uint64_t)((total + chunk - 1) / chunk), count = (uint64_t)workers;
+  for (uint64_t w = 0; w < count; w++)
+    shares_[w].left.store((chunks * (w + 1) / count) << 32 | chunks * w / count, std::memory_order_relaxed);
+}
+
+int64_t Claims::take(Share& share, bool first) {
+  uint64_t left = share.left.load(std::memory_order_relaxed);
+  while (true) {
+    const uint64_t begin = left & 0xffffffffu, end = left >> 32;
+    if (begin >= end) return -1;
+    const uint64_t rest = first ? end << 32 | (begin + 1) : (end - 1) << 32 | begin;
+    if (share.left.compare_exchange_weak(left, rest, std::memory_order_relaxed))
+      return (int64_t)(first ? begin : end - 1);
   }
 }
 
 bool Claims::next(int worker, int64_t& begin, int64_t& end) {
-  for (int i = 0; i < workers_; i++) {
-    Share& share = shares_[(size_t)((worker + i) % workers_)];
-    if (share.next.load(std::memory_order_relaxed) >= share.end) continue;
-    begin = share.next.fetch_add(chunk_, std::memory_order_relaxed);
-    if (begin >= share.end) continue;
-    end = begin + chunk_ < share.end ? begin + chunk_ : share.end;
-    return true;
-  }
-  return false;
+  int64_t chunk = take(shares_[(size_t)worker], true);
+  for (int i = 1; i < workers_ && chunk < 0; i++) chunk = take(shares_[(size_t)((worker + i) % workers_)], false);
+  if (chunk < 0) return false;
+  begin = chunk * chunk_;
+  end = begin + chunk_ < total_ ? begin + chunk_ : total_;
+  return true;
 }
 
 }  // namespace ridgeline

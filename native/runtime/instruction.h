@@ -71,8 +71,8 @@ struct Worker {
   }
 };
 
-// Hands out chunks of a range to workers: each takes from its own contiguous share first, so that memory is read in
-// streams, then helps the others.
+// Hands out chunks of a range to workers: each takes its own contiguous share from the front, so that memory is read in
+// streams, then helps the others from the end of theirs.
 class Claims {
  public:
   // Called by one thread before the step.
@@ -81,13 +81,16 @@ class Claims {
   bool next(int worker, int64_t& begin, int64_t& end);
 
  private:
+  // Chunk numbers [begin, end) that are left, begin in the low half.
   struct alignas(kCacheLine) Share {
-    std::atomic<int64_t> next{0};
-    int64_t end = 0;
+    std::atomic<uint64_t> left{0};
   };
+  // Takes the first chunk of a share, or the last one; -1 where none is left.
+  static int64_t take(Share& share, bool first);
+
   std::unique_ptr<Share[]> shares_;
   int workers_ = 0;
-  int64_t chunk_ = 1;
+  int64_t total_ = 0, chunk_ = 1;
 };
 
 class Instruction {

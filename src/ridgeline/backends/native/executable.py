@@ -135,19 +135,13 @@ class NativeExecutable:
         return self._tape.view(place.buffer, count)[:, place.offset : place.offset + place.width]
 
     def _allocate_cache(self) -> dict[int, tuple[_native.KvMemory, int]]:
-        """Keys and values of every KV state, and the cache group that each belongs to."""
+        """The blocks of every KV state, and the cache group that each state belongs to."""
         memories: dict[int, tuple[_native.KvMemory, int]] = {}
         for index, group in enumerate(self._layout.groups):
             for state in group.states:
                 kv = self._program.states[state]
-
-                def memory(
-                    keys: int, values: int, heads: int = kv.num_heads, dim: int = kv.head_dim
-                ) -> _native.KvMemory:
-                    return _native.KvMemory(self._settings.kv, heads, dim, self._layout.block_size, keys, values)
-
-                num_bytes = memory(0, 0).block_bytes * group.num_blocks
-                keys, values = allocate(num_bytes), allocate(num_bytes)
-                self._memory += [keys, values]
-                memories[state] = (memory(address(keys), address(values)), index)
+                shape = (self._settings.kv, kv.num_heads, kv.head_dim, self._layout.block_size)
+                blocks = allocate(_native.KvMemory(*shape, 0).block_bytes * group.num_blocks)
+                self._memory.append(blocks)
+                memories[state] = (_native.KvMemory(*shape, address(blocks)), index)
         return memories

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 1  # of packed weights; raised when their bytes change, so that packs on disk are built again
+LAYOUT_VERSION = 2  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
 MatrixKind = Literal["f32", "bf16", "int8", "int4"]

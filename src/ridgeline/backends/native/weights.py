@@ -108,7 +108,7 @@ class NativeWeights:
 
             def packed() -> np.ndarray:
                 memory = allocate(describe(0).num_bytes)
-                self._pack(describe(address(memory)), torch.cat([self.tensor(s) for s in sources]), form, order)
+                self._pack(describe(address(memory)), _joined([self.tensor(source) for source in sources]), form, order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
@@ -155,6 +155,10 @@ def interleaved(size: int) -> np.ndarray:
     first[:size] = np.arange(size)
     second = np.where(first >= 0, first + size, -1)
     return np.stack([first.reshape(-1, HALF), second.reshape(-1, HALF)], axis=1).flatten()
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
