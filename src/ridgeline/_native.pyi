@@ -49,9 +49,9 @@ def pack(level: str, matrix: Matrix, rows: Annotated[NDArray[numpy.generic], dic
 def unpack_output(level: str, matrix: Matrix, output: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]:
     """Packed output `output` as float32 [K]."""
 
-def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], *, norm: str = 'none', eps: float = 9.999999974752427e-07, norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, epilogue: str = 'store', activation: str = 'silu', softcap: float = 0.0, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int = 0, end: int | None = None, exact_batch: bool = False) -> None:
+def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], *, norm: str = 'none', eps: float = 9.999999974752427e-07, norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, epilogue: str = 'store', activation: str = 'silu', softcap: float = 0.0, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, index: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int = 0, end: int | None = None, exact_batch: bool = False) -> None:
     """
-    out = epilogue(norm(x) W^T) for x float32 [M, K]; out is float32 [M, 32 * num_panels], or [M, 16 * num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.
+    out = epilogue(norm(x) W^T) for x float32 [M, K], or its rows `index`; out is float32 [M, 32 * num_panels], or [M, 16 * num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.
     """
 
 class KvState:
@@ -61,7 +61,7 @@ class KvState:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's keys, and of its values."""
+        """Bytes of a block, keys and values together."""
 
     def write(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
@@ -102,11 +102,11 @@ class AttentionSpec:
     def __init__(self, num_heads: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: int = 0) -> None: ...
 
 class KvMemory:
-    def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, keys: int, values: int) -> None: ...
+    def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, blocks: int) -> None: ...
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block's keys, and of its values."""
+        """Bytes of one block, keys and values together."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 

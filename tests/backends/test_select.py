@@ -51,6 +51,7 @@ def test_reference_where_native_does_not_run_says_what_is_lost():
 
 def test_float16_is_never_native():
     assert choose_backend(config(), "float16", HERE).backend == "reference"
+    assert choose_backend(config(), "float32", HERE, head_dim=512).backend == "reference"
     with pytest.raises(ConfigError, match="float16"):
         choose_backend(config(backend={"backend": "native"}), "float16", HERE)
 

@@ -28,6 +28,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+MAX_HEAD_DIM = 256  # of the native attention kernels
 KV_SCALE_BYTES = 4  # int8 keys and values have a float32 scale per token and head each
 LOST = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
 
@@ -82,13 +83,13 @@ def native_support() -> NativeSupport:
     return NativeSupport(tuple(native.module.runnable_levels()), native.module.best_level())
 
 
-def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport) -> BackendChoice:
-    """The native backend where it runs, else the reference; `dtype` is the model's.
+def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport, head_dim: int = 0) -> BackendChoice:
+    """The native backend where it runs, else the reference; `dtype` is the model's, `head_dim` its largest head.
 
     Raises ConfigError for a backend that was asked for and cannot be had, and for options that it does not have.
     """
     asked = config.backend.backend
-    obstacle = native.missing or ("it does not compute in float16" if dtype == "float16" else "")
+    obstacle = native.missing or _obstacle(dtype, head_dim)
     if asked == "native" and obstacle:
         raise ConfigError(
             f"the native backend cannot be used: {obstacle}; use --backend auto, or change what prevents it"
@@ -109,6 +110,15 @@ def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport
     why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
     choices |= {"kv_dtype": Choice(kv_dtype, why_kv), "quantize": _describe(config.quantize)}
     return BackendChoice("native" if level else "reference", dtype, kv_dtype, level, choices)
+
+
+def _obstacle(dtype: DtypeName, head_dim: int) -> str:
+    """What the native backend cannot do for a model, or nothing."""
+    if dtype == "float16":
+        return "it does not compute in float16"
+    if head_dim > MAX_HEAD_DIM:
+        return f"it has heads of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"
+    return ""
 
 
 def build_executable(

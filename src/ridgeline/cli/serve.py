@@ -45,7 +45,7 @@ def serve(
     scheduling_policy: Annotated[
         SchedulingPolicy, typer.Option(help="First come, first served, or by each request's priority (lower first).")
     ] = "fcfs",
-    block_size: Annotated[int, typer.Option(help="Tokens in one block of the KV cache.")] = 16,
+    block_size: Annotated[int, typer.Option(help="Tokens in one block of the KV cache.")] = 32,
     kv_cache_bytes: Annotated[
         int | None, typer.Option(help="Size of the KV cache. Default: enough for the sequences, within free memory.")
     ] = None,

@@ -56,7 +56,7 @@ class CacheConfig:
     `kv_dtype` is that of keys and values; int8 has a scale per token and head.
     """
 
-    block_size: int = 16
+    block_size: int = 32  # scattered blocks are read faster when larger, prefixes shared more finely when smaller
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
     kv_dtype: KvDtype = "auto"

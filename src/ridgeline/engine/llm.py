@@ -58,7 +58,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         scheduling_policy: SchedulingPolicy = "fcfs",
-        block_size: int = 16,
+        block_size: int = 32,
         kv_cache_bytes: int | None = None,
         enable_prefix_caching: bool = True,
         kv_dtype: KvDtype = "auto",
