@@ -1,0 +1,161 @@
+"""How near decoding comes to the speed at which this machine reads memory, per weight format.
+
+usage: python benchmarks/decode_stream.py --model MODEL [--contexts 64 8192] [--formats bf16 int8 int4] [--repeats 7]
+
+One process per format and context. In it, reading a buffer of 1 GiB and runs of decode steps at batch 1 take turns, so
+that both see the same machine. The figure is (bytes of packed weights and of keys and values that a step reads) / (time
+of a step) / (median of the streams measured before and after it); a step is everything from plan to commit.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline import LLM, SamplingParams, _native
+from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
+from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.cost.account import kv_bytes_per_token
+
+STREAM_BYTES = 2**30
+FORMATS: dict[str, dict[str, object]] = {
+    "bf16": {},
+    "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
+    "int4 int8-inputs": {"quantize": "int4", "quantize_inputs": "int8"},
+    "bf16 kv-int8": {"kv_dtype": "int8"},
+}
+KV_BYTES = {"bf16 kv-int8": 1}  # an entry; 2 otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One format at one context; lists have one entry per repeat."""
+
+    format: str
+    context: int
+    bytes_per_step: float
+    stream_bytes_per_s: list[float]  # one more than repeats: before and after each
+    step_s: list[float]
+    share_of_stream: list[float]
+    median_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReport:
+    name: str
+    created_utc: str
+    machine: MachineFacts
+    software: SoftwareFacts
+    model: str
+    steps_per_repeat: int
+    runs: list[Run]
+
+
+def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Run:
+    """Runs in a process of its own."""
+    llm = LLM(model, dtype="bfloat16", max_model_len=context + (repeats + 1) * steps + 64, max_num_seqs=1, **FORMATS[name])
+    threads = int(llm.engine.choices["threads"].value)
+    level = _native.best_level()
+    rng = random.Random(0)
+    prompt = [rng.randrange(10, 1000) for _ in range(context)]
+    llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+
+    def stream() -> float:
+        return statistics.median(_native.read_stream(level, threads, STREAM_BYTES, 5))
+
+    streams, times = [stream()], []
+    for _ in range(repeats):
+        times.append(_step_s(llm, prompt, steps))
+        streams.append(stream())
+    program = llm.engine.program
+    kv_bytes = kv_bytes_per_token(program, KV_BYTES.get(name, 2)) * (context + steps / 2)
+    num_bytes = _weight_bytes(llm) + kv_bytes
+    shares = [
+        num_bytes / seconds / statistics.median((before, after))
+        for seconds, before, after in zip(times, streams, streams[1:])
+    ]
+    return Run(
+        format=name,
+        context=context,
+        bytes_per_step=num_bytes,
+        stream_bytes_per_s=streams,
+        step_s=times,
+        share_of_stream=shares,
+        median_share=statistics.median(shares),
+    )
+
+
+def _weight_bytes(llm: LLM) -> float:
+    """Of the packed weights, less a token table of its own, of which a step reads one row."""
+    program = llm.engine.program
+    heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
+    tables = [op.weights[0] for op in program.ops if op.kind == "embed" and op.weights[0] not in heads]
+    unread = sum(program.weights[name][0] * program.weights[name][1] * 2 for name in tables)
+    return llm.engine.executable.weight_bytes - unread
+
+
+def _step_s(llm: LLM, prompt: list[int], steps: int) -> float:
+    """Seconds between consecutive tokens, the prompt being in the prefix cache: the median of `steps` of them."""
+    times: list[float] = []
+    params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
+    for _ in llm.stream(prompt, params):
+        times.append(time.perf_counter())
+    return statistics.median(after - before for before, after in zip(times, times[1:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64])
+    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"], choices=list(FORMATS))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", nargs=2, metavar=("FORMAT", "CONTEXT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run = measure(options.model, options.one[0], int(options.one[1]), options.repeats, options.steps)
+        print(json.dumps(asdict(run)))
+        return
+    runs: list[Run] = []
+    for context in options.contexts:
+        for name in options.formats:
+            command = [sys.executable, __file__, *sys.argv[1:], "--one", name, str(context)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            runs.append(Run(**json.loads(done.stdout.splitlines()[-1])))
+    table = Table("format", "context", "MB a step", "stream GB/s", "step ms", "share of the stream", "range")
+    for run in runs:
+        table.add_row(
+            run.format,
+            str(run.context),
+            f"{run.bytes_per_step / 1e6:.0f}",
+            f"{statistics.median(run.stream_bytes_per_s) / 1e9:.1f}",
+            f"{statistics.median(run.step_s) * 1e3:.2f}",
+            f"{run.median_share:.0%}",
+            f"{min(run.share_of_stream):.0%} to {max(run.share_of_stream):.0%}",
+        )
+    Console().print(table)
+    if options.out:
+        report = StreamReport(
+            name=f"decode-stream-{Path(options.model).name}",
+            created_utc=utc_now(),
+            machine=machine_facts(),
+            software=software_facts(),
+            model=Path(options.model).name,
+            steps_per_repeat=options.steps,
+            runs=runs,
+        )
+        print(write_report(result_path(options.out, report), report))
+
+
+if __name__ == "__main__":
+    main()
