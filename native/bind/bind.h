@@ -4,8 +4,10 @@
 
 namespace ridgeline {
 
+void bind_gil(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
 void bind_sample(nanobind::module_& module);
 void bind_probe(nanobind::module_& module);
 void bind_runtime(nanobind::module_& module);

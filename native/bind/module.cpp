@@ -10,8 +10,10 @@ NB_MODULE(_native, module) {
   module.doc() = "Ridgeline's native CPU kernels; see ridgeline.backends.native";
   module.def("runnable_levels", &ridgeline::runnable_levels, "ISA levels this machine can run, narrowest first.");
   module.def("best_level", &ridgeline::best_level, "The widest ISA level that is not an emulation.");
+  ridgeline::bind_gil(module);
   ridgeline::bind_linear(module);
   ridgeline::bind_attention(module);
+  ridgeline::bind_rows(module);
   ridgeline::bind_sample(module);
   ridgeline::bind_probe(module);
   ridgeline::bind_runtime(module);

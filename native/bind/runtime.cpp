@@ -8,10 +8,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 
 #include "bind/bind.h"
+#include "bind/gil.h"
 #include "bind/matrix.h"
 #include "runtime/checksum.h"
 #include "runtime/isa.h"
@@ -199,6 +201,8 @@ class TapeBuilder {
 
   void run(nb::handle batch, Array<float, 2> logits, int64_t begin, int64_t end,
            std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
+    const std::unique_lock turn(running_, std::try_to_lock);
+    if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
     StepArrays arrays;
     read_step(batch, arrays);
     if (drawn) read_draws(batch.attr("draws"), arrays);
@@ -210,7 +214,7 @@ class TapeBuilder {
     arrays.step.logits_stride = (int64_t)logits.shape(1);
     double* times = seconds ? seconds->data() : nullptr;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil unlocked;
       tape_.run(arrays.step, begin, end, times);
     }
     if (drawn)
@@ -239,6 +243,7 @@ class TapeBuilder {
   const KernelTable& kernels_;
   Tape tape_;
   std::vector<Buffer*> buffers_;
+  std::mutex running_;
 };
 
 KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {

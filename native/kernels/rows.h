@@ -120,17 +120,36 @@ RL_INLINE Floats tanh(Floats x) {
   return x != x ? x : y;
 }
 
-// erf by Abramowitz and Stegun 7.1.26, |error| < 1.5e-7.
-RL_INLINE Floats erf(Floats x) {
-  const Floats magnitude = x < 0.0f ? -x : x;
-  const Floats t = 1.0f / fma(magnitude, splat(0.3275911f), splat(1.0f));
+// erfc(x) for x >= 0 by Abramowitz and Stegun 7.1.26, |error| < 1.5e-7.
+RL_INLINE Floats erfc(Floats x) {
+  const Floats t = 1.0f / fma(x, splat(0.3275911f), splat(1.0f));
   Floats p = splat(1.061405429f);
   p = fma(p, t, splat(-1.453152027f));
   p = fma(p, t, splat(1.421413741f));
   p = fma(p, t, splat(-0.284496736f));
   p = fma(p, t, splat(0.254829592f));
-  const Floats y = 1.0f - p * t * exp(-magnitude * magnitude);
-  return x < 0.0f ? -y : y;
+  return p * t * exp(-x * x);
+}
+
+// erf(x) for |x| < 1 by Cephes' polynomial, within 2 units in the last place.
+RL_INLINE Floats erf_near_0(Floats x) {
+  const Floats s = x * x;
+  Floats p = splat(7.853861353153693e-5f);
+  p = fma(p, s, splat(-8.010193625184903e-4f));
+  p = fma(p, s, splat(5.188327685732524e-3f));
+  p = fma(p, s, splat(-2.685381193529856e-2f));
+  p = fma(p, s, splat(1.128358514861418e-1f));
+  p = fma(p, s, splat(-3.761262582423300e-1f));
+  p = fma(p, s, splat(1.128379165726710f));
+  return x * p;
+}
+
+// x * Phi(x) = x * erfc(-x / sqrt(2)) / 2; where that is small it is not made by a difference to 1.
+RL_INLINE Floats gelu(Floats x) {
+  const Floats z = x * 0.70710678118654752f, magnitude = z < 0.0f ? -z : z;
+  const Floats tail = 0.5f * erfc(magnitude);
+  const Floats far = z < 0.0f ? tail : 1.0f - tail;
+  return x * (magnitude < 1.0f ? fma(erf_near_0(z), splat(0.5f), splat(0.5f)) : far);
 }
 
 RL_INLINE Floats apply(Activation activation, Floats x) {
@@ -138,11 +157,11 @@ RL_INLINE Floats apply(Activation activation, Floats x) {
     case Activation::silu:
       return x / (1.0f + exp(-x));
     case Activation::gelu:
-      return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
-    case Activation::gelu_tanh:
-      return 0.5f * x * (1.0f + tanh(0.79788456080286536f * fma(0.044715f * x * x, x, x)));
+      return gelu(x);
+    case Activation::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+      return x / (1.0f + exp(-1.59576912160573072f * fma(0.044715f * x * x, x, x)));
     case Activation::relu:
-      return x > 0.0f ? x : x - x;  // x - x keeps a NaN
+      return x < 0.0f ? Floats{} : x;  // keeps a NaN
   }
   __builtin_unreachable();
 }

@@ -1,7 +1,11 @@
 #include "runtime/pool.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,6 +19,7 @@ constexpr int64_t kIdleSpinNs = 400'000;
 // Within a step a worker is late only when the machine is busy with something else: give it the core early.
 constexpr int64_t kBarrierSpinNs = 100'000;
 constexpr int kPausesPerLook = 64;
+constexpr int kMostThreads = 4096;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -39,6 +44,15 @@ class FlushSubnormals {
 
  private:
   unsigned saved_;
+#elif defined(__aarch64__)
+  FlushSubnormals() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ volatile("msr fpcr, %0" ::"r"(saved_ | 1 << 24));
+  }
+  ~FlushSubnormals() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
 #else
   FlushSubnormals() {}
 #endif
@@ -46,19 +60,40 @@ class FlushSubnormals {
 
 }  // namespace
 
-Pool::Pool(int num_threads) : num_threads_(num_threads) {
-  if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least 1 thread");
-  for (int worker = 1; worker < num_threads; worker++) threads_.emplace_back([this, worker] { work(worker); });
+Pool::Pool(int num_threads)
+    : num_threads_(num_threads), process_(getpid()), threads_(std::make_unique<std::vector<std::thread>>()) {
+  if (num_threads < 1 || num_threads > kMostThreads)
+    throw std::invalid_argument("a thread pool has 1 to " + std::to_string(kMostThreads) + " threads, not " +
+                                std::to_string(num_threads));
+  try {
+    for (int worker = 1; worker < num_threads; worker++) threads_->emplace_back([this, worker] { work(worker); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw std::runtime_error("the system gives this process " + std::to_string(threads_->size() + 1) + " of " +
+                             std::to_string(num_threads) + " threads (" + error.what() + "): ask for fewer");
+  }
 }
 
 Pool::~Pool() {
+  if (is_orphan())
+    (void)threads_.release();  // to join or detach threads of another process is undefined
+  else
+    stop();
+}
+
+void Pool::stop() {
   stop_.store(true);
   call_.fetch_add(1);
   call_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : *threads_) thread.join();
 }
 
+bool Pool::is_orphan() const { return num_threads_ > 1 && getpid() != process_; }
+
 void Pool::run(void (*body)(void*, int), void* context) {
+  if (is_orphan())
+    throw std::runtime_error("the thread pool stayed in the process that this one was forked from: build the engine "
+                             "after the fork, or start processes by spawn");
   const std::lock_guard lock(turn_);
   const FlushSubnormals flush;
   body_ = body;

@@ -1,10 +1,13 @@
 // A persistent team of threads that runs one function on all of them. The caller is worker 0, so a pool of n threads
 // never has more than n runnable ones. Workers wait for the next call spinning for a moment, then parked in the kernel:
-// an idle pool uses no CPU.
+// an idle pool uses no CPU. A process made by fork() has none of the threads, and can only let go of the pool.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,7 +16,7 @@ namespace ridgeline {
 
 class Pool {
  public:
-  // Throws std::invalid_argument for num_threads < 1.
+  // Throws std::invalid_argument for num_threads outside 1..4096, std::runtime_error where the system gives fewer.
   explicit Pool(int num_threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -22,6 +25,7 @@ class Pool {
   int size() const { return num_threads_; }
 
   // Calls body(context, worker) once per worker and returns when all are done. Calls from several threads take turns.
+  // Throws std::runtime_error in a process that was forked from the pool's.
   void run(void (*body)(void* context, int worker), void* context);
 
   // Within `body`: returns once every worker has called it. What they wrote before is visible after.
@@ -29,9 +33,12 @@ class Pool {
 
  private:
   void work(int worker);
+  void stop();
+  bool is_orphan() const;
   void wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns);
 
   const int num_threads_;
+  const pid_t process_;
   std::mutex turn_;
   void (*body_)(void*, int) = nullptr;
   void* context_ = nullptr;
@@ -39,7 +46,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> arrived_{0};   // workers at the current barrier
   alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived
   alignas(64) std::atomic<bool> stop_{false};
-  std::vector<std::thread> threads_;
+  std::unique_ptr<std::vector<std::thread>> threads_;
 };
 
 }  // namespace ridgeline

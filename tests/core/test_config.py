@@ -23,6 +23,11 @@ from ridgeline.core.errors import ConfigError
         (QuantizeConfig, {"inputs": "int8"}, "without a scheme"),
         (QuantizeConfig, {"embeddings": False}, "without a scheme"),
         (BackendConfig, {"backend": "cuda"}, "backend must be one of auto, native, reference, got 'cuda'"),
+        (
+            EngineConfig,
+            {"model": ModelConfig(model="any"), "num_threads": 4097},
+            "num_threads is at most 4,096, got 4,097",
+        ),
         (CacheConfig, {"kv_dtype": "float16"}, "kv_dtype must be one of auto, float32, bfloat16, int8"),
     ],
 )

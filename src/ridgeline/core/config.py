@@ -14,6 +14,7 @@ BackendName = Literal["auto", "native", "reference"]
 
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 128
+MOST_THREADS = 4096  # of the native backend's pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +148,5 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _positive("num_threads", self.num_threads)
+        if self.num_threads is not None and self.num_threads > MOST_THREADS:
+            raise ConfigError(f"num_threads is at most {MOST_THREADS:,}, got {self.num_threads:,}")

@@ -74,11 +74,12 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     folder = ModelFolder.open(config.model.model, config.model.revision)
     spec = read_spec(folder.config)
     num_threads = config.num_threads or usable_cores()
-    torch.set_num_threads(num_threads)
     keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
     head_dim = max(layer.mixer.head_dim for layer in spec.layers)
     backend = choose_backend(config, dtype, native_support(), head_dim)
+    # The native backend has threads of its own, and torch's would spin beside them.
+    torch.set_num_threads(1 if backend.backend == "native" else num_threads)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
     program = lower(spec, max_model_len)
     executable = _bind(config, backend, folder, spec, program, layout, num_threads)
@@ -139,8 +140,6 @@ def _bind(
         read = StreamedWeights if backend.backend == "native" else load_weights
         return read(folder, spec, program, DTYPES[backend.dtype])
 
-    if backend.backend == "native":
-        torch.set_num_threads(1)  # it has threads of its own, and torch's would spin beside them
     store = _open_store(config, backend, folder, program, num_threads)
     executable = build_executable(backend, config, program, load, layout, num_threads, store)
     if store is not None:

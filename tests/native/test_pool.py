@@ -1,0 +1,340 @@
+"""The thread pool where the system does not cooperate: busy cores, stopped processes, forks, an exiting interpreter.
+
+Only the idle test looks at a clock. Everything else asks for the same numbers as in calm, and for an end.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ridgeline._native", reason="the native module is not built")
+sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
+from native_steps import CONTEXT, native, schedule, step
+from tiny_models import build
+
+from ridgeline import _native
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinities and thread ids are Linux's")
+
+TIMEOUT_S = 120
+GENERATE = """
+import gc, os, signal, sys, threading, time
+from ridgeline import LLM, SamplingParams
+
+def build():
+    return LLM("python-1m", backend="native", num_threads=3, pack_cache=False, max_model_len=512, max_num_seqs=4)
+
+def generate(max_tokens=60):
+    params = SamplingParams(max_tokens=max_tokens, temperature=1, seed=1, ignore_eos=True)
+    outputs = llm.generate(["def f(", "class A", "import "], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+llm = build()
+"""
+
+
+def python(code: str, before: str = "") -> subprocess.Popen[str]:
+    """An interpreter of its own that runs `before`, GENERATE and `code`."""
+    command = [sys.executable, "-c", before + GENERATE + code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0, told: str = "") -> str:
+    """What the process prints, once it has ended with `status` and said `told` on the way."""
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == status, err
+    assert told in err
+    return out
+
+
+def thread_ids() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+@contextlib.contextmanager
+def on_one_busy_core():
+    """A core that another process keeps busy, with this thread and the threads that it starts on that core alone."""
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(other.pid, {core})
+        os.sched_setaffinity(0, {core})
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        other.kill()
+        other.wait()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build("qwen3", 1, tmp_path_factory.mktemp("qwen3"))
+
+
+def executable_of(model, threads):
+    return native(model.lowered(CONTEXT), model.weights, _native.best_level(), num_threads=threads, deterministic=True)
+
+
+def logits(model, executable, rounds=1):
+    """Of every token of three sequences, computed in a random schedule; the same for any number of threads."""
+    program = model.lowered(CONTEXT)
+    ids = np.random.default_rng(5).integers(0, model.spec.vocab_size, (3, CONTEXT - 2))
+    out = torch.zeros(*ids.shape, program.vocab_size)
+    for seed in range(rounds):
+        for spans in schedule(ids, np.random.default_rng(seed)):
+            rows = executable.run(step(program, spans)).logits_RV
+            for s, start, span in spans:
+                out[s, start : start + len(span)] = rows[: len(span)]
+                rows = rows[len(span) :]
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return logits(model, executable_of(model, 1))
+
+
+def test_an_idle_pool_uses_no_processor_time():
+    code = """
+generate()
+time.sleep(0.1)
+before = time.process_time()  # of all threads
+time.sleep(1)
+print(time.process_time() - before)
+"""
+    assert float(finish(python(code))) < 0.02
+
+
+def test_torch_leaves_the_cores_to_the_pool():
+    assert finish(python("import torch; print(torch.get_num_threads())")).split() == ["1"]
+
+
+def test_a_stopped_process_goes_on_as_if_nothing_had_been():
+    code = "print('ready', flush=True)\nprint(generate(150))"
+    calm = finish(python(code))
+    process = python(code)
+    stops = 0
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    while process.poll() is None and stops < 40:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.01)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+        stops += 1
+    assert stops > 1
+    assert "ready\n" + finish(process) == calm
+
+
+@pytest.mark.parametrize("hindrance", ["pinned to a busy core", "runs when nothing else does"])
+def test_a_worker_that_hardly_runs(model, expected, hindrance):
+    before = thread_ids()
+    executable = executable_of(model, 3)
+    worker = min(thread_ids() - before)
+    with on_one_busy_core():
+        (core,) = os.sched_getaffinity(0)
+        os.sched_setaffinity(worker, {core})
+        if hindrance == "runs when nothing else does":
+            os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
+        assert torch.equal(logits(model, executable), expected)
+
+
+def test_more_threads_than_cores(model, expected):
+    threads = 2 * len(os.sched_getaffinity(0)) + 3
+    assert torch.equal(logits(model, executable_of(model, threads), rounds=3), expected)
+
+
+def test_three_threads_on_one_busy_core(model, expected):
+    with on_one_busy_core():
+        executable = executable_of(model, 3)
+        assert torch.equal(logits(model, executable), expected)
+
+
+def test_two_pools_at_once(model, expected):
+    results = {}
+
+    def work(name):
+        results[name] = logits(model, executable_of(model, 2), rounds=5)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert [torch.equal(results[name], expected) for name in range(2)] == [True, True]
+
+
+class Doubler:
+    """The smallest tape: looks up rows of a table and adds them to themselves, thrice."""
+
+    def __init__(self, pool):
+        self._rows = np.arange(8 * 40, dtype=np.float32).reshape(8, 40)
+        self._tape = _native.Tape("portable", pool, False)
+        self._buffers = [self._tape.buffer("tokens", 40) for _ in range(2)]
+        self._tape.embed_rows(self._rows.ctypes.data, "f32", "tokens", 1.0, self._buffers[0])
+        for source, target in ((0, 1), (1, 0), (0, 1)):
+            self._tape.add(self._buffers[source], self._buffers[source], self._buffers[target])
+
+    def is_right(self, token_ids) -> bool:
+        ids = np.asarray(token_ids, dtype=np.int64)
+        self.run(ids)
+        return bool((self._tape.view(self._buffers[1], len(ids))[:, :40] == 8 * self._rows[ids]).all())
+
+    def run(self, ids) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        step = SimpleNamespace(
+            token_ids_T=ids,
+            positions_T=ids,
+            logit_rows_R=none,
+            span_start_S=none,
+            span_length_S=none,
+            kv_length_S=none,
+            causal_S=np.zeros(0, dtype=bool),
+            groups=[],
+        )
+        self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_hundred_thousand_tiny_steps(threads):
+    """As many of them as the machine does in a few seconds."""
+    tape, end = Doubler(_native.Pool(threads)), time.monotonic() + 5
+    rng = np.random.default_rng(threads)
+    steps = [rng.integers(0, 8, size) for size in (1, 2, 3, 1, 7, 1, 5)]
+    for done in range(100_000):
+        assert tape.is_right(steps[done % len(steps)])
+        if time.monotonic() > end:
+            break
+
+
+def test_tapes_of_one_pool_take_turns():
+    pool, wrong = _native.Pool(2), []
+
+    def work(name):
+        tape = Doubler(pool)
+        wrong.extend(i for i in range(2000) if not tape.is_right([name, i % 8]))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_pools_come_and_go():
+    before = len(thread_ids())
+    for threads in range(1, 40):
+        pool = _native.Pool(threads)
+        if threads % 2:
+            assert Doubler(pool).is_right([1, 2])
+        del pool
+    assert len(thread_ids()) == before
+
+
+@pytest.mark.parametrize("threads", [0, -3, 4097])
+def test_a_wrong_number_of_threads_is_refused(threads):
+    with pytest.raises(ValueError, match=f"1 to 4096 threads, not {threads}"):
+        _native.Pool(threads)
+
+
+def test_threads_that_the_system_refuses():
+    code = """
+import resource
+from ridgeline import _native
+with open("/proc/self/statm") as statm:
+    used = int(statm.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)  # room for few stacks
+try:
+    _native.Pool(1000)
+except RuntimeError as error:
+    print(error)
+generate()
+"""
+    assert "of 1000 threads" in finish(python(code))
+
+
+DAEMON = """
+def forever():
+    while True:
+        generate()
+threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("generate(); sys.exit(3)", 3),
+        ("generate(); raise ValueError('a mistake')", 1),
+        ("threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); generate(500)", -signal.SIGINT),
+        (DAEMON, 0),
+    ],
+    ids=["exit", "error", "interrupt", "within a step"],
+)
+def test_the_process_ends_cleanly(ending, status):
+    """With a live pool, and with steps under way in threads for which Python does not wait."""
+    finish(python(ending), status)
+
+
+def test_the_exiting_thread_may_compute():
+    """Exit handlers run last in, first out: this one after the native module's, which sends other threads to sleep."""
+    code = "expected, other, llm = generate(), llm, build()" + DAEMON
+    before = """
+import atexit
+@atexit.register
+def last():
+    global llm
+    llm = other
+    print(generate() == expected)
+"""
+    assert finish(python(code, before)) == "True\n"
+
+
+def test_an_engine_serves_one_thread_at_a_time():
+    """And says so: two steps on the same buffers would spoil each other, or worse."""
+    tape, told, end = Doubler(_native.Pool(2)), [], time.monotonic() + TIMEOUT_S
+    many = np.zeros(100_000, dtype=np.int64)
+
+    def until_told():
+        while not told and time.monotonic() < end:
+            try:
+                tape.run(many)
+            except RuntimeError as error:
+                told.append(str(error))
+
+    threads = [threading.Thread(target=until_told) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert "one thread at a time" in told[0]
+    assert tape.is_right([1, 2, 3])
+
+
+def test_a_forked_process_is_told_and_ends():
+    code = """
+expected = generate()
+child = os.fork()
+if child == 0:
+    assert generate() != expected  # fails, and is logged
+    del llm
+    gc.collect()
+    llm = build()
+    sys.exit(7 if generate() == expected else 8)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), generate() == expected)
+"""
+    assert finish(python(code), told="build the engine after the fork") == "7 True\n"
