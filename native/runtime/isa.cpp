@@ -45,21 +45,21 @@ unsigned enabled_states() {
 
 bool bit(unsigned word, int index) { return (word >> index) & 1u; }
 
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   const Registers basic = cpuid(1, 0), extended = cpuid(7, 0);
   return (enabled_states() & 0x6) == 0x6 && bit(basic.c, 12) && bit(basic.c, 29) && bit(extended.b, 5);
 }
 
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   const Registers extended = cpuid(7, 0);
   const bool foundation = bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
   return has_avx2() && (enabled_states() & 0xe6) == 0xe6 && foundation && bit(extended.c, 11);
 }
 
-bool has_avx512bf16() { return has_avx512() && bit(cpuid(7, 1).a, 5); }
+[[maybe_unused]] bool has_avx512bf16() { return has_avx512() && bit(cpuid(7, 1).a, 5); }
 
 // Linux hands out the tile registers on request, once per process.
-bool has_amx() {
+[[maybe_unused]] bool has_amx() {
   const Registers extended = cpuid(7, 0);
   const bool tiles = bit(extended.d, 22) && bit(extended.d, 24) && bit(extended.d, 25);
   if (!has_avx512bf16() || !tiles || (enabled_states() & 0x60000) != 0x60000) return false;

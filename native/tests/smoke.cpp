@@ -1,0 +1,323 @@
+// Runs every kernel of the portable level, the pool and a tape on made-up numbers, without Python, and writes the
+// results: the same program on another architecture must find the same. Built with -DRIDGELINE_SMOKE=ON; used by
+// scripts/aarch64.
+//
+//   smoke write FILE     computes and writes
+//   smoke compare A B    exit status 1, with what differs, unless integers are equal and floats near
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/sample_types.h"
+#include "runtime/isa.h"
+#include "runtime/tape.h"
+
+namespace ridgeline {
+namespace {
+
+// Sums of some hundred float32 products in another order, or fused: a share of the section's largest value.
+constexpr double kFloatBound = 1e-5;
+// The same where such a sum is rounded to an integer on the way: a few fall to the other side.
+constexpr double kQuantizedBound = 1e-4;
+
+template <class T>
+struct Memory {
+  explicit Memory(int64_t count) { buffer.reserve(count * (int64_t)sizeof(T) + 64); }
+  T* data() const { return buffer.as<T>(); }
+  AlignedBuffer buffer;
+};
+
+// The same numbers everywhere: a linear congruence, and floats that are exact.
+class Numbers {
+ public:
+  uint32_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state_ >> 33);
+  }
+  std::vector<float> floats(int64_t count, float largest = 1.0f) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; i++) values.push_back(((float)(next() % 65536) / 32768.0f - 1.0f) * largest);
+    return values;
+  }
+
+ private:
+  uint64_t state_ = 7;
+};
+
+// Named sections of bytes, and how far their floats may be from the other machine's: 0 where all bits are the same.
+class Results {
+ public:
+  explicit Results(std::ostream& out) : out_(out) {}
+  template <class T>
+  void exact(const std::string& name, const T* data, int64_t count) {
+    write(name, 0, data, count * (int64_t)sizeof(T));
+  }
+  void near(const std::string& name, const float* data, int64_t count, double bound = kFloatBound) {
+    write(name, bound, data, count * 4);
+  }
+
+ private:
+  void write(const std::string& name, double bound, const void* data, int64_t bytes) {
+    out_ << name << '\n' << bytes << ' ' << bound << '\n';
+    out_.write(static_cast<const char*>(data), bytes);
+  }
+  std::ostream& out_;
+};
+
+struct Format {
+  const char* name;
+  WeightKind kind;
+  InputKind input;
+  int32_t group;
+  bool zero_points;
+};
+constexpr Format kFormats[] = {
+    {"f32", WeightKind::f32, InputKind::f32, 0, false},
+    {"bf16", WeightKind::bf16, InputKind::bf16, 0, false},
+    {"int8 by int16", WeightKind::int8, InputKind::int16, kInt8Group, false},
+    {"int8 by int8", WeightKind::int8, InputKind::int8, kInt8Group, false},
+    {"int4 by int16", WeightKind::int4, InputKind::int16, 32, false},
+    {"int4 by int8", WeightKind::int4, InputKind::int8, 128, false},
+    {"int4 with zero points", WeightKind::int4, InputKind::int16, 64, true},
+};
+
+// A matrix packed from made-up rows.
+struct Packed {
+  Packed(const KernelTable& kernels, const Format& format, int64_t outputs, int64_t inputs, Numbers& numbers)
+      : matrix{format.kind, format.input, format.zero_points, format.group, outputs, inputs, 0, 0, nullptr},
+        memory((outputs + kPanel - 1) / kPanel *
+               kernels.linear.panel_bytes(format.kind, inputs, format.group, format.zero_points)) {
+    matrix.num_panels = (outputs + kPanel - 1) / kPanel;
+    matrix.panel_bytes = kernels.linear.panel_bytes(format.kind, inputs, format.group, format.zero_points);
+    matrix.data = memory.data();
+    const std::vector<float> weights = numbers.floats(outputs * inputs);
+    std::vector<uint16_t> halves;
+    std::vector<uint8_t> bytes, zeros;
+    for (const float weight : weights) {
+      uint32_t bits;
+      std::memcpy(&bits, &weight, 4);
+      halves.push_back((uint16_t)(bits >> 16));
+      bytes.push_back((uint8_t)(numbers.next() % (format.kind == WeightKind::int4 ? 16 : 256)));
+      zeros.push_back((uint8_t)(numbers.next() % 16));
+    }
+    std::vector<int64_t> order;
+    for (int64_t n = 0; n < matrix.num_panels * kPanel; n++) order.push_back(n < outputs ? n : -1);
+    const void* rows = format.kind == WeightKind::f32    ? (const void*)weights.data()
+                       : format.kind == WeightKind::bf16 ? (const void*)halves.data()
+                                                         : (const void*)bytes.data();
+    kernels.linear.pack(matrix, rows, weights.data(), format.zero_points ? zeros.data() : nullptr, order.data(), 0,
+                        matrix.num_panels);
+  }
+  Matrix matrix;
+  Memory<uint8_t> memory;
+};
+
+void linear(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kOutputs = 70, kInputs = 205;
+  for (const Format& format : kFormats) {
+    const Packed packed(kernels, format, kOutputs, kInputs, numbers);
+    const Matrix& matrix = packed.matrix;
+    const int64_t width = matrix.num_panels * kPanel;
+    results.exact(format.name + std::string(": packed"), matrix.data, matrix.num_panels * matrix.panel_bytes);
+    std::vector<float> row(kInputs);
+    kernels.linear.unpack_output(matrix, 33, row.data());
+    results.exact(format.name + std::string(": unpacked"), row.data(), kInputs);
+    for (const int64_t rows : {1, 3, 9}) {
+      const std::vector<float> x = numbers.floats(rows * kInputs);
+      const Memory<uint8_t> input(kernels.linear.input_bytes(matrix, rows)), scratch(kernels.linear.scratch_bytes);
+      std::vector<float> out((size_t)(rows * width));
+      kernels.linear.prepare_input(matrix, {}, x.data(), kInputs, nullptr, 0, rows, rows, input.data());
+      kernels.linear.multiply(matrix, input.data(), rows, 0, matrix.num_panels, false,
+                              {EpilogueKind::store, {}, 0, nullptr, out.data(), width}, scratch.data());
+      const std::string name = format.name + std::string(" x ") + std::to_string(rows);
+      if (format.input == InputKind::f32 || format.input == InputKind::bf16)
+        results.near(name, out.data(), rows * width);
+      else
+        results.exact(name, out.data(), rows * width);  // integer products round the same everywhere
+    }
+  }
+}
+
+void rows(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kWidth = 77;
+  const RowKernels& k = kernels.rows;
+  const std::vector<float> x = numbers.floats(kWidth, 9), weight = numbers.floats(kWidth), bias = numbers.floats(kWidth);
+  std::vector<float> out(kWidth);
+  for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
+    k.normalize({kind, 1e-6f, weight.data(), bias.data()}, x.data(), kWidth, out.data());
+    results.near("norm " + std::to_string((int)kind), out.data(), kWidth);
+  }
+  for (const Activation act : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
+    k.activate(act, x.data(), weight.data(), kWidth, out.data());
+    results.near("activation " + std::to_string((int)act), out.data(), kWidth);
+  }
+  k.softcap(5.0f, x.data(), kWidth, out.data());
+  results.near("softcap", out.data(), kWidth);
+  k.add(x.data(), bias.data(), kWidth, out.data());
+  results.exact("add", out.data(), kWidth);
+  k.rotate(out.data(), 7, 11, weight.data(), bias.data(), 5);
+  results.near("rotate", out.data(), kWidth);
+}
+
+void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int32_t kHeads = 4, kKvHeads = 2, kDim = 24, kBlock = 16;
+  constexpr int64_t kTokens = 43, kRows = 5, kBlocks = 5, kWidth = kHeads * kDim;
+  const AttentionKernels& k = kernels.attention;
+  const int64_t table[] = {3, 0, 4};
+  const std::vector<float> sinks = numbers.floats(kHeads);
+  for (const KvKind kind : {KvKind::f32, KvKind::bf16, KvKind::int8}) {
+    const KvLayout layout{kind, kKvHeads, kDim, kBlock};
+    const int64_t bytes = kBlocks * k.block_bytes(layout);
+    const Memory<uint8_t> keys(bytes), values(bytes), scratch(k.scratch_bytes);
+    const KvMemory memory{layout, keys.data(), values.data()};
+    for (int64_t t = 0; t < kTokens; t++)
+      for (int32_t head = 0; head < kKvHeads; head++) {
+        const std::vector<float> key = numbers.floats(kDim), value = numbers.floats(kDim);
+        k.kv_write(memory, table[t / kBlock] * kBlock + t % kBlock, head, key.data(), value.data());
+      }
+    const std::string name = "attention " + std::to_string((int)kind);
+    results.exact(name + " keys", keys.data(), bytes);
+    results.exact(name + " values", values.data(), bytes);
+    const AttentionSpec spec{kHeads, 0.2f, 20, 8.0f, sinks.data()};
+    const SpanView span{0, kRows, kTokens, 0, table, true};
+    const std::vector<float> q = numbers.floats(kRows * kWidth, 4);
+    std::vector<float> out(kRows * kWidth), parts(2 * kRows * kWidth);
+    for (int32_t head = 0; head < kKvHeads; head++)
+      k.attend(spec, memory, span, q.data(), kWidth, out.data(), kWidth, head, 0, kRows, 0, kTokens, nullptr,
+               scratch.data());
+    const double bound = kind == KvKind::int8 ? kQuantizedBound : kFloatBound;
+    results.near(name, out.data(), kRows * kWidth, bound);
+    const int64_t stride = kRows * (kHeads / kKvHeads) * (2 + kDim);
+    for (int32_t head = 0; head < kKvHeads; head++) {
+      for (int64_t part = 0; part < 2; part++)
+        k.attend(spec, memory, span, q.data(), kWidth, nullptr, 0, head, 0, kRows, part * 32, part ? kTokens : 32,
+                 parts.data() + part * stride, scratch.data());
+      k.merge(spec, memory, span, out.data(), kWidth, head, 0, kRows, parts.data(), 2, stride);
+    }
+    results.near(name + " in parts", out.data(), kRows * kWidth, bound);
+  }
+}
+
+void sample(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kVocab = 1003;
+  const Memory<uint8_t> scratch(kernels.sample.scratch_bytes(kVocab));
+  std::vector<int64_t> tokens;
+  for (int i = 0; i < 64; i++) {
+    const std::vector<float> logits = numbers.floats(kVocab, 6);
+    SampleRow row{i % 4 ? 0.3f * (float)(i % 4) : 0.0f, i % 3 * 20, i % 5 ? 0.9 : 1.0, i % 2 ? 0.05 : 0.0,
+                  numbers.next(),                       (uint64_t)i, 0, -1};
+    kernels.sample.sample(row, logits.data(), kVocab, scratch.data());
+    tokens.push_back(row.token);
+  }
+  results.exact("drawn tokens", tokens.data(), (int64_t)tokens.size());
+}
+
+// A head over looked-up rows, by three threads, as a tape; and what the pool does with subnormal numbers.
+void tape(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kVocab = 50, kWidth = 96, kTokens = 40;
+  Pool pool(3);
+  const Packed head(kernels, kFormats[2], kVocab, kWidth, numbers);
+  Tape tape(kernels, pool, false);
+  Buffer* const x = tape.add_buffer(Rows::tokens, kWidth);
+  tape.add(std::make_unique<Embed>(Table{head.matrix}, Embed::Ids::tokens, 1.0f, x));
+  tape.add(std::make_unique<Linear>(head.matrix, Norm{}, Epilogue{}, Linear::Operands{x, nullptr, false, true}, false));
+  std::vector<int64_t> ids, logit_rows;
+  for (int64_t t = 0; t < kTokens; t++) ids.push_back(numbers.next() % kVocab), logit_rows.push_back(t);
+  std::vector<float> logits(kTokens * 64);
+  Step step{};
+  step.num_tokens = step.num_rows = kTokens;
+  step.token_ids = step.positions = ids.data();
+  step.logit_rows = logit_rows.data();
+  step.logits = logits.data();
+  step.logits_stride = 64;
+  for (int repeat = 0; repeat < 200; repeat++) tape.run(step, 0, tape.size(), nullptr);
+  results.exact("tape", logits.data(), (int64_t)logits.size());
+  volatile float products[3] = {1e-30f, 1e-30f, 1e-30f};
+  const auto multiply = [](void* all, int worker) {
+    volatile float& x = static_cast<volatile float*>(all)[worker];
+    x = x * 1e-10f;
+  };
+  pool.run(multiply, (void*)products);
+  const float seen[3] = {products[0], products[1], products[2]};
+  results.exact("subnormal numbers in the pool", seen, 3);
+}
+
+struct Section {
+  double bound;
+  std::vector<char> bytes;
+};
+
+std::map<std::string, Section> read(const char* path) {
+  std::ifstream in(path, std::ios::binary);
+  std::map<std::string, Section> sections;
+  std::string name, header;
+  while (std::getline(in, name) && std::getline(in, header)) {
+    Section& section = sections[name];
+    size_t bytes = 0;
+    std::istringstream(header) >> bytes >> section.bound;
+    section.bytes.resize(bytes);
+    in.read(section.bytes.data(), (std::streamsize)section.bytes.size());
+  }
+  if (sections.empty()) throw std::runtime_error(std::string("no results in ") + path);
+  return sections;
+}
+
+// The largest difference, as a share of the largest value; infinite where anything is not finite.
+double distance(const Section& a, const Section& b) {
+  double largest = 0, error = 0;
+  for (size_t i = 0; i + 4 <= a.bytes.size(); i += 4) {
+    float x, y;
+    std::memcpy(&x, a.bytes.data() + i, 4), std::memcpy(&y, b.bytes.data() + i, 4);
+    if (!std::isfinite(x) || !std::isfinite(y)) return INFINITY;
+    largest = std::fmax(largest, std::fabs(x));
+    error = std::fmax(error, std::fabs((double)x - y));
+  }
+  return error / largest;
+}
+
+int compare(const char* a_path, const char* b_path) {
+  const auto a = read(a_path), b = read(b_path);
+  int different = a.size() != b.size();
+  for (const auto& [name, section] : a) {
+    const auto other = b.find(name);
+    const bool fits = other != b.end() && other->second.bytes.size() == section.bytes.size();
+    if (fits && other->second.bytes == section.bytes) continue;
+    const double off = fits && section.bound > 0 ? distance(section, other->second) : INFINITY;
+    if (off <= section.bound) continue;
+    std::cout << "different: " << name << ", by " << off << " of the largest value\n";
+    different++;
+  }
+  std::cout << a.size() << " results, " << different << " different\n";
+  return different ? 1 : 0;
+}
+
+int write(const char* path) {
+  std::ofstream out(path, std::ios::binary);
+  Results results(out);
+  Numbers numbers;
+  const KernelTable& kernels = kernels_of("portable");
+  linear(kernels, numbers, results);
+  rows(kernels, numbers, results);
+  attention(kernels, numbers, results);
+  sample(kernels, numbers, results);
+  tape(kernels, numbers, results);
+  return out.flush() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ridgeline
+
+int main(int argc, char** argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (command == "write" && argc == 3) return ridgeline::write(argv[2]);
+  if (command == "compare" && argc == 4) return ridgeline::compare(argv[2], argv[3]);
+  std::cerr << "usage: smoke write FILE | smoke compare A B\n";
+  return 2;
+}
