@@ -61,7 +61,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of the T predicted tokens of one document: natural log-probabilities, and the K most likely tokens, best first."""
+    """Of the T predicted tokens of one document: natural log-probabilities, and the K likeliest tokens, best first."""
 
     logprob_T: np.ndarray
     top_ids_TK: np.ndarray

@@ -10,6 +10,7 @@
 
 from typing import TYPE_CHECKING
 
+from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "LLM":
-        from ridgeline.engine.llm import LLM
+        with long_lived_imports():
+            from ridgeline.engine.llm import LLM
 
         return LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""With `deterministic`, tokens and log-probabilities are bitwise the same alone, batched, chunked, and after a prefix."""
+"""With `deterministic`, tokens and log-probabilities are bitwise the same: alone, batched, chunked, after a prefix."""
 
 import random
 from dataclasses import replace
@@ -34,7 +34,9 @@ OTHERS = random_prompts(2, 3, 149, 17, 64, 128, 31, 1)
 
 
 def make(options, **limits):
-    return LLM(MODEL, deterministic=True, num_threads=2, max_model_len=512, kv_cache_bytes=64 << 20, **options, **limits)
+    return LLM(
+        MODEL, deterministic=True, num_threads=2, max_model_len=512, kv_cache_bytes=64 << 20, **options, **limits
+    )
 
 
 def answer(output):

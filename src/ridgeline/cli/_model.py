@@ -32,7 +32,7 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 def open_llm(model: str, dtype: Dtype, max_model_len: int | None, compute: Compute) -> "LLM":
     """The model in this process. Raises ConfigError and ModelLoadError."""
-    from ridgeline.engine.llm import LLM
+    from ridgeline import LLM
 
     return LLM(
         model,

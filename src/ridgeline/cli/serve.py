@@ -8,6 +8,7 @@ import typer
 
 from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen
+from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import SchedulingPolicy
 
 BIND_EXIT = 4
@@ -98,9 +99,10 @@ def serve(
     except (OSError, UnicodeError) as error:
         typer.echo(f"ridgeline: cannot listen on {host} port {port}: {error}; choose another with --port", err=True)
         raise SystemExit(BIND_EXIT) from None
-    from ridgeline.engine.async_engine import AsyncEngine
-    from ridgeline.server.app import create_app
-    from ridgeline.server.run import run
+    with long_lived_imports():
+        from ridgeline.engine.async_engine import AsyncEngine
+        from ridgeline.server.app import create_app
+        from ridgeline.server.run import run
 
     with listener:
         app = create_app(AsyncEngine(config), settings)

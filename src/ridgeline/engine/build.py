@@ -17,6 +17,7 @@ from ridgeline.backends.select import (
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
 from ridgeline.cache.manager import CacheManager
+from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, Dtype, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
@@ -66,6 +67,7 @@ class Engine:
     choices: Mapping[str, Choice]
 
 
+@collector_paused()
 def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], None]) -> Engine:
     """Loads the model and puts the engine together; `deliver` receives every step's deltas in the loop's thread.
 

@@ -9,8 +9,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Annotated, NoReturn, cast
 
+import msgspec
 import tokenizers
 
 from ridgeline.core.errors import ModelLoadError, RequestError
@@ -18,12 +19,37 @@ from ridgeline.core.errors import ModelLoadError, RequestError
 MAX_FILE_BYTES = 256 * 2**20
 MAX_TEMPLATE_BYTES = 256 * 2**10
 MAX_VOCAB = 2**22
-MAX_TOKEN_BYTES = 1024
+MAX_TOKEN_CHARS = 1024
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 Json = dict[str, object]
+Token = Annotated[str, msgspec.Meta(max_length=MAX_TOKEN_CHARS)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[Token, TokenId] | list[tuple[Token, float]]  # a list is Unigram's: tokens with scores, by id
+
+
+class _AddedToken(msgspec.Struct):
+    content: Token
+    id: TokenId
+
+
+class _TokenizerJson(msgspec.Struct):
+    """What we read of tokenizer.json ourselves; the Rust library reads all of it."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
+    decoder: object = None
+
+    @property
+    def largest_id(self) -> int:
+        """Of the model's own tokens; -1 without any."""
+        vocab = self.model.vocab
+        return len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
 
 
 class Tokenizer:
@@ -42,14 +68,14 @@ class Tokenizer:
     """
 
     def __init__(
-        self, raw: tokenizers.Tokenizer, decoder: object, named: dict[str, str], templates: dict[str, str]
+        self, raw: tokenizers.Tokenizer, file: _TokenizerJson, named: dict[str, str], templates: dict[str, str]
     ) -> None:
         added = raw.get_added_tokens_decoder()
-        steps = _decoder_steps(decoder)
+        steps = _decoder_steps(file.decoder)
         kinds = {step.get("type") for step in steps}
         self._raw = raw
         self._replacements = _literal_replacements(steps)
-        self.vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.vocab_size = 1 + max(file.largest_id, *added, -1)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.special_tokens = named
         self.chat_templates = templates
@@ -69,13 +95,12 @@ class Tokenizer:
         if not path.exists():
             return None
         content = _read_bytes(path, MAX_FILE_BYTES)
-        data = _parse_json(content, path)
-        _check_tokenizer_json(data, path)
+        file = _read_tokenizer_json(content, path)
         raw = _build(content, path)
         config_path = folder / "tokenizer_config.json"
         config = _read_json(config_path) if config_path.exists() else {}
         _add_config_tokens(raw, config, config_path)
-        tokenizer = cls(raw, data.get("decoder"), _named_tokens(folder, config), _chat_templates(folder, config))
+        tokenizer = cls(raw, file, _named_tokens(folder, config), _chat_templates(folder, config))
         _try_out(tokenizer, path)
         return tokenizer
 
@@ -157,9 +182,9 @@ def _read_bytes(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def _parse_json(content: bytes, path: Path) -> Json:
+def _read_json(path: Path) -> Json:
     try:
-        data = json.loads(content.decode())
+        data = json.loads(_read_bytes(path, MAX_FILE_BYTES).decode())
     except (ValueError, RecursionError) as error:
         _fail(path, f"not valid JSON ({type(error).__name__}: {str(error)[:200]})")
     return _object(data, path, "the file")
@@ -177,33 +202,16 @@ def _list(value: object, path: Path, what: str) -> list[object]:
     return cast("list[object]", value)
 
 
-def _read_json(path: Path) -> Json:
-    return _parse_json(_read_bytes(path, MAX_FILE_BYTES), path)
-
-
-def _check_token(token: object, token_id: object, path: Path, where: str) -> tuple[str, int]:
-    if not isinstance(token, str) or len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
-        _fail(path, f"{where} must be a string of at most {MAX_TOKEN_BYTES} bytes, got {str(token)[:40]!r}")
-    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCAB:
-        _fail(path, f"{where} {token[:40]!r} must have an id in 0..{MAX_VOCAB - 1}, got {str(token_id)[:40]}")
-    return token, token_id
-
-
-def _check_tokenizer_json(data: Json, path: Path) -> None:
+def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
     """Ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file says."""
-    vocab = _object(data.get("model"), path, "`model`").get("vocab")
-    if isinstance(vocab, list):  # Unigram: [token, score] by id
-        for index, entry in enumerate(_list(vocab, path, "`model.vocab`")):
-            pair = _list(entry, path, f"vocabulary entry {index}")
-            _check_token(pair[0] if pair else None, index, path, "vocabulary entry")
-    else:
-        entries = _object(vocab, path, "`model.vocab`")
-        ids = {_check_token(token, token_id, path, "vocabulary entry")[1] for token, token_id in entries.items()}
-        if len(ids) != len(entries):
-            _fail(path, "two vocabulary entries share one id")
-    for item in _list(data.get("added_tokens") or [], path, "`added_tokens`"):
-        added = _object(item, path, "an entry of `added_tokens`")
-        _check_token(added.get("content"), added.get("id"), path, "added token")
+    try:
+        file = msgspec.json.decode(content, type=_TokenizerJson)
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
+        _fail(path, f"not the JSON of a tokenizer ({type(error).__name__}: {str(error)[:200]})")
+    vocab = file.model.vocab
+    if isinstance(vocab, dict) and len(set(vocab.values())) != len(vocab):
+        _fail(path, "two vocabulary entries share one id")
+    return file
 
 
 def _build(content: bytes, path: Path) -> tokenizers.Tokenizer:
@@ -238,8 +246,12 @@ def _add_config_tokens(raw: tokenizers.Tokenizer, config: Json, path: Path) -> N
     for key, value in listed.items():
         if not re.fullmatch(r"[0-9]{1,9}", key):
             _fail(path, f"`added_tokens_decoder` must map ids to tokens, has the key {key[:40]!r}")
-        entry = _object(value, path, f"added token {key}")
-        token, token_id = _check_token(entry.get("content"), int(key), path, "added token")
+        entry, token_id = _object(value, path, f"added token {key}"), int(key)
+        token = entry.get("content")
+        if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or token_id >= MAX_VOCAB:
+            _fail(
+                path, f"added token {key} must be a string of at most {MAX_TOKEN_CHARS} characters, below {MAX_VOCAB}"
+            )
         entries.append((token_id, token, entry.get("special") is True))
     for token_id, token, special in sorted(entries):
         if raw.token_to_id(token) is None:
@@ -261,9 +273,9 @@ def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
             content = _object(value, path, name).get("content") if isinstance(value, dict) else value
             if content is None:
                 continue
-            if not isinstance(content, str) or len(content) > MAX_TOKEN_BYTES:
+            if not isinstance(content, str) or len(content) > MAX_TOKEN_CHARS:
                 _fail(
-                    path, f"`{name}` must be a string of at most {MAX_TOKEN_BYTES} characters or an added-token object"
+                    path, f"`{name}` must be a string of at most {MAX_TOKEN_CHARS} characters or an added-token object"
                 )
             named.setdefault(name, content)
     return named

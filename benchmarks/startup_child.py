@@ -1,0 +1,78 @@
+"""One start, timed from within: the process that startup.py starts. Arguments: MODEL THREADS OPTIONS CLOCK.
+
+CLOCK is the parent's perf_counter at the start of this process; on one machine all processes share it. Whatever is
+imported here before the first look at the clock counts as the interpreter's time.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+PROMPT_TOKENS = 16
+
+
+def start_once(model: str, threads: int, options: dict, spawned_s: float) -> None:
+    """Starts, generates a token, and prints what took how long."""
+    marks_s = [spawned_s, time.perf_counter()]
+    from ridgeline.core.collector import long_lived_imports
+
+    with long_lived_imports():  # as `from ridgeline import LLM` does, with a look at the clock within
+        import torch  # noqa: F401
+
+        marks_s.append(time.perf_counter())
+        from ridgeline.engine.llm import LLM
+    marks_s.append(time.perf_counter())
+    from ridgeline import SamplingParams
+    from ridgeline.engine import build
+
+    spent_s = {"tokenizer": 0.0, "weights": 0.0}
+
+    def clocked(owner: object, name: str, phase: str) -> None:
+        function = getattr(owner, name)
+
+        def run(*args: object, **kwargs: object) -> object:
+            started_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent_s[phase] += time.perf_counter() - started_s
+
+        setattr(owner, name, run)
+
+    clocked(build.Tokenizer, "from_folder", "tokenizer")
+    for owner, name in ((build.PackStore, "__init__"), (build, "build_executable"), (build.PackStore, "commit")):
+        clocked(owner, name, "weights")
+    llm = LLM(model, num_threads=threads, **options)
+    marks_s.append(time.perf_counter())
+    llm.generate([list(range(PROMPT_TOKENS))], SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
+    marks_s.append(time.perf_counter())
+    interpreter_s, torch_s, ridgeline_s, engine_s, token_s = (b - a for a, b in zip(marks_s, marks_s[1:]))
+    rest_s = engine_s - sum(spent_s.values())
+    answer = {
+        "phases_s": {
+            "interpreter": interpreter_s,
+            "import torch": torch_s,
+            "import ridgeline": ridgeline_s,
+            **spent_s,
+            "rest of the engine": rest_s,
+            "first token": token_s,
+        },
+        "total_s": marks_s[-1] - marks_s[0],
+        "peak_rss_bytes": peak_rss_bytes(),
+        "packed_bytes": llm.engine.executable.weight_bytes,
+    }
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # nothing of the end is asked for
+
+
+def peak_rss_bytes() -> int:
+    """Of this program; getrusage would count what it was forked from. 0 where there is no /proc."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    start_once(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), float(sys.argv[4]))
