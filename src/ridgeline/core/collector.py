@@ -1,8 +1,9 @@
-"""Python's garbage collector, kept away from what a start makes: hundreds of thousands of objects, none of them garbage.
+"""Python's garbage collector, kept from looking through what a start makes: a quarter of a million objects that stay.
 
 Used around heavy imports and while an engine is built. Must not import anything of ridgeline.
 """
 
+import atexit
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ def collector_paused() -> Generator[None]:
 
 @contextmanager
 def long_lived_imports() -> Generator[None]:
-    """For imports within: the collector is paused, and never looks at what there is by their end.
+    """For imports within: the collector is paused, and until the process ends never looks at what there is by then.
 
-    torch alone is a quarter of a million objects. Going through them takes a third of its import, and afterwards a
-    tenth of a second each time, in the midst of a step.
+    Going through what torch makes takes a third of its import, and afterwards a tenth of a second each time, in the
+    midst of a step.
     """
     with collector_paused():
         yield
     gc.freeze()
+    atexit.register(gc.unfreeze)  # the interpreter frees modules through the collector, and extensions check it
