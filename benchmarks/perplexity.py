@@ -274,7 +274,7 @@ def print_table(console: Console, report: PerplexityReport) -> None:
             row.name,
             f"{row.weight_bytes / 1e6:.1f}",
             f"{row.bits_per_byte:.4f}",
-            f"{row.delta:+.4f} ± {row.delta_standard_error:.4f}",
+            f"{row.delta:+.5f} ± {row.delta_standard_error:.5f}",
             f"{row.perplexity:.3f}",
             f"{row.top1_agreement:.2%}",
             f"{row.kl_lumped_bits:.5f}",
