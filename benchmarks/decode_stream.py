@@ -62,7 +62,9 @@ class StreamReport:
 
 def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Run:
     """Runs in a process of its own."""
-    llm = LLM(model, dtype="bfloat16", max_model_len=context + (repeats + 1) * steps + 64, max_num_seqs=1, **FORMATS[name])
+    llm = LLM(
+        model, dtype="bfloat16", max_model_len=context + (repeats + 1) * steps + 64, max_num_seqs=1, **FORMATS[name]
+    )
     threads = int(llm.engine.choices["threads"].value)
     level = _native.best_level()
     rng = random.Random(0)
