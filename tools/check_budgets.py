@@ -1,4 +1,4 @@
-"""Files and functions stay short: the limits and the exceptions are in budget.toml, beside this file.
+"""Files, and functions of Python, stay short: the limits and the exceptions are in budget.toml, beside this file.
 
 Usage: python tools/check_budgets.py [ROOT]. Exit status 1 lists every file or function over its limit, every exception
 that names no reason, and every exception that is no longer needed.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUDGET = Path("tools") / "budget.toml"
+SUFFIXES = (".py", ".h", ".cpp")
 SHELL_FOLDER = "scripts"  # files without a suffix
 
 
@@ -47,8 +48,8 @@ def measures(root: Path, limit: dict[str, object]) -> Iterator[Measure]:
     """Everything below the folders of one `[[limit]]`."""
     file_limit, function_limit = limit["file_lines"], limit.get("function_lines")
     for folder in limit["folders"]:
-        pattern = "*" if folder == SHELL_FOLDER else "*.py"
-        for path in sorted(p for p in (root / folder).rglob(pattern) if p.is_file()):
+        files = (path for path in (root / folder).rglob("*") if path.is_file())
+        for path in sorted(path for path in files if folder == SHELL_FOLDER or path.suffix in SUFFIXES):
             name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
             yield Measure(name, None, len(text.splitlines()), file_limit)
             if function_limit is not None and path.suffix == ".py":

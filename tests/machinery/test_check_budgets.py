@@ -9,7 +9,7 @@ import pytest
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "check_budgets.py"
 LIMITS = """
 [[limit]]
-folders = ["src", "scripts"]
+folders = ["src", "scripts", "native"]
 file_lines = 10
 function_lines = 4
 """
@@ -47,6 +47,8 @@ def test_what_fits_passes(check):
 def test_a_long_file_fails(check):
     assert check({"src/p/a.py": "x = 1\n" * 11}) == (1, "src/p/a.py: 11 lines, at most 10 allowed\n")
     assert check({"src/p/a.py": FITS, "scripts/run": "x\n" * 11})[0] == 1
+    for name in ("a.cpp", "kernels/a.h"):
+        assert check({f"native/{name}": "int a;\n" * 11})[0] == 1
 
 
 def test_a_long_function_fails_wherever_it_is(check):
