@@ -120,13 +120,12 @@ RL_INLINE Ints sum_lanes(Ints v) {
   return fold_lanes(v, [](Ints a, Ints b) { return a + b; });
 }
 
-// Rounds |x| <= 32767 and stores it in order; returns what was stored.
+// Rounds |x| <= 32767 and stores it in order; returns what was stored, also of a NaN.
 RL_INLINE Ints store_int16(int16_t* to, Floats x) {
   typedef int16_t Packed __attribute__((vector_size(2 * kLanes)));
-  const Ints rounded = truncate_to_ints(round_even(x));
-  const Packed packed = __builtin_convertvector(rounded, Packed);
+  const Packed packed = __builtin_convertvector(truncate_to_ints(round_even(x)), Packed);
   __builtin_memcpy(to, &packed, sizeof packed);
-  return rounded;
+  return __builtin_convertvector(packed, Ints);
 }
 
 // A query of `width` entries, a multiple of 32, as a row of `product`.

@@ -1,10 +1,12 @@
 """Steps for executables without an engine: a random schedule over a few sequences, as StepBatches."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from ridgeline import _native
 from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
 from ridgeline.backends.step import DrawRows, GroupStep, StepBatch
 from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
@@ -72,3 +74,34 @@ def schedule(tokens_SL: np.ndarray, rng: np.random.Generator) -> Iterator[list[t
                 done[s] += size
         if spans:
             yield spans
+
+
+class Doubler:
+    """The smallest tape: looks up rows of a table and adds them to themselves, thrice."""
+
+    def __init__(self, pool):
+        self._rows = np.arange(8 * 40, dtype=np.float32).reshape(8, 40)
+        self._tape = _native.Tape("portable", pool, False)
+        self._buffers = [self._tape.buffer("tokens", 40) for _ in range(2)]
+        self._tape.embed_rows(self._rows.ctypes.data, "f32", "tokens", 1.0, self._buffers[0])
+        for source, target in ((0, 1), (1, 0), (0, 1)):
+            self._tape.add(self._buffers[source], self._buffers[source], self._buffers[target])
+
+    def is_right(self, token_ids) -> bool:
+        ids = np.asarray(token_ids, dtype=np.int64)
+        self.run(ids)
+        return bool((self._tape.view(self._buffers[1], len(ids))[:, :40] == 8 * self._rows[ids]).all())
+
+    def run(self, ids) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        step = SimpleNamespace(
+            token_ids_T=ids,
+            positions_T=ids,
+            logit_rows_R=none,
+            span_start_S=none,
+            span_length_S=none,
+            kv_length_S=none,
+            causal_S=np.zeros(0, dtype=bool),
+            groups=[],
+        )
+        self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))

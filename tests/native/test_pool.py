@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ import torch
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
 sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
-from native_steps import CONTEXT, native, schedule, step
+from native_steps import CONTEXT, Doubler, native, schedule, step
 from tiny_models import build
 
 from ridgeline import _native
@@ -175,37 +174,6 @@ def test_two_pools_at_once(model, expected):
     assert [torch.equal(results[name], expected) for name in range(2)] == [True, True]
 
 
-class Doubler:
-    """The smallest tape: looks up rows of a table and adds them to themselves, thrice."""
-
-    def __init__(self, pool):
-        self._rows = np.arange(8 * 40, dtype=np.float32).reshape(8, 40)
-        self._tape = _native.Tape("portable", pool, False)
-        self._buffers = [self._tape.buffer("tokens", 40) for _ in range(2)]
-        self._tape.embed_rows(self._rows.ctypes.data, "f32", "tokens", 1.0, self._buffers[0])
-        for source, target in ((0, 1), (1, 0), (0, 1)):
-            self._tape.add(self._buffers[source], self._buffers[source], self._buffers[target])
-
-    def is_right(self, token_ids) -> bool:
-        ids = np.asarray(token_ids, dtype=np.int64)
-        self.run(ids)
-        return bool((self._tape.view(self._buffers[1], len(ids))[:, :40] == 8 * self._rows[ids]).all())
-
-    def run(self, ids) -> None:
-        none = np.zeros(0, dtype=np.int64)
-        step = SimpleNamespace(
-            token_ids_T=ids,
-            positions_T=ids,
-            logit_rows_R=none,
-            span_start_S=none,
-            span_length_S=none,
-            kv_length_S=none,
-            causal_S=np.zeros(0, dtype=bool),
-            groups=[],
-        )
-        self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_hundred_thousand_tiny_steps(threads):
     """As many of them as the machine does in a few seconds."""
@@ -266,12 +234,34 @@ generate()
     assert "of 1000 threads" in finish(python(code))
 
 
-DAEMON = """
+INTERRUPT = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+generate(500)
+"""
+DAEMON = f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from native_steps import Doubler
+from ridgeline import _native
 def forever():
+    tape, many = Doubler(_native.Pool(2)), [1] * 100_000
     while True:
-        generate()
+        tape.is_right(many)
 threading.Thread(target=forever, daemon=True).start()
 time.sleep(0.3)
+"""
+SERVER = """
+import asyncio
+from ridgeline.core.config import EngineConfig, ModelConfig
+from ridgeline.engine.async_engine import AsyncEngine
+
+async def serve():
+    engine = AsyncEngine(EngineConfig(model=ModelConfig(model="python-1m", max_model_len=512), num_threads=2))
+    engine.start()
+    params = SamplingParams(max_tokens=500, temperature=1, ignore_eos=True, n=8)
+    async for _ in engine.stream(engine.engine.intake.request([1], params)):
+        sys.exit(3)
+asyncio.run(serve())
 """
 
 
@@ -280,10 +270,11 @@ time.sleep(0.3)
     [
         ("generate(); sys.exit(3)", 3),
         ("generate(); raise ValueError('a mistake')", 1),
-        ("threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); generate(500)", -signal.SIGINT),
+        (INTERRUPT, -signal.SIGINT),
         (DAEMON, 0),
+        (SERVER, 3),
     ],
-    ids=["exit", "error", "interrupt", "within a step"],
+    ids=["exit", "error", "interrupt", "within a step", "serving"],
 )
 def test_the_process_ends_cleanly(ending, status):
     """With a live pool, and with steps under way in threads for which Python does not wait."""
@@ -292,15 +283,8 @@ def test_the_process_ends_cleanly(ending, status):
 
 def test_the_exiting_thread_may_compute():
     """Exit handlers run last in, first out: this one after the native module's, which sends other threads to sleep."""
-    code = "expected, other, llm = generate(), llm, build()" + DAEMON
-    before = """
-import atexit
-@atexit.register
-def last():
-    global llm
-    llm = other
-    print(generate() == expected)
-"""
+    code = "expected = generate()" + DAEMON
+    before = "import atexit\natexit.register(lambda: print(generate() == expected))"
     assert finish(python(code, before)) == "True\n"
 
 

@@ -5,6 +5,7 @@ call_soon_threadsafe.
 """
 
 import asyncio
+import atexit
 import threading
 from collections.abc import AsyncGenerator
 
@@ -36,6 +37,7 @@ class AsyncEngine:
     def start(self) -> None:
         """Starts the engine's thread. Call it once, on the running event loop."""
         self._event_loop = asyncio.get_running_loop()
+        atexit.register(self.stop)  # a thread that the interpreter's end meets within native code aborts the process
         self._thread.start()
 
     @property
@@ -93,6 +95,7 @@ class AsyncEngine:
 
     def stop(self) -> None:
         """Ends the thread after its current step; open streams raise EngineError. Idempotent, from any thread."""
+        atexit.unregister(self.stop)
         self._draining = True
         self._stopping.set()
         self.engine.loop.wake()
