@@ -12,7 +12,7 @@ from ridgeline.backends.native.emit import DTYPES, EMITTERS
 from ridgeline.backends.native.fallback import NativeKv
 from ridgeline.backends.native.memory import address, allocate
 from ridgeline.backends.native.settings import NativeSettings
-from ridgeline.backends.native.timings import op_timings
+from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
 from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
@@ -51,6 +51,7 @@ class NativeExecutable:
         self._fallback_weights = {name: self._weights.tensor(name) for names in falls_back for name in names}
         self._weights.release()
         self._logits_width = -(-program.vocab_size // PANEL) * PANEL
+        self._timings = TapeTimings(program, settings, self._parts)
         self._draw_at = len(self._tape)
         self._tape.draw(program.vocab_size)
 
@@ -73,7 +74,7 @@ class NativeExecutable:
         seconds = np.zeros(len(self._tape), dtype=np.float64)
         fallback_s: dict[str, float] = {}
         output = self._run(step, seconds, fallback_s)
-        return output, op_timings(self._program, self._settings, self._parts, seconds.tolist(), fallback_s)
+        return output, self._timings.of(seconds.tolist(), fallback_s)
 
     def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
         for copy in step.copies:

@@ -4,6 +4,9 @@ Called by the executable when a step is profiled.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings
@@ -17,35 +20,36 @@ SCALE_BYTES = 4  # of each token's and head's int8 keys, and values
 KV_PRODUCTS: Mapping[KvKind, InputKind] = {"f32": "f32", "bf16": "bf16", "int8": "int16"}
 
 
-def op_timings(
-    program: Program,
-    settings: NativeSettings,
-    parts: Sequence[Part],
-    instruction_s: Sequence[float],
-    fallback_s: Mapping[str, float],
-) -> list[OpTiming]:
-    """Timings in the order of execution. `fallback_s` has the ops of the reference backend by label.
+class TapeTimings:
+    """What each part of a tape computes, worked out once: a step that is timed should cost no more than its clocks."""
 
-    The instruction after those of the parts is the drawing of tokens.
-    """
-    pieces: list[tuple[Group, float]] = []
-    end = 0
-    for part in parts:
-        if isinstance(part, ReferencePart):
-            pieces.append((Group(part.op.kind, part.op.label, (part.op,)), fallback_s[part.op.label]))
-            continue
-        end = part.end
-        for group, seconds in zip(part.groups, instruction_s[part.begin : part.end], strict=True):
-            if pieces and pieces[-1][0] is group:  # a group of several instructions
-                pieces[-1] = (group, pieces[-1][1] + seconds)
-            else:
-                pieces.append((group, seconds))
-    timings = [_timing(program, settings, group, seconds) for group, seconds in pieces]
-    plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
-    return [*timings, OpTiming("draw", "draw", (), instruction_s[end], plain, "f32")]
+    def __init__(self, program: Program, settings: NativeSettings, parts: Sequence[Part]) -> None:
+        self._fallbacks: list[tuple[int, OpTiming]] = []
+        self._natives: list[tuple[int, int, int, OpTiming]] = []  # place in the list, instructions [begin, end)
+        place = end = 0
+        for part in parts:
+            if isinstance(part, ReferencePart):
+                group = Group(part.op.kind, part.op.label, (part.op,))
+                self._fallbacks.append((place, _timing(program, settings, group)))
+                place += 1
+                continue
+            begin = part.begin
+            for group, instructions in groupby(part.groups, key=id):
+                end = begin + len(list(instructions))
+                computed = next(g for g in part.groups if id(g) == group)
+                self._natives.append((place, begin, end, _timing(program, settings, computed)))
+                begin, place = end, place + 1
+        plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
+        self._natives.append((place, end, end + 1, OpTiming("draw", "draw", (), 0.0, plain, "f32")))
+
+    def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
+        """Timings in the order of execution, the drawing of tokens last. `fallback_s` has reference ops by label."""
+        timed = [(at, replace(what, seconds=sum(instruction_s[a:b]))) for at, a, b, what in self._natives]
+        timed += [(at, replace(what, seconds=fallback_s[what.label])) for at, what in self._fallbacks]
+        return [timing for _, timing in sorted(timed, key=itemgetter(0))]
 
 
-def _timing(program: Program, settings: NativeSettings, group: Group, seconds: float) -> OpTiming:
+def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTiming:
     inputs: InputKind = "f32"
     weight = float(ROW_BYTES)
     tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
@@ -58,7 +62,7 @@ def _timing(program: Program, settings: NativeSettings, group: Group, seconds: f
         elif op.kind == "attention":
             inputs = KV_PRODUCTS[settings.kv]
     element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, settings))
-    return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), seconds, element, inputs)
+    return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
 
 def _table_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
