@@ -75,7 +75,7 @@ class Cell:
         )
 
     def shrunk(self, factor: int) -> "Cell":
-        """The same with about 1/factor of the tokens, to see that an engine works; decoding stays long enough to time."""
+        """The same with about 1/factor of the tokens, to see that an engine works; decoding stays as long as it is."""
 
         def fewer(tokens: int) -> int:
             return min(tokens, max(tokens // factor, 4))
