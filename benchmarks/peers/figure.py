@@ -84,8 +84,8 @@ def _legend(parts: list[str], bits_drawn: set[int]) -> float:
 
 def _panel(parts: list[str], report: PeersReport, pairs: Sequence[Comparison], scale: Scale, top: float) -> float:
     """One result; returns where it ends."""
-    machine = f"{report.machine.cpu_model}, {report.threads} threads"
-    parts.append(_text(12, top + 20, report.name.removeprefix("peers-"), size=13, weight="bold"))
+    machine = f"{report.name}: {report.machine.cpu_model}, {report.threads} threads"
+    parts.append(_text(12, top + 20, report.model, size=13, weight="bold"))
     parts.append(_text(LABEL_WIDTH, top + 20, f"{machine}, {report.created_utc[:10]}", fill=FAINT))
     y = first = top + TITLE_HEIGHT
     bars: list[str] = []
