@@ -14,7 +14,7 @@ REPO = Path(__file__).resolve().parents[2]
 WIDER = {
     "portable": r"%[yzt]mm|%k[0-7]|\tv[a-z]",
     "avx2": r"%[zt]mm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])\b",
-    "avx512": r"%tmm|bf16",
+    "avx512": r"%tmm|\tv\w*bf16",
     "avx512bf16": r"%tmm",
 }
 
