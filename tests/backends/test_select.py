@@ -51,7 +51,7 @@ def test_reference_where_native_does_not_run_says_what_is_lost():
 
 def test_float16_is_never_native():
     assert choose_backend(config(), "float16", HERE).backend == "reference"
-    assert choose_backend(config(), "float32", HERE, head_dim=512).backend == "reference"
+    assert choose_backend(config(), "float32", HERE, [KvState(2, 512, None)]).backend == "reference"
     with pytest.raises(ConfigError, match="float16"):
         choose_backend(config(backend={"backend": "native"}), "float16", HERE)
 
@@ -96,7 +96,7 @@ def test_missing_native_code_is_named(monkeypatch):
 )
 def test_bytes_of_keys_and_values(kv_dtype, num_bytes):
     chosen = choose_backend(config(kv_dtype=kv_dtype), "bfloat16", HERE)
-    size = chosen.kv_state_size(KvState(num_heads=3, head_dim=20, window=7))
+    size = chosen.state_size(KvState(num_heads=3, head_dim=20, window=7))
     assert (size.bytes_per_token, size.window) == (num_bytes, 7)
 
 

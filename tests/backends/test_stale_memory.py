@@ -11,8 +11,8 @@ from ridgeline.backends.reference import ReferenceExecutable
 def soil(executable, rubbish):
     """Fills every block that an earlier sequence could have written."""
     if isinstance(executable, ReferenceExecutable):
-        for memories in (executable._keys, executable._values):
-            for memory in memories.values():
+        for memories in executable._memories.values():
+            for memory in memories:
                 memory[:-1] = rubbish
     else:
         for memory in executable._memory:

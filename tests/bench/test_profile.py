@@ -19,7 +19,7 @@ from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
 from ridgeline.engine.build import build_engine
-from ridgeline.program.opset import ElementBytes, Load
+from ridgeline.program.pricing import ElementBytes, Load
 
 CEILING = {1: Ceiling(1e9, 1e9)}
 HARDWARE = Hardware(

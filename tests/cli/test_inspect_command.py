@@ -8,8 +8,8 @@ import pytest
 
 from ridgeline.cli._inspect_text import _bytes, _flops, _numbers
 from ridgeline.program.lower import lower
-from ridgeline.program.opset import OpCost
 from ridgeline.program.passes.fuse import GROUP_KINDS
+from ridgeline.program.pricing import OpCost
 from ridgeline.spec import families
 
 LLAMA_3_8B = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import relative_error, tiny_config
 
 from ridgeline.backends.reference import ReferenceExecutable, dense_logits
-from ridgeline.backends.reference.dense import DenseKv
+from ridgeline.backends.reference.dense import DenseMemory
 from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.cache.layout import KvStateSize, plan_layout
 from ridgeline.core.errors import ConfigError
@@ -24,18 +24,11 @@ from ridgeline.core.step import BlockTable, Span, StepPlan
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
 from ridgeline.program.lower import lower
-from ridgeline.program.op import (
-    ActivationAttrs,
-    AttentionAttrs,
-    EmbedAttrs,
-    KvWriteAttrs,
-    NormAttrs,
-    Plain,
-    RopeAnglesAttrs,
-    SoftcapAttrs,
-    SplitHeadsAttrs,
-)
-from ridgeline.program.opset import OPSET, ElementBytes, Load, Operands
+from ridgeline.program.op import Plain
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, NormAttrs, SoftcapAttrs, SplitHeadsAttrs
+from ridgeline.program.opset import OPSET
+from ridgeline.program.pricing import ElementBytes, Load, Operands
 from ridgeline.spec import families
 
 SEEDS = range(8)
@@ -50,6 +43,7 @@ class Case:
     inputs: list
     weights: list = field(default_factory=list)
     below: dict = field(default_factory=dict)
+    states: list = field(default_factory=list)  # of the program, for ops that keep something
     float32: set = field(default_factory=set)  # inputs that stay float32 whatever the activations are
 
 
@@ -168,7 +162,7 @@ class Call:
     def run(self, inputs=None, weights=None):
         """The op's outputs. An attention finds its keys and values written, as every program has it."""
         inputs, weights = inputs or self.inputs, weights or self.weights
-        kv = DenseKv(1, self.sizes["T"])
+        kv = DenseMemory(self.case.states, 1, self.sizes["T"])
         if self.kind == "attention":
             MEANINGS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
         return MEANINGS[self.kind](self.case.attrs, inputs, weights, kv)

@@ -17,8 +17,9 @@ from ridgeline.cost.account import (
     weight_bytes,
 )
 from ridgeline.program.lower import lower
-from ridgeline.program.opset import ElementBytes, Load, OpCost, visible_keys
+from ridgeline.program.ops.attention import visible_keys
 from ridgeline.program.passes.fuse import Group, fuse
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
 
 

@@ -7,8 +7,8 @@ from ridgeline.cost.account import account, account_groups
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
 from ridgeline.cost.roofline import OpTiming, Roofline, bytes_per_weight, costs_of
 from ridgeline.program.lower import lower
-from ridgeline.program.opset import ElementBytes, Load, OpCost
 from ridgeline.program.passes.fuse import fuse
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
 
 GIGA = 10**9

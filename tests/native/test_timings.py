@@ -15,7 +15,7 @@ from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSett
 from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.roofline import costs_of
-from ridgeline.program.opset import Load
+from ridgeline.program.pricing import Load
 
 INT4 = MatrixFormat(kind="int4", inputs="int16", group=32)
 INT8 = MatrixFormat(kind="int8", inputs="int8")

@@ -4,7 +4,7 @@ Called by `engine/build.py` before the model is built. torch only for tensors' t
 only where it is there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +13,10 @@ import torch
 from ridgeline.backends.probe import find_native
 from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.backends.step import Executable
-from ridgeline.cache.layout import CacheLayout, KvStateSize
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import KvState, Program
+from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
 
 if TYPE_CHECKING:
@@ -55,10 +55,12 @@ class BackendChoice:
     level: str
     choices: Mapping[str, Choice]
 
-    def kv_state_size(self, state: KvState) -> KvStateSize:
-        """What one KV state keeps of a token."""
+    def state_size(self, state: State) -> StateSize:
+        """What one state of the program keeps."""
+        if isinstance(state, RecurrentState):
+            return RecurrentStateSize(state.num_bytes)
         num_bytes = state.bytes_per_token(ELEMENT_BYTES[self.kv_dtype])
-        if self.kv_dtype == "int8":
+        if self.kv_dtype == "int8" and isinstance(state, KvState):
             num_bytes += 2 * state.num_heads * KV_SCALE_BYTES
         return KvStateSize(num_bytes, state.window)
 
@@ -83,13 +85,15 @@ def native_support() -> NativeSupport:
     return NativeSupport(tuple(native.module.runnable_levels()), native.module.best_level())
 
 
-def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport, head_dim: int = 0) -> BackendChoice:
-    """The native backend where it runs, else the reference; `dtype` is the model's, `head_dim` its largest head.
+def choose_backend(
+    config: EngineConfig, dtype: DtypeName, native: NativeSupport, states: Sequence[State] = ()
+) -> BackendChoice:
+    """The native backend where it runs, else the reference; `dtype` is the model's, `states` what it keeps.
 
     Raises ConfigError for a backend that was asked for and cannot be had, and for options that it does not have.
     """
     asked = config.backend.backend
-    obstacle = native.missing or _obstacle(dtype, head_dim)
+    obstacle = native.missing or _obstacle(dtype, states)
     if asked == "native" and obstacle:
         raise ConfigError(
             f"the native backend cannot be used: {obstacle}; use --backend auto, or change what prevents it"
@@ -112,10 +116,13 @@ def choose_backend(config: EngineConfig, dtype: DtypeName, native: NativeSupport
     return BackendChoice("native" if level else "reference", dtype, kv_dtype, level, choices)
 
 
-def _obstacle(dtype: DtypeName, head_dim: int) -> str:
+def _obstacle(dtype: DtypeName, states: Sequence[State]) -> str:
     """What the native backend cannot do for a model, or nothing."""
     if dtype == "float16":
         return "it does not compute in float16"
+    if any(isinstance(state, LatentState) for state in states):
+        return "it has no latent attention"
+    head_dim = max((state.head_dim for state in states if isinstance(state, KvState)), default=0)
     if head_dim > MAX_HEAD_DIM:
         return f"it has heads of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.backends.reference.dense import DenseKv
+from ridgeline.backends.reference.dense import DenseMemory
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.backends.step import StepOutput
 from ridgeline.bench.offline import BenchEngine, OfflineRun, Recorder
@@ -96,7 +96,8 @@ class NaiveGeneration:
             POSITIONS: torch.arange(len(token_ids)),
             LOGIT_ROWS: torch.tensor([len(token_ids) - 1]),
         }
-        logits_1V = interpret(self._program, self._weights, inputs, DenseKv(1, len(token_ids)))[LOGITS]
+        memory = DenseMemory(self._program.states, 1, len(token_ids))
+        logits_1V = interpret(self._program, self._weights, inputs, memory)[LOGITS]
         row = SampleRow(
             seq_id=0,
             row=0,

@@ -26,7 +26,7 @@ from ridgeline.engine.loop import EngineLoop, LoopTimes
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import Request
-from ridgeline.program.opset import Load, OpCost
+from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2
 LEAST_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode

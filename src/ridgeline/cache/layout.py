@@ -6,13 +6,15 @@ Must not import torch or program.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ridgeline.core.errors import ConfigError
 
 MAX_BLOCK_SIZE = 256
 UNLIMITED_TOKENS = sys.maxsize
+RECURRENT_PEAK_BLOCKS = 2  # of a sequence: the state it works on, and the checkpoint that it was copied from
+RECURRENT_BLOCKS_PER_SEQUENCE = 4  # where memory allows: checkpoints of earlier sequences make prefix hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +26,37 @@ class KvStateSize:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLayout:
-    """KV states that are kept, shared and freed together, `num_blocks` blocks of them.
+class RecurrentStateSize:
+    """One recurrent state of the program: its bytes for a whole sequence."""
 
-    `states` are indices of the program's KV states; `bytes_per_token` is their sum. A query at position p of a sliding
-    group sees the keys in (p - window, p]. Raises ConfigError for values that describe no memory.
+    num_bytes: int
+
+
+StateSize = KvStateSize | RecurrentStateSize
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """States that are kept, shared and freed together, `num_blocks` blocks of them.
+
+    `states` are indices of the program's states; `bytes_per_token` is their sum. A query at position p of a sliding
+    group sees the keys in (p - window, p]. A block of a recurrent group is no run of tokens but the state after some
+    number of them, `bytes_per_sequence` large. Raises ConfigError for values that describe no memory.
     """
 
-    kind: Literal["full", "sliding"]
+    kind: Literal["full", "sliding", "recurrent"]
     states: tuple[int, ...]
     window: int | None
     bytes_per_token: int
     num_blocks: int
+    bytes_per_sequence: int = 0
 
     def __post_init__(self) -> None:
         if (self.kind == "sliding") != (self.window is not None):
             raise ConfigError(f"cache group {self.kind!r} with window={self.window}: only a sliding group has a window")
-        for name, value in (("window", self.window), ("bytes_per_token", self.bytes_per_token)):
+        num_bytes = self.bytes_per_sequence if self.kind == "recurrent" else self.bytes_per_token
+        size = "bytes_per_sequence" if self.kind == "recurrent" else "bytes_per_token"
+        for name, value in (("window", self.window), (size, num_bytes)):
             if value is not None and value < 1:
                 raise ConfigError(f"cache group {self.kind!r}: {name} must be at least 1, got {value}")
         if self.num_blocks < 1:
@@ -69,7 +85,7 @@ class CacheLayout:
 
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of `group`."""
-        return self.block_size * self.groups[group].bytes_per_token
+        return self.block_size * self.groups[group].bytes_per_token + self.groups[group].bytes_per_sequence
 
     @property
     def total_bytes(self) -> int:
@@ -78,6 +94,8 @@ class CacheLayout:
 
     def peak_blocks(self, group: int, num_tokens: int) -> int:
         """The most blocks of `group` that one sequence of `num_tokens` holds at any moment."""
+        if self.groups[group].kind == "recurrent":
+            return RECURRENT_PEAK_BLOCKS
         return _peak_blocks(self.groups[group].window, num_tokens, self.block_size, self.max_span_tokens)
 
     def max_sequence_tokens(self) -> int:
@@ -92,20 +110,25 @@ class CacheLayout:
 
 
 def plan_layout(
-    states: Sequence[KvStateSize], block_size: int, budget_bytes: int, max_model_len: int, max_span_tokens: int
+    states: Sequence[StateSize],
+    block_size: int,
+    budget_bytes: int,
+    max_model_len: int,
+    max_span_tokens: int,
+    max_num_seqs: int = 1,
 ) -> CacheLayout:
-    """Cut `budget_bytes` into groups, states of equal window together, full attention first.
+    """Cut `budget_bytes` into groups: full attention first, then equal windows together, recurrent states last.
 
-    Each group gets the share that one sequence of `max_model_len` tokens would need of it, so that all groups run out
-    at about the same time. Raises ConfigError if not even one such sequence fits.
+    Recurrent states get room for `max_num_seqs` sequences and their checkpoints, at most half of the budget where there
+    is anything else. Each other group gets the share of the rest that one sequence of `max_model_len` tokens would need
+    of it, so that all run out at about the same time. Raises ConfigError if not even one such sequence fits.
     """
     if max_model_len < 1:
         raise ConfigError(f"max_model_len must be at least 1, got {max_model_len}")
-    windows = sorted({state.window for state in states}, key=lambda window: (window is not None, window or 0))
     # One sequence's worth of blocks first: this also validates every size.
     single = CacheLayout(
         block_size,
-        tuple(_group_of(states, window, block_size, max_model_len, max_span_tokens) for window in windows),
+        (*_token_groups(states, block_size, max_model_len, max_span_tokens), *_recurrent_group(states)),
         max_span_tokens,
     )
     if budget_bytes < single.total_bytes:
@@ -113,29 +136,61 @@ def plan_layout(
             f"one sequence of max_model_len={max_model_len} needs {single.total_bytes:,} bytes of KV cache, "
             f"but the budget is {budget_bytes:,} bytes; lower max_model_len or give the cache more memory"
         )
-    groups = tuple(
-        GroupLayout(
-            kind=group.kind,
-            states=group.states,
-            window=group.window,
-            bytes_per_token=group.bytes_per_token,
-            num_blocks=group.num_blocks * budget_bytes // single.total_bytes,
-        )
+    recurrent = [_grown(group, budget_bytes, max_num_seqs, single) for group in single.groups if _is_recurrent(group)]
+    rest_bytes = budget_bytes - sum(group.num_blocks * group.bytes_per_sequence for group in recurrent)
+    alone_bytes = sum(single.block_bytes(i) * g.num_blocks for i, g in enumerate(single.groups) if not _is_recurrent(g))
+    shared = [
+        replace(group, num_blocks=group.num_blocks * rest_bytes // alone_bytes)
         for group in single.groups
-    )
-    return CacheLayout(block_size, groups, max_span_tokens)
+        if not _is_recurrent(group)
+    ]
+    return CacheLayout(block_size, (*shared, *recurrent), max_span_tokens)
 
 
-def _group_of(
-    states: Sequence[KvStateSize], window: int | None, block_size: int, max_model_len: int, max_span_tokens: int
-) -> GroupLayout:
-    members = tuple(index for index, state in enumerate(states) if state.window == window)
-    return GroupLayout(
-        kind="full" if window is None else "sliding",
-        states=members,
-        window=window,
-        bytes_per_token=sum(states[index].bytes_per_token for index in members),
-        num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
+def _is_recurrent(group: GroupLayout) -> bool:
+    return group.kind == "recurrent"
+
+
+def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: CacheLayout) -> GroupLayout:
+    """A recurrent group of one sequence, grown to what the budget allows it."""
+    others_bytes = single.total_bytes - group.num_blocks * group.bytes_per_sequence
+    most_bytes = min(budget_bytes // 2, budget_bytes - others_bytes) if others_bytes else budget_bytes
+    wanted = max_num_seqs * RECURRENT_BLOCKS_PER_SEQUENCE
+    return replace(group, num_blocks=max(group.num_blocks, min(wanted, most_bytes // group.bytes_per_sequence)))
+
+
+def _token_groups(
+    states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int
+) -> Sequence[GroupLayout]:
+    """The groups of one sequence whose states keep something of every token, by window."""
+    kept = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
+    windows = sorted({state.window for state in kept.values()}, key=lambda window: (window is not None, window or 0))
+    return [
+        GroupLayout(
+            kind="full" if window is None else "sliding",
+            states=tuple(index for index, state in kept.items() if state.window == window),
+            window=window,
+            bytes_per_token=sum(state.bytes_per_token for state in kept.values() if state.window == window),
+            num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
+        )
+        for window in windows
+    ]
+
+
+def _recurrent_group(states: Sequence[StateSize]) -> Sequence[GroupLayout]:
+    """The group of one sequence's recurrent states; none where there are none."""
+    kept = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
+    if not kept:
+        return ()
+    return (
+        GroupLayout(
+            kind="recurrent",
+            states=tuple(kept),
+            window=None,
+            bytes_per_token=0,
+            num_blocks=RECURRENT_PEAK_BLOCKS,
+            bytes_per_sequence=sum(state.num_bytes for state in kept.values()),
+        ),
     )
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from ridgeline.cli._inspection import Inspection, StepCost, runs_natively
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Op, Shape
-from ridgeline.program.opset import OpCost
-from ridgeline.spec.spec import Layer
+from ridgeline.program.pricing import OpCost
+from ridgeline.spec.spec import AnyLayer
 
 PIPED_COLUMNS = 100
 MAX_LISTED_NUMBERS = 4
@@ -154,7 +154,7 @@ def _kv(inspection: Inspection, plain: bool) -> Table:
     table = _table(f"KV cache of a sequence, {inspection.kv_dtype}", plain, "group", "layers", "bytes/token", *heads)
     program, size = inspection.program, inspection.kv_element
     for group in cost.kv_groups(program, size):
-        name = "full" if group.window is None else f"sliding, window {group.window:,}"
+        name = group.kind if group.window is None else f"sliding, window {group.window:,}"
         table.add_row(
             name,
             str(group.num_states),
@@ -166,8 +166,8 @@ def _kv(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _distinct_layers(layers: Sequence[Layer]) -> list[tuple[Layer, list[int]]]:
-    numbers: dict[Layer, list[int]] = {}
+def _distinct_layers(layers: Sequence[AnyLayer]) -> list[tuple[AnyLayer, list[int]]]:
+    numbers: dict[AnyLayer, list[int]] = {}
     for number, layer in enumerate(layers):
         numbers.setdefault(layer, []).append(number)
     return list(numbers.items())

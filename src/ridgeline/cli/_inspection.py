@@ -10,8 +10,8 @@ from ridgeline.core.config import Dtype
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
-from ridgeline.program.opset import ElementBytes, Load, OpCost
 from ridgeline.program.passes.fuse import Group, fuse
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 
@@ -119,6 +119,7 @@ def as_json(inspection: Inspection) -> str:
                     "window": group.window,
                     "num_states": group.num_states,
                     "bytes_per_token": group.bytes_per_token,
+                    "bytes_per_sequence": group.bytes_per_sequence,
                     "bytes_at_declared_context": group.num_bytes(declared),
                     "bytes_at_context": group.num_bytes(inspection.context),
                 }

@@ -6,19 +6,12 @@ The rules are the op table's; this gives them concrete sizes. Called by `ridgeli
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
-from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program, Shape
-from ridgeline.program.opset import (
-    FLOAT32_BYTES,
-    INDEX_BYTES,
-    OPSET,
-    ElementBytes,
-    Load,
-    OpCost,
-    Operands,
-    elements,
-)
+from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program, RecurrentState, Shape
+from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
+from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +40,18 @@ class GroupAccount:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """The KV states of equal window: how many they are and what they keep of one token, all together."""
+    """The states that are kept alike: how many they are, and what they keep of one token or one sequence, together."""
 
+    kind: Literal["full", "sliding", "recurrent"]
     window: int | None
     num_states: int
     bytes_per_token: int
-
-    @property
-    def kind(self) -> str:
-        return "full" if self.window is None else "sliding"
+    bytes_per_sequence: int
 
     def num_bytes(self, num_tokens: int) -> int:
         """Bytes for a sequence of `num_tokens`: of a window, only what the next token can still see and itself."""
         kept = num_tokens if self.window is None else min(num_tokens, self.window)
-        return kept * self.bytes_per_token
+        return kept * self.bytes_per_token + self.bytes_per_sequence
 
 
 def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008
@@ -141,18 +132,24 @@ def total(accounts: Iterable[OpAccount | GroupAccount]) -> OpCost:
 
 
 def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:
-    """The program's KV states by window, full attention first; `element_bytes` per key or value entry."""
-    windows = sorted({state.window for state in program.states}, key=lambda window: (window is not None, window or 0))
-    members = [[state for state in program.states if state.window == window] for window in windows]
-    return [
-        KvGroup(window, len(states), sum(state.bytes_per_token(element_bytes) for state in states))
-        for window, states in zip(windows, members)
-    ]
+    """The program's states by what they keep: all tokens, a window of them, or one value for the whole sequence.
+
+    `element_bytes` per key, value or latent entry; recurrent states are float32.
+    """
+    per_token = [state for state in program.states if not isinstance(state, RecurrentState)]
+    groups: list[KvGroup] = []
+    for window in sorted({state.window for state in per_token}, key=lambda window: (window is not None, window or 0)):
+        members = [state.bytes_per_token(element_bytes) for state in per_token if state.window == window]
+        groups.append(KvGroup("full" if window is None else "sliding", window, len(members), sum(members), 0))
+    recurrent = [state.num_bytes for state in program.states if isinstance(state, RecurrentState)]
+    if recurrent:
+        groups.append(KvGroup("recurrent", None, len(recurrent), 0, sum(recurrent)))
+    return groups
 
 
 def kv_bytes_per_token(program: Program, element_bytes: int) -> int:
     """Bytes that all layers together keep of one token, while no window has passed it."""
-    return sum(state.bytes_per_token(element_bytes) for state in program.states)
+    return sum(group.bytes_per_token for group in kv_groups(program, element_bytes))
 
 
 def kv_bytes(program: Program, num_tokens: int, element_bytes: int) -> int:

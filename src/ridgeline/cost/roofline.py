@@ -13,8 +13,8 @@ from typing import Literal
 from ridgeline.cost.account import account_groups
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.program.op import Program
-from ridgeline.program.opset import ElementBytes, Load, OpCost
 from ridgeline.program.passes.fuse import Group
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
 WeightKind = Literal["f32", "bf16", "int8", "int4"]
 Bound = Literal["memory", "cache", "compute", "nothing"]

@@ -15,7 +15,14 @@ from ridgeline.backends.select import (
     pack_settings,
 )
 from ridgeline.backends.step import Executable
-from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
+from ridgeline.cache.layout import (
+    RECURRENT_BLOCKS_PER_SEQUENCE,
+    CacheLayout,
+    KvStateSize,
+    RecurrentStateSize,
+    StateSize,
+    plan_layout,
+)
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import Choice, Dtype, EngineConfig
@@ -78,8 +85,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     num_threads = config.num_threads or usable_cores()
     keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
-    head_dim = max(layer.mixer.head_dim for layer in spec.layers)
-    backend = choose_backend(config, dtype, native_support(), head_dim)
+    backend = choose_backend(config, dtype, native_support(), lower(spec).states)
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
@@ -188,13 +194,13 @@ def _choose_cache(
     declared, asked = spec.max_positions, config.model.max_model_len
     length = asked or declared
     program = lower(spec, length)
-    states = [backend.kv_state_size(state) for state in program.states]
+    states = [backend.state_size(state) for state in program.states]
     free_bytes = available_bytes() - backend.weight_bytes(program, config.quantize)  # they come into memory later
     budget, budget_choice = _choose_budget(config, states, length, free_bytes)
     span = config.scheduler.max_num_batched_tokens
     while True:
         try:
-            layout = plan_layout(states, config.cache.block_size, budget, length, span)
+            layout = plan_layout(states, config.cache.block_size, budget, length, span, config.scheduler.max_num_seqs)
             break
         except ConfigError:
             if asked is not None or length <= config.cache.block_size:
@@ -210,13 +216,15 @@ def _choose_cache(
 
 
 def _choose_budget(
-    config: EngineConfig, states: list[KvStateSize], max_model_len: int, free_bytes: int
+    config: EngineConfig, states: list[StateSize], max_model_len: int, free_bytes: int
 ) -> tuple[int, Choice]:
     cache, max_num_seqs = config.cache, config.scheduler.max_num_seqs
     if cache.kv_cache_bytes is not None:
         return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
     blocks = -(-max_model_len // cache.block_size) + 1
-    wanted = max_num_seqs * blocks * cache.block_size * sum(state.bytes_per_token for state in states)
+    per_token = sum(state.bytes_per_token for state in states if isinstance(state, KvStateSize))
+    per_sequence = sum(state.num_bytes for state in states if isinstance(state, RecurrentStateSize))
+    wanted = max_num_seqs * (blocks * cache.block_size * per_token + RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence)
     share = max(0, int(free_bytes * CACHE_SHARE))
     if wanted <= share:
         return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {max_model_len} tokens")

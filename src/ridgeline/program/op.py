@@ -5,9 +5,7 @@ Built by `lower.py`, rewritten by `passes/`, priced by `cost/`, executed by `bac
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from ridgeline.spec.spec import Activation
+from dataclasses import dataclass
 
 Dim = int | str
 Shape = tuple[Dim, ...]
@@ -20,76 +18,13 @@ STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), LOGIT_
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """An op without attributes."""
+class Attrs:
+    """What an op needs to know beside its operands. Each kind of op has its own subclass, in `ops/`."""
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedAttrs:
-    """`scale` is rounded to the dtype of the table before it multiplies."""
-
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class NormAttrs:
-    eps: float
-    unit_offset: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SplitHeadsAttrs:
-    """[T, heads * head_dim] seen as [T, heads, head_dim]."""
-
-    num_heads: int
-
-
-@dataclass(frozen=True, slots=True)
-class RopeAnglesAttrs:
-    """Angular frequencies in radians per position, and the factor on cos and sin."""
-
-    frequencies: tuple[float, ...] = field(repr=False)
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class KvWriteAttrs:
-    """Keys and values go to KV state number `state`."""
-
-    state: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionAttrs:
-    """Queries attend to KV state number `state`; window and softcap as in GroupedQueryAttention."""
-
-    state: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationAttrs:
-    function: Activation
-
-
-@dataclass(frozen=True, slots=True)
-class SoftcapAttrs:
-    cap: float
-
-
-Attrs = (
-    Plain
-    | EmbedAttrs
-    | NormAttrs
-    | SplitHeadsAttrs
-    | RopeAnglesAttrs
-    | KvWriteAttrs
-    | AttentionAttrs
-    | ActivationAttrs
-    | SoftcapAttrs
-)
+class Plain(Attrs):
+    """None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +41,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class KvState:
-    """What one layer keeps of every token: `num_heads` keys and values of `head_dim` entries each."""
+    """What one layer keeps of every token: `num_heads` keys and values of `head_dim` entries each.
+
+    With a `window`, only what the queries to come still see.
+    """
 
     num_heads: int
     head_dim: int
@@ -117,16 +55,45 @@ class KvState:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentState:
+    """What multi-head latent attention keeps of every token: a compressed latent and one rotated key for all heads."""
+
+    latent_dim: int
+    rope_dim: int
+
+    @property
+    def window(self) -> None:
+        """Every token is kept."""
+
+    def bytes_per_token(self, element_bytes: int) -> int:
+        return (self.latent_dim + self.rope_dim) * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """What one layer keeps of a sequence, however long: float32 tensors of the given shapes, zero at its start."""
+
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(4 * _product(shape) for shape in self.parts)
+
+
+State = KvState | LatentState | RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The whole forward pass as a flat list, in the order of computation.
 
-    `shapes` gives every value's shape, `weights` every weight's shape, `states` the KV memory of each layer.
+    `shapes` gives every value's shape, `weights` every weight's shape, `states` the memory of each layer.
     """
 
     ops: tuple[Op, ...]
     shapes: Mapping[str, Shape]
     weights: Mapping[str, tuple[int, ...]]
-    states: tuple[KvState, ...]
+    states: tuple[State, ...]
     vocab_size: int
     context_length: int
 

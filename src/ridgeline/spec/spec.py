@@ -1,151 +1,56 @@
 """DecoderSpec: WHAT a decoder-only language model is, as frozen data.
 
-Built by `families/<model_type>.py` from a config.json, lowered to a Program by `program/lower.py`.
-A layer is a mixer and a feed-forward, each a type of its own: a new kind of layer is a new dataclass here,
-never another flag on an old one. Imports nothing but core.
+Built by `families/<model_type>.py` from a config.json, lowered to a Program by `program/lower`. A layer is a mixer and
+a feed-forward, each a type of its own: a new kind of layer is a new dataclass in a file beside this one, never another
+flag on an old one. All of them can be imported from here. Imports nothing but core.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-from ridgeline.core.errors import ConfigError
+from ridgeline.spec.attention import GroupedQueryAttention
+from ridgeline.spec.parts import (
+    Activation,
+    DynamicRope,
+    GatedMlp,
+    LayerNorm,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    Mlp,
+    Norm,
+    PlainRope,
+    RmsNorm,
+    Rope,
+    RopeScaling,
+    YarnRope,
+)
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight; with `unit_offset` the weight is stored as its difference from 1 (Gemma)."""
-
-    eps: float
-    unit_offset: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """(x - mean) / sqrt(var + eps) * weight + bias."""
-
-    eps: float
-
-
-Norm = RmsNorm | LayerNorm
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRope:
-    """Frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinearRope:
-    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicRope:
-    """NTK-aware base that grows with the context length beyond `original_context` tokens."""
-
-    factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnRope:
-    """YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
-
-    factor: float
-    original_context: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LongRope:
-    """LongRoPE: one divisor per frequency, another set beyond `original_context` tokens (arXiv 2402.13753)."""
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_context: int
-    attention_factor: float | None = None
-    factor: float | None = None
-
-
-RopeScaling = PlainRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | LongRope
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions on the first `rotary_dim` entries of each head, halves rotated against each other."""
-
-    theta: float
-    rotary_dim: int
-    scaling: RopeScaling = PlainRope()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedQueryAttention:
-    """Softmax attention with `num_heads` queries over `num_kv_heads` keys and values (arXiv 2305.13245).
-
-    `window`: a query at position p sees keys in (p - window, p]; None sees all.
-    `softcap`: logits pass through c * tanh(logits / c).
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    rope: Rope | None = None
-    qk_norm: Norm | None = None
-    window: int | None = None
-    softcap: float | None = None
-    qkv_bias: bool = False
-    out_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"num_attention_heads ({self.num_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_kv_heads})"
-            )
-        if self.rope is not None and not (0 < self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0):
-            raise ConfigError(
-                f"rotary dimension {self.rope.rotary_dim} must be even and within head_dim {self.head_dim}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMlp:
-    """down(act(gate(x)) * up(x))."""
-
-    size: int
-    activation: Activation
-    bias: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Mlp:
-    """down(act(up(x)))."""
-
-    size: int
-    activation: Activation
-    bias: bool = True
-
+__all__ = [
+    "Activation",
+    "AnyLayer",
+    "DecoderSpec",
+    "DynamicRope",
+    "Embedding",
+    "FeedForward",
+    "GatedMlp",
+    "GroupedQueryAttention",
+    "Head",
+    "Layer",
+    "LayerNorm",
+    "LinearRope",
+    "Llama3Rope",
+    "LongRope",
+    "Mixer",
+    "Mlp",
+    "Norm",
+    "ParallelLayer",
+    "PlainRope",
+    "Rename",
+    "RmsNorm",
+    "Rope",
+    "RopeScaling",
+    "YarnRope",
+]
 
 Mixer = GroupedQueryAttention
 FeedForward = GatedMlp | Mlp
@@ -153,14 +58,30 @@ FeedForward = GatedMlp | Mlp
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += post(mixer(pre(x))), then x += post(feed_forward(pre(x))); a missing norm is the identity."""
+    """x += post(mixer(pre(x))), then x += post(feed_forward(pre(x))).
+
+    A missing norm is the identity; a missing mixer or feed-forward leaves its half out.
+    """
+
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
+    mixer_norm: Norm | None = None
+    ffn_norm: Norm | None = None
+    mixer_post_norm: Norm | None = None
+    ffn_post_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayer:
+    """x += mixer(norm(x)) + feed_forward(norm(x)); with `ffn_norm` the feed-forward has a norm of its own."""
 
     mixer: Mixer
     feed_forward: FeedForward
     mixer_norm: Norm
-    ffn_norm: Norm
-    mixer_post_norm: Norm | None = None
-    ffn_post_norm: Norm | None = None
+    ffn_norm: Norm | None = None
+
+
+AnyLayer = Layer | ParallelLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +113,7 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    layers: tuple[Layer, ...]
+    layers: tuple[AnyLayer, ...]
     final_norm: Norm
     head: Head
     embedding: Embedding = Embedding()

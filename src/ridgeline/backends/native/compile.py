@@ -11,7 +11,8 @@ import torch
 from ridgeline import _native
 from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, interleaved
-from ridgeline.program.op import LOGITS, NormAttrs, Op, Program
+from ridgeline.program.op import LOGITS, KvState, Op, Program
+from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.passes.fuse import Group, fuse
 
 
@@ -84,6 +85,12 @@ class Compiler:
 
     def place(self, name: str) -> Place:
         return self.places[name]
+
+    def kv_state(self, index: int) -> KvState:
+        """KV state number `index` of the program."""
+        state = self.program.states[index]
+        assert isinstance(state, KvState)
+        return state
 
     def new(self, name: str, width: int | None = None) -> Place:
         """A place for value `name`, as wide as its row unless `width` says otherwise."""

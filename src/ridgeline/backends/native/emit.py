@@ -9,18 +9,9 @@ import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
-from ridgeline.program.op import (
-    LOGIT_ROWS,
-    POSITIONS,
-    TOKEN_IDS,
-    ActivationAttrs,
-    AttentionAttrs,
-    EmbedAttrs,
-    KvWriteAttrs,
-    Op,
-    RopeAnglesAttrs,
-    SoftcapAttrs,
-)
+from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, SoftcapAttrs
 from ridgeline.program.passes.fuse import NORMS, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -147,7 +138,7 @@ def _norm_qkv(at: Compiler, group: Group) -> None:
     ropes = _ops(group, "rope")
     assert len(ropes) in (0, 2) and len({rope.inputs[1:] for rope in ropes}) <= 1, "q and k turn by the same angles"
     angles = [at.place(name).buffer for rope in ropes[:1] for name in rope.inputs[1:]]
-    num_heads = sizes[0] * at.program.states[write.attrs.state].num_heads // sizes[1]
+    num_heads = sizes[0] * at.kv_state(write.attrs.state).num_heads // sizes[1]
     at.tape.heads(
         qkv.buffer,
         num_heads,
@@ -175,7 +166,7 @@ def _attention(at: Compiler, group: Group) -> None:
     assert isinstance(attrs, AttentionAttrs)
     q, out = at.place(op.inputs[0]), at.new(op.outputs[0])
     memory, cache_group = at.memories[attrs.state]
-    num_heads = q.width // at.program.states[attrs.state].head_dim
+    num_heads = q.width // at.kv_state(attrs.state).head_dim
     spec = _native.AttentionSpec(num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0)
     at.tape.attention(spec, memory, cache_group, q.buffer, q.offset, out.buffer)
 

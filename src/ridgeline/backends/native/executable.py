@@ -1,5 +1,6 @@
 """The program over the paged cache in native code: a step is one call, or one per part where an op falls back."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +10,7 @@ import torch
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
 from ridgeline.backends.native.emit import DTYPES, EMITTERS
-from ridgeline.backends.native.fallback import NativeKv
+from ridgeline.backends.native.fallback import NativeMemory
 from ridgeline.backends.native.memory import address, allocate
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
@@ -18,7 +19,7 @@ from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
-from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
+from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, KvState, Program, RecurrentState
 
 PANEL = 32
 
@@ -43,6 +44,7 @@ class NativeExecutable:
         self._pool = _native.Pool(settings.num_threads)
         self._tape = _native.Tape(settings.level, self._pool, settings.deterministic)
         self._memory: list[np.ndarray] = []
+        self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
         self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore())
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories)
@@ -79,7 +81,11 @@ class NativeExecutable:
     def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
         for copy in step.copies:
             for state in self._layout.groups[copy.group].states:
-                self._memories[state][0].copy_block(copy.source, copy.target)
+                if state in self._memories:
+                    self._memories[state][0].copy_block(copy.source, copy.target)
+                else:
+                    for part in self._recurrent[state][0]:
+                        part[copy.target] = part[copy.source]
         logits = np.empty((len(step.logit_rows_R), self._logits_width), dtype=np.float32)
         drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
         last = self._parts[-1]
@@ -106,9 +112,9 @@ class NativeExecutable:
             for name, place in zip(op.inputs, part.inputs)
         ]
         weights = [self._fallback_weights[name].to(dtype) for name in op.weights]
-        kv = NativeKv(self._memories, self._layout, self._settings.level, step)
+        memory = NativeMemory(self._memories, self._recurrent, self._layout, self._settings.level, step)
         with torch.inference_mode():
-            outputs = MEANINGS[op.kind](op.attrs, inputs, weights, kv)
+            outputs = MEANINGS[op.kind](op.attrs, inputs, weights, memory)
         if op.outputs == (LOGITS,):
             logits[:, : self._program.vocab_size] = outputs[0].numpy()
             return
@@ -141,8 +147,17 @@ class NativeExecutable:
         for index, group in enumerate(self._layout.groups):
             for state in group.states:
                 kv = self._program.states[state]
+                if isinstance(kv, RecurrentState):
+                    parts = [self._allocate_part(group.num_blocks, shape) for shape in kv.parts]
+                    self._recurrent[state] = (parts, index)
+                    continue
+                assert isinstance(kv, KvState), "the native backend keeps no latents"
                 shape = (self._settings.kv, kv.num_heads, kv.head_dim, self._layout.block_size)
                 blocks = allocate(_native.KvMemory(*shape, 0).block_bytes * group.num_blocks)
                 self._memory.append(blocks)
                 memories[state] = (_native.KvMemory(*shape, address(blocks)), index)
         return memories
+
+    def _allocate_part(self, num_blocks: int, shape: tuple[int, ...]) -> np.ndarray:
+        """One part of a recurrent state for every block, float32."""
+        return allocate(4 * num_blocks * math.prod(shape)).view(np.float32).reshape(num_blocks, *shape)

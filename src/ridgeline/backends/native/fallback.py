@@ -1,6 +1,6 @@
-"""Keys and values of the native cache for ops that run on the reference backend: read out densely, span by span."""
+"""The native cache for ops that run on the reference backend: keys and values are read out densely, span by span."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,20 +9,22 @@ from ridgeline import _native
 from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.program.op import AttentionAttrs
+from ridgeline.program.ops.attention import AttentionAttrs
 
 
-class NativeKv:
-    """KvAccess of one step over the memory of native kernels."""
+class NativeMemory:
+    """StepMemory of one step over the memory of native kernels."""
 
     def __init__(
         self,
         memories: Mapping[int, tuple[_native.KvMemory, int]],
+        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
         layout: CacheLayout,
         level: str,
         step: StepBatch,
     ) -> None:
-        self._memories, self._layout, self._level, self._step = memories, layout, level, step
+        self._memories, self._recurrent = memories, recurrent
+        self._layout, self._level, self._step = layout, level, step
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
         memory, group = self._memories[state]
@@ -55,3 +57,17 @@ class NativeKv:
             mask = mask_of(visible, q.dtype)
             out[rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap)[0]
         return out
+
+    def spans(self) -> Sequence[slice]:
+        step = self._step
+        return [slice(start, start + length) for start, length in zip(step.span_start_S, step.span_length_S)]
+
+    def load(self, state: int, part: int) -> torch.Tensor:
+        parts, group = self._recurrent[state]
+        value_S = parts[part][self._step.groups[group].tables_SB[:, 0]]
+        value_S[self._step.kv_length_S == self._step.span_length_S] = 0
+        return torch.from_numpy(value_S)
+
+    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+        parts, group = self._recurrent[state]
+        parts[part][self._step.groups[group].tables_SB[:, 0]] = value_S.numpy()

@@ -11,9 +11,9 @@ from operator import itemgetter
 from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings
 from ridgeline.cost.roofline import OpTiming, bytes_per_weight
-from ridgeline.program.op import Op, Program
-from ridgeline.program.opset import ElementBytes
+from ridgeline.program.op import KvState, Op, Program
 from ridgeline.program.passes.fuse import MATRIX_OPS, Group
+from ridgeline.program.pricing import ElementBytes
 
 ROW_BYTES = 4  # activations between kernels are float32, and so are norms and biases
 SCALE_BYTES = 4  # of each token's and head's int8 keys, and values
@@ -82,5 +82,5 @@ def _weight_bytes(program: Program, op: Op, form: MatrixFormat) -> float:
 def _kv_bytes(program: Program, settings: NativeSettings) -> float:
     """Of an entry of keys or values."""
     if settings.kv == "int8":
-        return 1.0 + SCALE_BYTES / program.states[0].head_dim
+        return 1.0 + SCALE_BYTES / next(state.head_dim for state in program.states if isinstance(state, KvState))
     return 2.0 if settings.kv == "bf16" else 4.0

@@ -3,20 +3,22 @@
 Every token of a [B, T] batch gets logits, and gradients flow to the weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
-from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
+from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
+from ridgeline.program.ops.attention import AttentionAttrs
 
 
-class DenseKv:
-    """KvAccess of `batch` equally long sequences that start at position 0; keys and values live for one run."""
+class DenseMemory:
+    """StepMemory of `batch` equally long sequences that start at position 0; what they keep lives for one run."""
 
-    def __init__(self, batch: int, num_tokens: int) -> None:
+    def __init__(self, states: Sequence[State], batch: int, num_tokens: int) -> None:
+        self._states = states
         self._batch = batch
         self._num_tokens = num_tokens
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -46,6 +48,17 @@ class DenseKv:
         mask = mask_of(visible, q.dtype).expand(self._batch, -1, -1)
         out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap)
         return out.flatten(0, 1)
+
+    def spans(self) -> Sequence[slice]:
+        return [slice(i * self._num_tokens, (i + 1) * self._num_tokens) for i in range(self._batch)]
+
+    def load(self, state: int, part: int) -> torch.Tensor:
+        kept = self._states[state]
+        assert isinstance(kept, RecurrentState)
+        return torch.zeros(self._batch, *kept.parts[part])
+
+    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+        """The sequences end with the run."""
 
 
 class DenseModel(torch.nn.Module):
@@ -79,5 +92,5 @@ def dense_logits(program: Program, weights: Mapping[str, torch.Tensor], token_id
         POSITIONS: torch.arange(num_tokens).repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
     }
-    values = interpret(program, weights, inputs, DenseKv(batch, num_tokens))
+    values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens))
     return values[LOGITS].unflatten(0, (batch, num_tokens))

@@ -6,7 +6,7 @@ pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,25 @@ from ridgeline.backends.reference.packed import MATRIX_OPS, pack_matrices
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
-from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, AttentionAttrs, Program
-from ridgeline.program.opset import ElementBytes
+from ridgeline.program.op import (
+    LOGIT_ROWS,
+    LOGITS,
+    POSITIONS,
+    TOKEN_IDS,
+    KvState,
+    LatentState,
+    Program,
+    RecurrentState,
+    State,
+)
+from ridgeline.program.ops.attention import AttentionAttrs
+from ridgeline.program.pricing import ElementBytes
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
+
+
+StateMemory = tuple[torch.Tensor, ...]
+"""Blocks of one state: keys and values, latents, or the parts of a recurrent state."""
 
 
 class ReferenceExecutable:
@@ -33,37 +48,34 @@ class ReferenceExecutable:
         dtype = weights["embed.weight"].dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        self._memories: dict[int, StateMemory] = {}
         self._group_of: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
             for state in group.states:
-                heads, head_dim = program.states[state].num_heads, program.states[state].head_dim
-                shape = (group.num_blocks + 1, heads, layout.block_size, head_dim)
-                self._keys[state] = _blocks(shape, dtype)
-                self._values[state] = _blocks(shape, dtype)
+                kept = program.states[state]
+                self._memories[state] = _allocate(kept, group.num_blocks + 1, layout.block_size, dtype)
                 self._group_of[state] = index
 
     @torch.inference_mode()
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step and updates the cache; draws no tokens."""
-        values, kv = self._start(step)
-        return StepOutput(interpret(self._program, self._weights, values, kv)[LOGITS])
+        values, memory = self._start(step)
+        return StepOutput(interpret(self._program, self._weights, values, memory)[LOGITS])
 
     @torch.inference_mode()
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
         """`run`, and how long each op took."""
-        values, kv = self._start(step)
+        values, memory = self._start(step)
         timings: list[OpTiming] = []
         since = time.perf_counter()
-        for op in interpret_each(self._program, self._weights, values, kv):
+        for op in interpret_each(self._program, self._weights, values, memory):
             now = time.perf_counter()
             inputs = "bf16" if self._is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
             timings.append(OpTiming(op.label, op.kind, (op.label,), now - since, self._element, inputs))
             since = time.perf_counter()
         return StepOutput(values[LOGITS]), timings
 
-    def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedKv"]:
+    def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
         """The program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
         inputs = {
@@ -71,12 +83,12 @@ class ReferenceExecutable:
             POSITIONS: torch.from_numpy(step.positions_T),
             LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
         }
-        return inputs, _PagedKv(self._keys, self._values, self._group_of, self._layout, step)
+        return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for copy in step.copies:
             for state in self._layout.groups[copy.group].states:
-                for memory in (self._keys[state], self._values[state]):
+                for memory in self._memories[state]:
                     memory[copy.target] = memory[copy.source]
 
 
@@ -106,28 +118,29 @@ class _SpanBatch:
         return gathered.view(num_seqs, heads, num_blocks * size, head_dim)
 
 
-class _PagedKv:
-    """KvAccess of one step over the cache tensors. Tables and masks are made once per window and shared by layers."""
+class _PagedMemory:
+    """StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by layers."""
 
     def __init__(
         self,
-        keys: Mapping[int, torch.Tensor],
-        values: Mapping[int, torch.Tensor],
+        memories: Mapping[int, StateMemory],
         group_of: Mapping[int, int],
         layout: CacheLayout,
         step: StepBatch,
     ) -> None:
-        self._keys = keys
-        self._values = values
+        self._memories = memories
         self._group_of = group_of
         self._layout = layout
         self._step = step
-        self._writes = [_writes(group, layout.block_size) for group in step.groups]
+        self._writes: dict[int, _Writes] = {}
         self._batches: dict[tuple[int, int | None], list[_SpanBatch]] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        writes = self._writes[self._group_of[state]]
-        for memory, entries_TKD in ((self._keys[state], k_TKD), (self._values[state], v_TKD)):
+        group = self._group_of[state]
+        if group not in self._writes:
+            self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
+        writes = self._writes[group]
+        for memory, entries_TKD in zip(self._memories[state], (k_TKD, v_TKD), strict=True):
             memory[writes.fresh_blocks] = 0
             memory[writes.blocks_T, :, writes.offsets_T] = entries_TKD
 
@@ -135,7 +148,7 @@ class _PagedKv:
         self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
     ) -> torch.Tensor:
         out = torch.empty_like(q_TND)
-        keys, values = self._keys[attrs.state], self._values[attrs.state]
+        keys, values = self._memories[attrs.state]
         for batch in self._span_batches(self._group_of[attrs.state], attrs.window):
             out[batch.rows_SQ] = grouped_attention(
                 q_TND[batch.rows_SQ],
@@ -146,6 +159,22 @@ class _PagedKv:
                 attrs.softcap,
             )
         return out
+
+    def spans(self) -> Sequence[slice]:
+        step = self._step
+        return [slice(start, start + length) for start, length in zip(step.span_start_S, step.span_length_S)]
+
+    def load(self, state: int, part: int) -> torch.Tensor:
+        value_S = self._memories[state][part][self._slots_S(state)]
+        value_S[torch.from_numpy(self._step.kv_length_S == self._step.span_length_S)] = 0
+        return value_S
+
+    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+        self._memories[state][part][self._slots_S(state)] = value_S
+
+    def _slots_S(self, state: int) -> torch.Tensor:
+        """The block of each span that holds its recurrent state: its table's only one."""
+        return torch.from_numpy(self._step.groups[self._group_of[state]].tables_SB[:, 0])
 
     def _span_batches(self, group: int, window: int | None) -> list[_SpanBatch]:
         if (group, window) not in self._batches:
@@ -174,8 +203,19 @@ class _PagedKv:
             torch.from_numpy(step.causal_S[spans]),
             window,
         )
-        mask = mask_of(visible, self._keys[self._layout.groups[index].states[0]].dtype)
+        mask = mask_of(visible, self._memories[self._layout.groups[index].states[0]][0].dtype)
         return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), mask)
+
+
+def _allocate(state: State, num_blocks: int, block_size: int, dtype: torch.dtype) -> StateMemory:
+    match state:
+        case KvState():
+            shape = (num_blocks, state.num_heads, block_size, state.head_dim)
+            return _blocks(shape, dtype), _blocks(shape, dtype)
+        case LatentState():
+            return (_blocks((num_blocks, 1, block_size, state.latent_dim + state.rope_dim), dtype),)
+        case RecurrentState():
+            return tuple(torch.zeros(num_blocks, *shape) for shape in state.parts)
 
 
 def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,8 @@ Pattern matching on who produces and who consumes a value; no model is known by 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.program.op import LOGITS, AttentionAttrs, KvWriteAttrs, Op, Program
+from ridgeline.program.op import LOGITS, Op, Program
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs
 
 NORMS = ("rmsnorm", "layernorm")
 MATRIX_OPS = ("linear", "lm_head")

@@ -1,0 +1,95 @@
+"""Look-ups, norms, matrix products and what is done to each entry."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from ridgeline.backends.reference import packed
+from ridgeline.backends.reference.memory import Meaning, StepMemory, Tensors
+from ridgeline.program.op import Attrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, NormAttrs, SoftcapAttrs, SplitHeadsAttrs
+from ridgeline.spec.spec import Activation
+
+
+def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, EmbedAttrs)
+    rows = F.embedding(inputs[0], weights[0])
+    # The factor is rounded to the weights' dtype first, as the models that use one were trained.
+    return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
+
+
+def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, NormAttrs)
+    x, weight = inputs[0], weights[0]
+    if not attrs.unit_offset:
+        return (F.rms_norm(x, (x.shape[-1],), weight, attrs.eps),)
+    normed = F.rms_norm(x.float(), (x.shape[-1],), 1.0 + weight.float(), attrs.eps)
+    return (normed.to(x.dtype),)
+
+
+def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, NormAttrs)
+    return (F.layer_norm(inputs[0], (inputs[0].shape[-1],), weights[0], weights[1], attrs.eps),)
+
+
+def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None),)
+
+
+def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SplitHeadsAttrs)
+    return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
+
+
+def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (inputs[0] + inputs[1],)
+
+
+def activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ActivationAttrs)
+    return (ACTIVATIONS[attrs.function](inputs[0]),)
+
+
+def gated_activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ActivationAttrs)
+    return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
+
+
+def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (inputs[0].index_select(0, inputs[1]),)
+
+
+def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None).float(),)
+
+
+def softcap(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SoftcapAttrs)
+    return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
+}
+
+MEANINGS: Mapping[str, Meaning] = {
+    "embed": embed,
+    "rmsnorm": rmsnorm,
+    "layernorm": layernorm,
+    "linear": linear,
+    "split_heads": split_heads,
+    "add": add,
+    "activation": activation,
+    "gated_activation": gated_activation,
+    "select_rows": select_rows,
+    "lm_head": lm_head,
+    "softcap": softcap,
+}

@@ -1,0 +1,44 @@
+"""What an op of this backend may ask of the memory that its sequences keep between steps.
+
+Implemented by the dense executable (whole sequences, nothing kept), by the paged one, and by the native backend for the
+ops that it leaves to this one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from ridgeline.program.op import Attrs
+from ridgeline.program.ops.attention import AttentionAttrs
+
+Tensors = Sequence[torch.Tensor]
+
+
+class StepMemory(Protocol):
+    """The memory of one step's sequences; tokens of a span lie side by side in T."""
+
+    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
+        """Keeps the step's keys and values of state `state`."""
+        ...
+
+    def attend(
+        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of the step's queries over everything that `attrs.state` holds of their sequences, [T, N, D]."""
+        ...
+
+    def spans(self) -> Sequence[slice]:
+        """The rows of T that each span of the step has."""
+        ...
+
+    def load(self, state: int, part: int) -> torch.Tensor:
+        """Part `part` of recurrent state `state` before the step, float32 [S, *shape]; zero where a sequence begins."""
+        ...
+
+    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+        """What `load` gives to the next step of the same sequences."""
+        ...
+
+
+Meaning = Callable[[Attrs, Tensors, Tensors, StepMemory], tuple[torch.Tensor, ...]]

@@ -1,0 +1,121 @@
+"""DecoderSpec -> Program. Reads like the forward pass that it writes down; one file for each kind of mixer.
+
+Called once per model by the engine, the trainer and `ridgeline inspect`. No torch.
+"""
+
+from typing import assert_never
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower.attention import lower_attention
+from ridgeline.program.lower.builder import Builder
+from ridgeline.program.lower.feed_forward import lower_gated_mlp, lower_mlp
+from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
+from ridgeline.program.ops.dense import EmbedAttrs, SoftcapAttrs
+from ridgeline.spec.spec import (
+    AnyLayer,
+    DecoderSpec,
+    FeedForward,
+    GatedMlp,
+    GroupedQueryAttention,
+    Layer,
+    Mixer,
+    Mlp,
+    Norm,
+    ParallelLayer,
+)
+
+
+def lower(spec: DecoderSpec, context_length: int | None = None) -> Program:
+    """The program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
+
+    Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.
+    """
+    b = Builder(spec, context_length or spec.max_positions)
+    x = _embed(b)
+    for index, layer in enumerate(spec.layers):
+        x = _layer(b, f"layers.{index}", layer, x)
+    (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
+    x = b.norm("final_norm", spec.final_norm, x)
+    _head(b, x)
+    return b.program()
+
+
+def _embed(b: Builder) -> str:
+    spec = b.spec
+    table = b.weight("embed.weight", spec.vocab_size, spec.hidden_size)
+    (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale))
+    if spec.embedding.num_positions:
+        if b.context_length > spec.embedding.num_positions:
+            raise ConfigError(
+                f"context length {b.context_length} exceeds the {spec.embedding.num_positions} learned positions"
+            )
+        table = b.weight("positions.weight", spec.embedding.num_positions, spec.hidden_size)
+        (p,) = b.emit("embed", "positions", (POSITIONS,), (table,), EmbedAttrs(1.0))
+        (x,) = b.emit("add", "embed.sum", (x, p))
+    return x
+
+
+def _layer(b: Builder, at: str, layer: AnyLayer, x: str) -> str:
+    match layer:
+        case Layer():
+            return _sequential(b, at, layer, x)
+        case ParallelLayer():
+            return _parallel(b, at, layer, x)
+        case _:
+            assert_never(layer)
+
+
+def _sequential(b: Builder, at: str, layer: Layer, x: str) -> str:
+    if layer.mixer is not None:
+        h = _optional_norm(b, f"{at}.mixer_norm", layer.mixer_norm, x)
+        h = _mixer(b, at, layer.mixer, h)
+        h = _optional_norm(b, f"{at}.mixer_post_norm", layer.mixer_post_norm, h)
+        (x,) = b.emit("add", f"{at}.mixer_sum", (x, h))
+    if layer.feed_forward is not None:
+        h = _optional_norm(b, f"{at}.ffn_norm", layer.ffn_norm, x)
+        h = _feed_forward(b, f"{at}.ffn", layer.feed_forward, h)
+        h = _optional_norm(b, f"{at}.ffn_post_norm", layer.ffn_post_norm, h)
+        (x,) = b.emit("add", f"{at}.ffn_sum", (x, h))
+    return x
+
+
+def _parallel(b: Builder, at: str, layer: ParallelLayer, x: str) -> str:
+    h = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
+    f = b.norm(f"{at}.ffn_norm", layer.ffn_norm, x) if layer.ffn_norm is not None else h
+    h = _mixer(b, at, layer.mixer, h)
+    (x,) = b.emit("add", f"{at}.mixer_sum", (x, h))
+    f = _feed_forward(b, f"{at}.ffn", layer.feed_forward, f)
+    return b.emit("add", f"{at}.ffn_sum", (x, f))[0]
+
+
+def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:
+    match mixer:
+        case GroupedQueryAttention():
+            return lower_attention(b, f"{at}.attn", mixer, x)
+        case _:
+            assert_never(mixer)
+
+
+def _feed_forward(b: Builder, at: str, ffn: FeedForward, x: str) -> str:
+    match ffn:
+        case GatedMlp():
+            return lower_gated_mlp(b, at, ffn, x)
+        case Mlp():
+            return lower_mlp(b, at, ffn, x)
+        case _:
+            assert_never(ffn)
+
+
+def _optional_norm(b: Builder, at: str, norm: Norm | None, x: str) -> str:
+    return x if norm is None else b.norm(at, norm, x)
+
+
+def _head(b: Builder, x: str) -> None:
+    head = b.spec.head
+    table = "embed.weight" if head.tied else b.weight("head.weight", b.spec.vocab_size, b.spec.hidden_size)
+    weights = (table, b.weight("head.bias", b.spec.vocab_size)) if head.bias else (table,)
+    if head.softcap is None:
+        b.emit("lm_head", LOGITS, (x,), weights)
+    else:
+        (x,) = b.emit("lm_head", "head", (x,), weights)
+        b.emit("softcap", LOGITS, (x,), (), SoftcapAttrs(head.softcap))

@@ -1,0 +1,99 @@
+"""Builder: appends ops to a program in the making. Every part of the lowering writes its ops through it."""
+
+from typing import assert_never
+
+import numpy as np
+
+from ridgeline.program.op import POSITIONS, STEP_INPUTS, Attrs, Op, Plain, Program, Shape, State
+from ridgeline.program.ops.attention import RopeAnglesAttrs
+from ridgeline.program.ops.dense import NormAttrs
+from ridgeline.program.opset import OPSET
+from ridgeline.spec.rope import frequencies
+from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope
+
+
+class Builder:
+    """A value's name is the label of the op that makes it; weights are named after the op that reads them."""
+
+    def __init__(self, spec: DecoderSpec, context_length: int) -> None:
+        self.spec = spec
+        self.context_length = context_length
+        self.shapes: dict[str, Shape] = dict(STEP_INPUTS)
+        self._ops: list[Op] = []
+        self._weights: dict[str, tuple[int, ...]] = {}
+        self._states: list[State] = []
+        self._angles: dict[Rope, tuple[str, str]] = {}
+
+    def program(self) -> Program:
+        """What has been written down."""
+        return Program(
+            tuple(self._ops),
+            self.shapes,
+            self._weights,
+            tuple(self._states),
+            self.spec.vocab_size,
+            self.context_length,
+        )
+
+    def width(self, x: str) -> int:
+        """Entries in the last dimension of value `x`."""
+        width = self.shapes[x][-1]
+        assert isinstance(width, int)
+        return width
+
+    def state(self, state: State) -> int:
+        """A new state's number."""
+        self._states.append(state)
+        return len(self._states) - 1
+
+    def rope_angles(self, rope: Rope) -> tuple[str, str]:
+        """cos and sin of a rope, computed once for all layers that share it."""
+        if rope not in self._angles:
+            table, scale = frequencies(rope, self.context_length)
+            attrs = RopeAnglesAttrs(tuple(np.asarray(table, dtype=np.float64).tolist()), scale)
+            name = f"rope.{len(self._angles)}"
+            cos, sin = self.emit("rope_angles", name, (POSITIONS,), (), attrs, (f"{name}.cos", f"{name}.sin"))
+            self._angles[rope] = (cos, sin)
+        return self._angles[rope]
+
+    def norm(self, at: str, norm: Norm, x: str) -> str:
+        """`x`, normalised over its last dimension."""
+        width = self.width(x)
+        scale = self.weight(f"{at}.weight", width)
+        match norm:
+            case RmsNorm():
+                return self.emit("rmsnorm", at, (x,), (scale,), NormAttrs(norm.eps, norm.unit_offset))[0]
+            case LayerNorm():
+                shift = self.weight(f"{at}.bias", width)
+                return self.emit("layernorm", at, (x,), (scale, shift), NormAttrs(norm.eps))[0]
+        assert_never(norm)
+
+    def linear(self, at: str, x: str, out_features: int, bias: bool) -> str:
+        """x W^T, plus bias."""
+        weights = [self.weight(f"{at}.weight", out_features, self.width(x))]
+        if bias:
+            weights.append(self.weight(f"{at}.bias", out_features))
+        return self.emit("linear", at, (x,), tuple(weights))[0]
+
+    def weight(self, name: str, *shape: int) -> str:
+        """Declares a weight; one name, one shape."""
+        assert self._weights.get(name, shape) == shape, f"{name} has two shapes"
+        self._weights[name] = shape
+        return name
+
+    def emit(
+        self,
+        kind: str,
+        label: str,
+        inputs: tuple[str, ...],
+        weights: tuple[str, ...] = (),
+        attrs: Attrs = Plain(),  # noqa: B008 - frozen
+        outputs: tuple[str, ...] | None = None,
+    ) -> tuple[str, ...]:
+        """Appends an op; returns the names of its outputs."""
+        row = OPSET[kind]
+        shapes = row.infer(attrs, [self.shapes[i] for i in inputs], [self._weights[w] for w in weights])
+        names = outputs if outputs is not None else (label,) * len(shapes)
+        self.shapes.update(zip(names, shapes, strict=True))
+        self._ops.append(Op(kind, label, inputs, names, weights, attrs))
+        return names

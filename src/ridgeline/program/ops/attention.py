@@ -1,0 +1,112 @@
+"""Attention over keys and values in the cache, and rotary positions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ridgeline.program.op import Attrs, Plain, Shape
+from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAnglesAttrs(Attrs):
+    """Angular frequencies in radians per position, and the factor on cos and sin."""
+
+    frequencies: tuple[float, ...] = field(repr=False)
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvWriteAttrs(Attrs):
+    """Keys and values go to KV state number `state`."""
+
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionAttrs(Attrs):
+    """Queries attend to KV state number `state`; window and softcap as in GroupedQueryAttention."""
+
+    state: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+def _rope_angles_cost(x: Operands) -> OpCost:
+    """One product and two functions for each pair of outputs."""
+    return OpCost(flops=1.5 * sum(elements(s) for s in x.outputs), activation_bytes=activation_bytes(x))
+
+
+def _rope_cost(x: Operands) -> OpCost:
+    """Two products and a sum for each rotated entry; the entries beyond pass through."""
+    (tokens, num_heads, _), angles, _ = x.inputs
+    return OpCost(flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=activation_bytes(x))
+
+
+def _kv_write_cost(x: Operands) -> OpCost:
+    written = x.element.kv * sum(elements(s) for s in x.inputs)
+    return OpCost(kv_write_bytes=written, activation_bytes=activation_bytes(x))
+
+
+def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[int, int]:
+    """(query-key pairs, distinct keys read) for the last `num_tokens` positions of a causal sequence of `kv_length`."""
+    start = kv_length - num_tokens
+    if window is None or kv_length <= window:
+        return num_tokens * start + num_tokens * (num_tokens + 1) // 2, kv_length
+    growing = max(0, window - start)  # tokens whose window still reaches position 0
+    growing = min(growing, num_tokens)
+    pairs = growing * start + growing * (growing + 1) // 2 + (num_tokens - growing) * window
+    return pairs, min(kv_length, window + num_tokens - 1)
+
+
+def _attention_cost(x: Operands) -> OpCost:
+    """Keys and values come from the cache, not from the operands that name them."""
+    attrs = x.attrs
+    assert isinstance(attrs, AttentionAttrs)
+    _, num_heads, head_dim = x.inputs[0]
+    num_kv_heads = x.inputs[1][1]
+    flops = kv_read = 0.0
+    for num_tokens, kv_length in x.load.spans:
+        pairs, keys = visible_keys(num_tokens, kv_length, attrs.window)
+        flops += num_heads * pairs * (4 * head_dim + 5)  # two dot products, scale and softmax
+        kv_read += 2 * keys * num_kv_heads * head_dim * x.element.kv
+    query_bytes = x.input_bytes[0] * elements(x.inputs[0]) + x.output_bytes[0] * elements(x.outputs[0])
+    return OpCost(flops=flops, kv_read_bytes=kv_read, activation_bytes=query_bytes)
+
+
+def _same(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    return (inputs[0],)
+
+
+def _angles(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, RopeAnglesAttrs)
+    shape: Shape = (*inputs[0], len(attrs.frequencies))
+    return (shape, shape)
+
+
+def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    tokens, num_heads, head_dim = inputs[0]
+    assert isinstance(num_heads, int)
+    assert isinstance(head_dim, int)
+    return ((tokens, num_heads * head_dim),)
+
+
+def _nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    return ()
+
+
+ROWS: Mapping[str, OpRow] = {
+    "rope_angles": OpRow(
+        RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost, True
+    ),
+    "rope": OpRow(Plain, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _same, _rope_cost),
+    "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", _nothing, _kv_write_cost),
+    "attention": OpRow(
+        AttentionAttrs,
+        3,
+        (0,),
+        "q [T,N,D], and k, v as written, over the cache -> [T,N*D]",
+        _attention_shape,
+        _attention_cost,
+    ),
+}

@@ -1,0 +1,129 @@
+"""Ops of every model: look-ups, norms, matrix products and what is done to each entry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import Attrs, Dim, Plain, Shape
+from ridgeline.program.pricing import (
+    OpCost,
+    Operands,
+    OpRow,
+    WeightShape,
+    activation_bytes,
+    elements,
+    free,
+    pointwise,
+    weight_bytes,
+)
+from ridgeline.spec.spec import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedAttrs(Attrs):
+    """`scale` is rounded to the dtype of the table before it multiplies."""
+
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class NormAttrs(Attrs):
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SplitHeadsAttrs(Attrs):
+    """[T, heads * head_dim] seen as [T, heads, head_dim]."""
+
+    num_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationAttrs(Attrs):
+    function: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class SoftcapAttrs(Attrs):
+    cap: float
+
+
+def _embed_cost(x: Operands) -> OpCost:
+    """A table look-up reads only the rows it needs."""
+    assert isinstance(x.attrs, EmbedAttrs)
+    (out,) = map(elements, x.outputs)
+    return OpCost(
+        flops=0 if x.attrs.scale == 1.0 else out,
+        weight_bytes=x.element.weight * out,
+        activation_bytes=activation_bytes(x),
+    )
+
+
+def _select_rows_cost(x: Operands) -> OpCost:
+    """Rows that are not selected are not read."""
+    moved = (x.input_bytes[0] + x.output_bytes[0]) * elements(x.outputs[0])
+    return OpCost(activation_bytes=x.input_bytes[1] * elements(x.inputs[1]) + moved)
+
+
+def _matmul_cost(x: Operands) -> OpCost:
+    """2 MNK, a bias being where the sums start; without rows the weights stay unread."""
+    rows, (out_features, in_features) = x.inputs[0][0], x.weights[0]
+    if not rows:
+        return OpCost()
+    return OpCost(2 * rows * out_features * in_features, weight_bytes(x), activation_bytes=activation_bytes(x))
+
+
+def _same(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    return (inputs[0],)
+
+
+def _same_pair(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    if inputs[0] != inputs[1]:
+        raise ConfigError(f"operands differ in shape: {inputs[0]} and {inputs[1]}")
+    return (inputs[0],)
+
+
+def _norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    for weight in weights:
+        if weight != (inputs[0][-1],):
+            raise ConfigError(f"norm weight of shape {weight} over rows of {inputs[0][-1]}")
+    return (inputs[0],)
+
+
+def _rows_of_table(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    return ((*inputs[0], weights[0][1]),)
+
+
+def _linear_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    out_features, in_features = weights[0]
+    if inputs[0][-1] != in_features:
+        raise ConfigError(f"linear weight [{out_features}, {in_features}] over rows of {inputs[0][-1]}")
+    return ((*inputs[0][:-1], out_features),)
+
+
+def _split_heads(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, SplitHeadsAttrs)
+    tokens, width = inputs[0]
+    assert isinstance(width, int)
+    return ((tokens, attrs.num_heads, width // attrs.num_heads),)
+
+
+def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    rows: Dim = inputs[1][0]
+    return ((rows, *inputs[0][1:]),)
+
+
+ROWS: Mapping[str, OpRow] = {
+    "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
+    "rmsnorm": OpRow(NormAttrs, 1, (1,), "x [..,H], w [H] -> [..,H]", _norm_shape, pointwise(4)),
+    "layernorm": OpRow(NormAttrs, 1, (2,), "x [..,H], w [H], b [H] -> [..,H]", _norm_shape, pointwise(7)),
+    "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _matmul_cost),
+    "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, free),
+    "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, pointwise(1)),
+    "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, pointwise(8)),
+    "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, pointwise(9)),
+    "select_rows": OpRow(Plain, 2, (0,), "x [T,H], rows [R] -> [R,H]", _selected_rows, _select_rows_cost),
+    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _matmul_cost, True),
+    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, pointwise(8), True),
+}

@@ -1,0 +1,37 @@
+"""Attention that keeps the keys and values of its tokens."""
+
+from dataclasses import dataclass
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.parts import Norm, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQueryAttention:
+    """Softmax attention with `num_heads` queries over `num_kv_heads` keys and values (arXiv 2305.13245).
+
+    `window`: a query at position p sees keys in (p - window, p]; None sees all.
+    `softcap`: logits pass through c * tanh(logits / c).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    qk_norm: Norm | None = None
+    window: int | None = None
+    softcap: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads ({self.num_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_kv_heads})"
+            )
+        if self.rope is not None and not (0 < self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0):
+            raise ConfigError(
+                f"rotary dimension {self.rope.rotary_dim} must be even and within head_dim {self.head_dim}"
+            )

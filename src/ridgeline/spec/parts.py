@@ -1,0 +1,109 @@
+"""The small parts that layers of every kind are made of: activations, norms, rotary positions, dense feed-forwards."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight; with `unit_offset` the weight is stored as its difference from 1 (Gemma)."""
+
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """(x - mean) / sqrt(var + eps) * weight + bias."""
+
+    eps: float
+
+
+Norm = RmsNorm | LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRope:
+    """Frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicRope:
+    """NTK-aware base that grows with the context length beyond `original_context` tokens."""
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE: one divisor per frequency, another set beyond `original_context` tokens (arXiv 2402.13753)."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_context: int
+    attention_factor: float | None = None
+    factor: float | None = None
+
+
+RopeScaling = PlainRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | LongRope
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions on the first `rotary_dim` entries of each head, halves rotated against each other."""
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling = PlainRope()
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(act(gate(x)) * up(x))."""
+
+    size: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """down(act(up(x)))."""
+
+    size: int
+    activation: Activation
+    bias: bool = True
