@@ -20,6 +20,7 @@ from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, KvState, Program, RecurrentState
+from ridgeline.program.opset import OPSET
 
 PANEL = 32
 
@@ -134,8 +135,8 @@ class NativeExecutable:
     def _value(self, name: str, place: Place, step: StepBatch) -> torch.Tensor:
         """A copy of the value in the dtype and the shape that the reference op expects."""
         rows = torch.from_numpy(self._rows(place, step).copy())
-        is_angle = any(op.kind == "rope_angles" and name in op.outputs for op in self._program.ops)
-        return rows.unflatten(1, self._dims(name)).to(torch.float32 if is_angle else DTYPES[self._settings.dtype])
+        is_float32 = any(OPSET[op.kind].float32_outputs and name in op.outputs for op in self._program.ops)
+        return rows.unflatten(1, self._dims(name)).to(torch.float32 if is_float32 else DTYPES[self._settings.dtype])
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)

@@ -1,0 +1,125 @@
+"""Mixtures of experts: which experts a token goes to, and what they make of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import Attrs, Plain, Shape
+from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
+from ridgeline.spec.spec import Activation
+
+Scoring = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2_sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAttrs(Attrs):
+    """The `top_k` best of a token's experts, and what each counts for: `scale` times its score.
+
+    With `normalize` a token's scores are divided by their sum first. With several groups, of consecutive experts, only
+    the `top_groups` best of them take part: a group is as good as its best expert, or as its two best together
+    (DeepSeek-V2, arXiv 2405.04434; DeepSeek-V3, arXiv 2412.19437). Of equals the lower number wins.
+    """
+
+    top_k: int
+    scoring: Scoring
+    normalize: bool
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsAttrs(Attrs):
+    """An expert is down(act(gate) * up).
+
+    With a `limit` L it is down((u + 1) * g * sigmoid(alpha * g)), g = min(gate, L), u = up within -L and L (gpt-oss).
+    """
+
+    activation: Activation
+    limit: float | None = None
+    alpha: float = 1.0
+
+
+def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
+    """How many experts `num_tokens` tokens go to, on average, if every choice is equally likely and independent."""
+    return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
+
+
+def _route_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, RouteAttrs)
+    tokens, num_experts = inputs[0]
+    assert isinstance(num_experts, int)
+    groups = attrs.num_groups
+    if not 1 <= attrs.top_groups <= groups or num_experts % groups:
+        raise ConfigError(f"{attrs.top_groups} of {groups} groups of {num_experts} experts: the groups must be equal")
+    if attrs.group_score == "top2_sum" and groups > 1 and num_experts < 2 * groups:
+        raise ConfigError(f"the two best of a group in {groups} groups of {num_experts} experts: a group has fewer")
+    if not 1 <= attrs.top_k <= num_experts // groups * attrs.top_groups:
+        raise ConfigError(
+            f"top {attrs.top_k} of {num_experts // groups * attrs.top_groups} experts in reach of a token"
+        )
+    if any(weight != (num_experts,) for weight in weights):
+        raise ConfigError(f"selection bias of shape {weights[0]} for {num_experts} experts")
+    return ((tokens, attrs.top_k), (tokens, attrs.top_k))
+
+
+def _route_cost(x: Operands) -> OpCost:
+    """A function of every logit; finding the best few is not counted."""
+    return OpCost(8 * elements(x.inputs[0]), weight_bytes(x), activation_bytes=activation_bytes(x))
+
+
+def _experts_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    (_, width), ids, weights_of_ids = inputs
+    num_experts, size = weights[0][:2]
+    assert isinstance(width, int)
+    expected: list[WeightShape] = [(num_experts, size, width), (num_experts, size, width), (num_experts, width, size)]
+    expected += [(num_experts, size), (num_experts, size), (num_experts, width)]
+    if list(weights) != expected[: len(weights)]:
+        raise ConfigError(f"experts of shapes {list(weights)} over rows of {width}")
+    if ids != weights_of_ids:
+        raise ConfigError(f"operands differ in shape: {ids} and {weights_of_ids}")
+    return (inputs[0],)
+
+
+def _experts_cost(x: Operands) -> OpCost:
+    """Every routed row passes one expert; an expert that no token goes to stays unread."""
+    num_tokens, top_k = x.inputs[1]
+    num_experts, size, width = x.weights[0]
+    flops_per_row = 6 * width * size + 9 * size + 2 * width
+    read = weight_bytes(x) * distinct_experts(num_experts, top_k, num_tokens) / num_experts
+    return OpCost(num_tokens * top_k * flops_per_row, read, activation_bytes=activation_bytes(x))
+
+
+def _gate_rows_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    if inputs[1] != (inputs[0][0], 1):
+        raise ConfigError(f"a row's gate is one number, not {inputs[1][1:]}")
+    return (inputs[0],)
+
+
+def _gate_rows_cost(x: Operands) -> OpCost:
+    return OpCost(elements(x.inputs[0]) + 8 * elements(x.inputs[1]), activation_bytes=activation_bytes(x))
+
+
+ROWS: Mapping[str, OpRow] = {
+    "route": OpRow(
+        RouteAttrs,
+        1,
+        (0, 1),
+        "logits [T,E], selection bias [E]? -> expert ids int32, weights fp32 [T,k]",
+        _route_shape,
+        _route_cost,
+        True,
+    ),
+    "experts": OpRow(
+        ExpertsAttrs,
+        3,
+        (3, 6),
+        "x [T,H], ids, weights [T,k], gate, up [E,F,H], down [E,H,F], biases? -> [T,H]",
+        _experts_shape,
+        _experts_cost,
+    ),
+    "gate_rows": OpRow(Plain, 2, (0,), "x [T,H], g [T,1] -> sigmoid(g) * x", _gate_rows_shape, _gate_rows_cost),
+}
