@@ -21,13 +21,13 @@ from tiny_models import relative_error, tiny_config
 from ridgeline.backends.reference import ReferenceExecutable, dense_logits
 from ridgeline.backends.reference.dense import DenseMemory
 from ridgeline.backends.reference.ops import MEANINGS
-from ridgeline.cache.layout import KvStateSize, plan_layout
+from ridgeline.cache.layout import KvStateSize, RecurrentStateSize, plan_layout
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import BlockTable, Span, StepPlan
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
 from ridgeline.program.lower import lower
-from ridgeline.program.op import Plain
+from ridgeline.program.op import Plain, RecurrentState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
 from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, NormAttrs, SoftcapAttrs, SplitHeadsAttrs
 from ridgeline.program.opset import OPSET
@@ -281,20 +281,30 @@ def test_whole_programs_are_differentiable(name):
         assert weight.grad.any() or weight.ndim == 1 or (alone and program.states[int(alone[1])].window == 1), name
 
 
+def state_size(state):
+    if isinstance(state, RecurrentState):
+        return RecurrentStateSize(state.num_bytes)
+    return KvStateSize(state.bytes_per_token(4), state.window)
+
+
 class PagedRun:
     """Sequences computed chunk by chunk over the paged cache, in blocks scattered at random."""
 
     def __init__(self, program, weights, rng, sequences):
         self.rng = rng
         self.block_size = rng.choice([1, 4, 16])
-        states = [KvStateSize(state.bytes_per_token(4), state.window) for state in program.states]
-        budget_bytes = 12 * CONTEXT * sum(state.bytes_per_token for state in states)  # twice what four sequences need
-        self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT)
+        states = [state_size(state) for state in program.states]
+        budget_bytes = (
+            12
+            * CONTEXT
+            * sum(state.bytes_per_token if isinstance(state, KvStateSize) else state.num_bytes for state in states)
+        )  # twice what four sequences need
+        self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT, len(sequences))
         self.executable = ReferenceExecutable(program, weights, self.layout)
         self.sequences = sequences
-        per_sequence = -(-CONTEXT // self.block_size)
         self.blocks = []  # [group][sequence][block]
         for group in self.layout.groups:
+            per_sequence = 1 if group.kind == "recurrent" else -(-CONTEXT // self.block_size)
             ids = rng.sample(range(group.num_blocks), per_sequence * len(sequences))
             self.blocks.append([ids[i :: len(sequences)] for i in range(len(sequences))])
 
@@ -310,7 +320,7 @@ class PagedRun:
                 size = min(self.rng.choice([1, 1, 2, 7, 20]), len(self.sequences[i]) - done[i])
                 spans.append(Span(i, done[i], self.sequences[i][done[i] : done[i] + size].tolist(), size))
             tables = tuple(
-                tuple(self.table(index, group.window, span) for span in spans)
+                tuple(self.table(index, group, span) for span in spans)
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
@@ -321,11 +331,14 @@ class PagedRun:
             step += 1
         return [torch.cat(parts) for parts in logits]
 
-    def table(self, group, window, span):
+    def table(self, index, group, span):
         """Blocks that no query of the span sees any more are left out, as the cache frees them."""
-        first = 0 if window is None else max(0, span.start - window + 1) // self.block_size
+        blocks = self.blocks[index][span.seq_id]
+        if group.kind == "recurrent":
+            return BlockTable(0, blocks)
+        first = 0 if group.window is None else max(0, span.start - group.window + 1) // self.block_size
         end = -(-span.end // self.block_size)
-        return BlockTable(first * self.block_size, self.blocks[group][span.seq_id][first:end])
+        return BlockTable(first * self.block_size, blocks[first:end])
 
 
 @pytest.mark.parametrize("name", families.names())

@@ -1,0 +1,229 @@
+"""State-space and linear-attention layers: ops that fold each token into a state of fixed size.
+
+Legend: C channels · W taps of a convolution · I inner channels · H heads · G groups · N state size · K key size ·
+P, V value size. Every op but `gated_norm` starts each span from part `part` of recurrent state `state` and leaves there
+what the sequence's next span starts from. They compute in float32 whatever the activations are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import Attrs, Shape
+from ridgeline.program.pricing import (
+    FLOAT32_BYTES,
+    OpCost,
+    Operands,
+    OpRow,
+    WeightShape,
+    activation_bytes,
+    elements,
+    pointwise,
+    weight_bytes,
+)
+from ridgeline.spec.spec import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentAttrs(Attrs):
+    """What the op keeps of a sequence is part `part` of recurrent state number `state`."""
+
+    state: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConvAttrs(RecurrentAttrs):
+    """`activation`, where there is one, is applied to what the convolution gives."""
+
+    activation: Activation | None
+
+
+@dataclass(frozen=True, slots=True)
+class SsdAttrs(RecurrentAttrs):
+    """The step size softplus(dt + dt_bias) is kept within [dt_min, dt_max]."""
+
+    dt_min: float
+    dt_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionAttrs(RecurrentAttrs):
+    """At every token the state of head h shrinks to exp(-rates[h]) of itself."""
+
+    rates: tuple[float, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNormAttrs(Attrs):
+    """RMSNorm over runs of `group` entries, of x before it is multiplied by silu(z), or of the product."""
+
+    eps: float
+    group: int
+    norm_before_gate: bool
+
+
+def _recurrence(state: Callable[[Operands], int], flops_per_entry: float) -> Callable[[Operands], OpCost]:
+    """The cost of an op with `state(x)` entries of state, `flops_per_entry` for each of them at every token.
+
+    The state is read once for each span that continues a sequence, and written once for every span.
+    """
+
+    def cost(x: Operands) -> OpCost:
+        num_entries = state(x)
+        continued = sum(kv_length > num_tokens for num_tokens, kv_length in x.load.spans)
+        return OpCost(
+            flops=flops_per_entry * num_entries * x.load.num_tokens,
+            weight_bytes=weight_bytes(x),
+            kv_read_bytes=FLOAT32_BYTES * num_entries * continued,
+            kv_write_bytes=FLOAT32_BYTES * num_entries * len(x.load.spans),
+            activation_bytes=activation_bytes(x),
+        )
+
+    return cost
+
+
+def _conv_state(x: Operands) -> int:
+    channels, taps = x.weights[0]
+    return channels * (taps - 1)
+
+
+def _conv_cost(x: Operands) -> OpCost:
+    """A multiply-add for each tap, of which one is the token itself; the activation after it."""
+    assert isinstance(x.attrs, CausalConvAttrs)
+    once = 2 if x.attrs.activation is None else 10
+    return _recurrence(_conv_state, 2)(x) + OpCost(flops=once * elements(x.outputs[0]))
+
+
+def _scan_state(x: Operands) -> int:
+    return elements(x.weights[0])
+
+
+def _ssd_state(x: Operands) -> int:
+    return elements(x.inputs[0][1:]) * x.inputs[2][-1]
+
+
+def _key_value_state(x: Operands) -> int:
+    return x.inputs[1][-1] * elements(x.inputs[2][1:])
+
+
+def _conv_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    channels, taps = weights[0]
+    if inputs[0][-1] != channels or any(bias != (channels,) for bias in weights[1:]) or taps < 2:
+        raise ConfigError(f"convolution weights {weights} over rows of {inputs[0][-1]}; it needs two taps or more")
+    return (inputs[0],)
+
+
+def _scan_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    tokens, channels = inputs[0]
+    size = inputs[2][-1]
+    if list(inputs[1:]) != [inputs[0], (tokens, size), (tokens, size)] or list(weights) != [
+        (channels, size),
+        (channels,),
+    ]:
+        raise ConfigError(f"selective scan of {inputs} with weights {weights}")
+    return (inputs[0],)
+
+
+def _ssd_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    tokens, heads, size = _sizes(inputs[0])
+    groups = _sizes(inputs[2])[1]
+    if (
+        inputs[1] != (tokens, heads)
+        or inputs[2] != inputs[3]
+        or heads % groups
+        or any(weight != (heads,) for weight in weights)
+    ):
+        raise ConfigError(f"state-space duality of {inputs} with weights {weights}")
+    return ((tokens, heads * size),)
+
+
+def _delta_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    tokens, heads, size = _sizes(inputs[2])
+    per_head = (tokens, heads)
+    if (
+        inputs[0] != inputs[1]
+        or heads % _sizes(inputs[0])[1]
+        or list(inputs[3:]) != [per_head, per_head]
+        or any(weight != (heads,) for weight in weights)
+    ):
+        raise ConfigError(f"delta rule of {inputs} with weights {weights}")
+    return ((tokens, heads * size),)
+
+
+def _retention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, RetentionAttrs)
+    tokens, heads, size = _sizes(inputs[2])
+    if inputs[0] != inputs[1] or inputs[0][1] != heads or len(attrs.rates) != heads:
+        raise ConfigError(f"retention of {inputs} with {len(attrs.rates)} decay rates")
+    return ((tokens, heads * size),)
+
+
+def _gated_norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, GatedNormAttrs)
+    width = inputs[0][-1]
+    assert isinstance(width, int)
+    if inputs[0] != inputs[1] or width % attrs.group or weights[0] not in ((width,), (attrs.group,)):
+        raise ConfigError(f"gated norm of {inputs} with weight {weights[0]} in groups of {attrs.group}")
+    return (inputs[0],)
+
+
+def _sizes(shape: Shape) -> tuple[str, int, int]:
+    """(T, heads, entries) of a value by head."""
+    tokens, heads, size = shape
+    assert isinstance(tokens, str)
+    assert isinstance(heads, int)
+    assert isinstance(size, int)
+    return tokens, heads, size
+
+
+ROWS: Mapping[str, OpRow] = {
+    "causal_conv": OpRow(
+        CausalConvAttrs,
+        1,
+        (1, 2),
+        "x [T,C], w [C,W], b [C]? -> act(each channel over its last W tokens) [T,C]; keeps [C,W-1]",
+        _conv_shape,
+        _conv_cost,
+    ),
+    "selective_scan": OpRow(
+        RecurrentAttrs,
+        4,
+        (2,),
+        "x, dt [T,I], B, C [T,N], A_log [I,N], D [I] -> [T,I]; keeps [I,N]",
+        _scan_shape,
+        _recurrence(_scan_state, 10),
+    ),
+    "ssd": OpRow(
+        SsdAttrs,
+        4,
+        (3,),
+        "x [T,H,P], dt [T,H], B, C [T,G,N], A_log, D, dt_bias [H] -> [T,H*P]; keeps [H,P,N]",
+        _ssd_shape,
+        _recurrence(_ssd_state, 5),
+    ),
+    "delta_rule": OpRow(
+        RecurrentAttrs,
+        5,
+        (2,),
+        "q, k [T,Hk,K], v [T,H,V], a, b [T,H], A_log, dt_bias [H] -> [T,H*V]; keeps [H,K,V]",
+        _delta_shape,
+        _recurrence(_key_value_state, 7),
+    ),
+    "retention": OpRow(
+        RetentionAttrs,
+        3,
+        (0,),
+        "q, k [T,H,K], v [T,H,V] -> [T,H*V]; keeps [H,K,V]",
+        _retention_shape,
+        _recurrence(_key_value_state, 5),
+    ),
+    "gated_norm": OpRow(
+        GatedNormAttrs,
+        2,
+        (1,),
+        "x, z [T,W], w [W], or [group] for all groups -> x by norm and silu(z) [T,W]",
+        _gated_norm_shape,
+        pointwise(13),
+    ),
+}
