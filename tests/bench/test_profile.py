@@ -112,7 +112,7 @@ def test_the_clock_changes_no_result():
     engine = engine_for(1, 64)
     engine.loop.scheduler.add(engine.intake.request(range(40), SamplingParams(max_tokens=4)))
     plan = engine.loop.scheduler.plan()
-    batch = build_batch(plan, engine.layout.block_size, Sampler().draw_rows(plan.samples))
+    batch = build_batch(plan, engine.layout, Sampler().draw_rows(plan.samples))
     plain = engine.executable.run(batch)
     started = time.perf_counter()
     timed, timings = engine.executable.timed(batch)

@@ -22,12 +22,14 @@ token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
 def make_layout(block_size, *groups, span=None):
-    """Groups as (window or None, num_blocks)."""
-    made = tuple(
-        GroupLayout("full" if window is None else "sliding", (index,), window, 8, num_blocks)
-        for index, (window, num_blocks) in enumerate(groups)
-    )
-    return CacheLayout(block_size, made, span)
+    """Groups as (window, None or "recurrent", num_blocks)."""
+    return CacheLayout(block_size, tuple(make_group(i, kind, count) for i, (kind, count) in enumerate(groups)), span)
+
+
+def make_group(index, kind, num_blocks):
+    if kind == "recurrent":
+        return GroupLayout("recurrent", (index,), None, 0, num_blocks, bytes_per_sequence=64)
+    return GroupLayout("full" if kind is None else "sliding", (index,), kind, 8, num_blocks)
 
 
 @dataclass
@@ -130,12 +132,16 @@ class CacheMachine(RuleBasedStateMachine):
         """Reserve, write and commit; where no block is left a sequence is preempted instead."""
         known = self.known[seq_id]
         start = len(known.prints)
+        if any(group.kind == "recurrent" for group in self.layout.groups):
+            refused = 0  # a state cannot be undone
         if self.layout.max_span_tokens is not None:
             num_tokens = min(num_tokens, self.layout.max_span_tokens)
         tokens = known.tokens + drafts[: max(0, start + num_tokens - len(known.tokens))]
         end = min(start + num_tokens, len(tokens), MAX_TOKENS)
         if end <= start:
             return
+        end = self.cache.span_end(start, end)
+        assert end == self.oracle.span_end(start, end) > start
         if not self.reserve_to(seq_id, end):
             self.finish(self.live(num_tokens))
             return
@@ -154,6 +160,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     def write(self, seq_id, known, start):
         for group, table in enumerate(self.cache.tables(seq_id)):
+            if self.layout.groups[group].kind == "recurrent":
+                (block,) = table.blocks
+                assert self.memory.get((group, block, 0)) == known.prints[start - 1] or not start, "another state"
+                self.memory[group, block, 0] = known.prints[-1]
+                continue
             for position in range(start, len(known.prints)):
                 index, slot = divmod(position - table.first_token, self.layout.block_size)
                 self.memory[group, table.blocks[index], slot] = known.prints[position]
@@ -211,6 +222,9 @@ class CacheMachine(RuleBasedStateMachine):
         for seq_id, known in self.known.items():
             computed = len(known.prints)
             for group, table in enumerate(self.cache.tables(seq_id)):
+                if self.layout.groups[group].kind == "recurrent":
+                    assert not computed or self.memory[group, table.blocks[0], 0] == known.prints[-1]
+                    continue
                 window = self.layout.groups[group].window
                 for position in range(0 if window is None else max(0, computed - window + 1), computed):
                     index, slot = divmod(position - table.first_token, size)
@@ -232,6 +246,9 @@ LAYOUTS = {
     "sliding": make_layout(2, (5, 14), span=6),
     "sliding_unbounded_span": make_layout(4, (9, 12)),
     "full_and_sliding": make_layout(4, (None, 16), (6, 9), span=8),
+    "recurrent": make_layout(4, ("recurrent", 8)),
+    "full_and_recurrent": make_layout(4, (None, 16), ("recurrent", 7)),
+    "all_kinds": make_layout(2, (5, 20), ("recurrent", 9), (None, 24), span=9),
     "block_of_one": make_layout(1, (None, 50), (4, 30), span=9),
 }
 

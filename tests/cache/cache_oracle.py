@@ -27,8 +27,8 @@ class Sequence:
 
 
 class OracleGroup:
-    def __init__(self, window, total):
-        self.window, self.total = window, total
+    def __init__(self, kind, window, total):
+        self.kind, self.window, self.total = kind, window, total
         self.found: dict[Key, Block] = {}
         self.idle: list[Block] = []  # findable, unowned, oldest first
 
@@ -51,7 +51,7 @@ class OracleGroup:
 class Oracle:
     def __init__(self, layout: CacheLayout, caching: bool):
         self.layout, self.size, self.caching = layout, layout.block_size, caching
-        self.groups = [OracleGroup(group.window, group.num_blocks) for group in layout.groups]
+        self.groups = [OracleGroup(group.kind, group.window, group.num_blocks) for group in layout.groups]
         self.seqs: dict[int, Sequence] = {}
 
     def counts(self):
@@ -66,7 +66,14 @@ class Oracle:
         return salt, tuple(tokens[: (index + 1) * self.size])
 
     def needed(self, group, num_blocks):
+        if group.kind == "recurrent":
+            return range(max(num_blocks - 1, 0), num_blocks)
         return range(group.first_visible(num_blocks * self.size, self.size), num_blocks)
+
+    def span_end(self, start, end):
+        boundary = end // self.size * self.size
+        cut = self.caching and end - start > 1 and any(group.kind == "recurrent" for group in self.groups)
+        return boundary if cut and boundary > start else end
 
     def match(self, tokens, salt):
         """Blocks of the longest hit: the largest n whose needed blocks can all be found, in every group."""
@@ -94,6 +101,8 @@ class Oracle:
 
     def peak(self, group, held):
         span = self.layout.max_span_tokens
+        if group.kind == "recurrent":
+            return 2
         if group.window is not None and span is not None:
             held = min(held, group.window + span + self.size)
         return -(-held // self.size)
@@ -118,28 +127,32 @@ class Oracle:
         wants = []
         for index in range(len(self.groups)):
             row = seq.blocks[index]
+            if self.groups[index].kind == "recurrent":
+                at, block = next(iter(row.items()), (0, None))
+                wants.append(([] if row else [0], at if block and (len(block.owners) > 1 or block.key) else None))
+                continue
             new = [i for i in range(tail, -(-end // self.size)) if i not in row]
             copy = seq.computed % self.size != 0 and len(row[tail].owners) > 1
-            wants.append((new, copy))
-        if any(len(new) + copy > free + idle for (new, copy), (free, idle, _) in zip(wants, self.counts())):
+            wants.append((new, tail if copy else None))
+        if any(len(new) + (at is not None) > free + idle for (new, at), (free, idle, _) in zip(wants, self.counts())):
             return None
-        for index, (new, copy) in enumerate(wants):
-            if copy:
+        for index, (new, at) in enumerate(wants):
+            if at is not None:
                 self.take(index)
-                seq.blocks[index][tail].owners.remove(seq_id)
-                seq.blocks[index][tail] = Block({seq_id})
+                self.groups[index].drop(seq.blocks[index][at], seq_id)
+                seq.blocks[index][at] = Block({seq_id})
             for i in new:
                 self.take(index)
                 seq.blocks[index][i] = Block({seq_id})
         seq.reserved = max(seq.reserved, end)
-        return sum(copy for _, copy in wants)
+        return sum(at is not None for _, at in wants)
 
     def take(self, index):
         """Room for one block: where nothing is free the oldest idle one is forgotten, by all groups if it is full."""
         if self.counts()[index][0] == 0:
             group = self.groups[index]
             key = group.idle[0].key
-            for other in self.groups if group.window is None else [group]:
+            for other in self.groups if group.kind == "full" else [group]:
                 other.forget(key)
 
     def commit(self, seq_id, tokens, computed):
@@ -147,6 +160,12 @@ class Oracle:
         for i in range(seq.computed // self.size, computed // self.size) if seq.attached else ():
             key = self.key(seq.salt, tokens, i)
             for group, row in zip(self.groups, seq.blocks):
+                if group.kind == "recurrent":
+                    ends_here = (i + 1) * self.size == computed and (computed - seq.computed > 1 or computed % 256 == 0)
+                    if ends_here and key not in group.found:
+                        (group.found[key],) = row.values()
+                        group.found[key].key = key
+                    continue
                 block = group.found.setdefault(key, row[i])
                 block.key = key
                 if block is not row[i]:
@@ -156,14 +175,24 @@ class Oracle:
                     row[i] = block
         seq.computed = computed
         for group, row in zip(self.groups, seq.blocks):
+            if group.kind == "recurrent":
+                self.moved(row, (computed - 1) // self.size)
+                continue
             for i in sorted(i for i in row if i < group.first_visible(computed, self.size)):
                 group.drop(row.pop(i), seq_id)
+
+    def moved(self, row, at):
+        """A recurrent group's row with its only block at block index `at`."""
+        (block,) = row.values()
+        row.clear()
+        row[at] = block
+        return row
 
     def truncate(self, seq_id, computed):
         seq = self.seqs[seq_id]
         seq.reserved = min(seq.reserved, computed)
-        for row in seq.blocks:
-            for i in [i for i in row if i >= -(-seq.reserved // self.size)]:
+        for group, row in zip(self.groups, seq.blocks):
+            for i in [i for i in row if i >= -(-seq.reserved // self.size) and group.kind != "recurrent"]:
                 del row[i]
 
     def fork(self, parent_id, child_id):

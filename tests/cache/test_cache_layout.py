@@ -1,7 +1,15 @@
 import pytest
 
 from ridgeline.cache.groups import build_group, kinds
-from ridgeline.cache.layout import UNLIMITED_TOKENS, CacheLayout, GroupLayout, KvStateSize, plan_layout
+from ridgeline.cache.layout import (
+    RECURRENT_BLOCKS_PER_SEQUENCE,
+    UNLIMITED_TOKENS,
+    CacheLayout,
+    GroupLayout,
+    KvStateSize,
+    RecurrentStateSize,
+    plan_layout,
+)
 from ridgeline.cache.pool import BlockPool
 from ridgeline.core.errors import ConfigError
 
@@ -90,3 +98,18 @@ def test_every_kind_is_a_file_and_an_unknown_one_is_refused():
     assert {"full", "sliding"} <= set(kinds())
     with pytest.raises(ConfigError, match="unknown cache group kind 'astral'"):
         build_group(0, GroupLayout("astral", (0,), None, 8, 8), 16, BlockPool(8))
+
+
+def test_recurrent_states_get_room_for_all_sequences_but_at_most_half():
+    states = [KvStateSize(8), RecurrentStateSize(1000), RecurrentStateSize(24)]
+    rich = plan_layout(states, 4, 10_000_000, 100, 50, max_num_seqs=3)
+    assert [group.kind for group in rich.groups] == ["full", "recurrent"]
+    assert rich.groups[1].states == (1, 2) and rich.block_bytes(1) == 1024
+    assert rich.groups[1].num_blocks == 3 * RECURRENT_BLOCKS_PER_SEQUENCE
+    assert rich.groups[0].num_blocks == (10_000_000 - rich.groups[1].num_blocks * 1024) // 32
+    tight = plan_layout(states, 4, 10_000, 100, 50, max_num_seqs=3)
+    assert tight.groups[1].num_blocks == 4 and tight.total_bytes <= 10_000
+    alone = plan_layout(states[1:], 4, 10_000, 100, 50, max_num_seqs=3)
+    assert [group.num_blocks for group in alone.groups] == [9]
+    with pytest.raises(ConfigError, match="one sequence"):
+        plan_layout(states, 4, 2000, 100, 50)

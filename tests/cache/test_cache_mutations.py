@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import ridgeline.cache.groups.full as full_module
+import ridgeline.cache.groups.recurrent as recurrent_module
 import ridgeline.cache.groups.sliding as sliding_module
 from ridgeline.cache.groups import Hit, Need
 from ridgeline.cache.layout import CacheLayout
@@ -232,19 +233,19 @@ def truncate_drops_one_block_too_many(original):
 
 @bug(full_module, "append_need")
 def no_copy_on_write_in_full(original):
-    return lambda *args: Need(original(*args).num_new, False)
+    return lambda *args: Need(original(*args).num_new)
 
 
 @bug(sliding_module, "append_need")
 def no_copy_on_write_in_sliding(original):
-    return lambda *args: Need(original(*args).num_new, False)
+    return lambda *args: Need(original(*args).num_new)
 
 
 @bug(full_module, "append_need")
 def always_copy_the_tail(original):
     def append_need(table, computed, end, block_size, pool):
-        num_new, copies_tail = original(table, computed, end, block_size, pool)
-        return Need(num_new, copies_tail or computed % block_size != 0)
+        num_new, copy_at = original(table, computed, end, block_size, pool)
+        return Need(num_new, computed // block_size if computed % block_size else copy_at)
 
     return append_need
 
@@ -343,6 +344,34 @@ def eviction_takes_only_one_group(original):
     return evict
 
 
+@bug(recurrent_module.RecurrentGroup, "reserve")
+def checkpoint_is_written_over(original):
+    return lambda group, *args: Need(original(group, *args).num_new)
+
+
+@bug(recurrent_module.RecurrentGroup, "published_block")
+def state_is_published_for_every_block(original):
+    return lambda group, table, index, before, computed: table.blocks[0]
+
+
+@bug(recurrent_module.RecurrentGroup, "match")
+def hit_needs_no_checkpoint(original):
+    def match(group, path, num_blocks):
+        found = original(group, path, num_blocks)
+        return Hit(num_blocks, found.first_block) if found.num_blocks else found
+
+    return match
+
+
+@bug(recurrent_module.RecurrentGroup, "match")
+def first_checkpoint_instead_of_last(original):
+    def match(group, path, num_blocks):
+        held = [node.blocks[group._index] is not None for node in path[:num_blocks]]
+        return Hit(held.index(True) + 1, held.index(True)) if any(held) else Hit(0, 0)
+
+    return match
+
+
 # ---- the manager
 
 
@@ -354,7 +383,7 @@ def partial_block_is_published(original):
         index = num_computed // size
         if seq.node is not None and num_computed % size and len(token_ids) >= (index + 1) * size:
             tokens = tuple(token_ids[index * size : (index + 1) * size])
-            seq.node = cache._publish(seq.node, tokens, seq.tables, index)
+            seq.node = cache._publish(seq.node, tokens, seq, index, (index + 1) * size)
 
     return commit
 
@@ -370,10 +399,10 @@ def chunk_publishes_wrong_tokens(original):
 
 @bug(CacheManager, "_publish")
 def duplicate_is_kept(original):
-    def publish(cache, node, tokens, tables, index):
+    def publish(cache, node, tokens, *args):
         found = node.children.get(tokens)
         if found is None:
-            return original(cache, node, tokens, tables, index)
+            return original(cache, node, tokens, *args)
         cache._tree.pin(found)
         cache._tree.unpin(node)
         return found
@@ -383,10 +412,10 @@ def duplicate_is_kept(original):
 
 @bug(CacheManager, "_publish")
 def duplicate_is_not_released(original):
-    def publish(cache, node, tokens, tables, index):
-        own = [table.block_at(index) for table in tables]
-        child = original(cache, node, tokens, tables, index)
-        for pool, table, block in zip(cache._pools, tables, own):
+    def publish(cache, node, tokens, seq, index, computed):
+        own = [table.block_at(index) for table in seq.tables]
+        child = original(cache, node, tokens, seq, index, computed)
+        for pool, table, block in zip(cache._pools, seq.tables, own):
             if table.block_at(index) != block:
                 pool._free.remove(block)
                 pool._ref_counts[block] = 1
@@ -411,23 +440,23 @@ def copies_are_not_reported(original):
     return lambda cache, seq_id, end: None if original(cache, seq_id, end) is None else []
 
 
-@bug(CacheManager, "_copy_tail")
+@bug(CacheManager, "_copy_block")
 def copy_goes_backwards(original):
-    def copy_tail(cache, *args):
+    def copy_block(cache, *args):
         copy = original(cache, *args)
         return dataclasses.replace(copy, source=copy.target, target=copy.source)
 
-    return copy_tail
+    return copy_block
 
 
-@bug(CacheManager, "_copy_tail")
+@bug(CacheManager, "_copy_block")
 def copy_keeps_reference_on_source(original):
-    def copy_tail(cache, *args):
+    def copy_block(cache, *args):
         copy = original(cache, *args)
         cache._pools[copy.group]._ref_counts[copy.source] += 1
         return copy
 
-    return copy_tail
+    return copy_block
 
 
 @bug(CacheManager, "fork")

@@ -324,7 +324,7 @@ class PagedRun:
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
-            rows = self.executable.run(build_batch(plan, self.block_size, Sampler().draw_rows([]))).logits_RV
+            rows = self.executable.run(build_batch(plan, self.layout, Sampler().draw_rows([]))).logits_RV
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
                 logits[span.seq_id].append(part)
                 done[span.seq_id] = span.end

@@ -25,7 +25,10 @@ def next_token(tokens, seed, num_output):
 
 
 class FakeExecutor:
-    """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says."""
+    """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says.
+
+    A recurrent group's block holds, in its first slot, all tokens of the sequence.
+    """
 
     def __init__(self, layout):
         self.layout = layout
@@ -41,6 +44,9 @@ class FakeExecutor:
                 self.memory[copy.group, copy.target * size + offset] = self.memory.get(source)
         for index, span in enumerate(plan.spans):
             for group, tables in enumerate(plan.tables):
+                if self.layout.groups[group].kind == "recurrent":
+                    self.advance(group, tables[index].blocks[0] * size, span)
+                    continue
                 for position, token in enumerate(span.token_ids, span.start):
                     self.memory[group, self.slot(tables[index], position)] = token
         by_row = self.spans_by_row(plan)
@@ -52,6 +58,11 @@ class FakeExecutor:
             samples.append(SampledToken(row.seq_id, token, logprob))
         scored = tuple(TokenLogprob(row.token_id, -2.0, 1, ()) for row in plan.prompt_rows)
         return StepResult(plan.step, tuple(samples), scored)
+
+    def advance(self, group, slot, span):
+        before = self.memory[group, slot] if span.start else ()
+        assert len(before) == span.start, "a state of another number of tokens"
+        self.memory[group, slot] = (*before, *span.token_ids)
 
     def slot(self, table, position):
         offset = position - table.first_token
@@ -67,6 +78,11 @@ class FakeExecutor:
         full = None
         for group, layout in enumerate(self.layout.groups):
             table = plan.tables[group][index]
+            if layout.kind == "recurrent":
+                tokens = list(self.memory[group, table.blocks[0] * self.layout.block_size])
+                full = tokens if full is None else full
+                assert full == tokens, f"group {group} disagrees"
+                continue
             first = 0 if layout.window is None else max(0, span.end - layout.window)
             tokens = [self.memory[group, self.slot(table, position)] for position in range(first, span.end)]
             full = tokens if full is None else full
@@ -117,11 +133,15 @@ class Clock:
 
 
 def make_layout(blocks, windows=(None,), block_size=4, max_span_tokens=None):
-    groups = tuple(
-        GroupLayout("full" if window is None else "sliding", (index,), window, 8, count)
-        for index, (count, window) in enumerate(zip(blocks, windows, strict=True))
-    )
+    """Groups by their number of blocks, and their windows: None, a number of tokens, or "recurrent"."""
+    groups = tuple(make_group(*group) for group in zip(range(len(blocks)), windows, blocks, strict=True))
     return CacheLayout(block_size, groups, max_span_tokens)
+
+
+def make_group(index, window, count):
+    if window == "recurrent":
+        return GroupLayout("recurrent", (index,), None, 0, count, bytes_per_sequence=8)
+    return GroupLayout("full" if window is None else "sliding", (index,), window, 8, count)
 
 
 class Driver:

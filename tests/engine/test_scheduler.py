@@ -233,6 +233,8 @@ VARIANTS = {
     "priority": {"policy": "priority"},
     "uncached": {"caching": False},
     "hybrid": {"blocks": (12, 9), "windows": (None, 5)},
+    "recurrent": {"blocks": (6,), "windows": ("recurrent",)},
+    "full_and_recurrent": {"blocks": (12, 5), "windows": (None, "recurrent")},
 }
 
 
@@ -260,3 +262,16 @@ def test_clock_is_the_only_source_of_time():
         driver.step()
     (timings,) = (event.timings for event in driver.finish_events)
     assert (timings.queue_s, timings.ttft_s, timings.latency_s, timings.tpot_s) == (1, 1, 3, 1)
+
+
+def test_a_second_turn_goes_on_from_the_checkpoint_of_the_first_prompt():
+    driver = Driver(make_layout((64, 8), (None, "recurrent")), max_num_batched_tokens=32)
+    prompt = list(range(1, 15))  # of 14 tokens, 12 are whole blocks
+    driver.add("a", prompt, max_tokens=3)
+    driver.run()
+    assert [span.end for plan in driver.executor.plans for span in plan.spans][:2] == [12, 14]
+    driver.add("b", [*prompt, 40, 41, 42, 43, 44], max_tokens=3)
+    driver.run()
+    (second,) = (event for event in driver.finish_events if event.request.request_id == "b")
+    assert second.num_cached_tokens == 12
+    driver.assert_answers()

@@ -20,7 +20,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class GroupStep:
-    """Where one cache group reads and writes in this step. A slot is block * block_size + offset."""
+    """Where one cache group reads and writes in this step. A slot is block * block_size + offset.
+
+    In a recurrent group a table is one block, the state of the span's sequence, and a slot is that block.
+    """
 
     write_slots_T: IntArray
     tables_SB: IntArray  # block ids, padded with 0

@@ -13,6 +13,7 @@ from statistics import fmean, median
 import numpy as np
 
 from ridgeline.backends.step import Executable
+from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan, StepResult
@@ -101,10 +102,10 @@ class _Step:
 class _TimingExecutor:
     """What InlineExecutor does, with the clock read between its parts and, if `times_ops`, at every op."""
 
-    def __init__(self, executable: Executable, block_size: int) -> None:
+    def __init__(self, executable: Executable, layout: CacheLayout) -> None:
         self._executable = executable
         self._sampler = Sampler()
-        self._block_size = block_size
+        self._layout = layout
         self.times_ops = False
         self.last: _Step | None = None
 
@@ -112,7 +113,7 @@ class _TimingExecutor:
         spans = tuple((span.num_tokens, span.end) for span in plan.spans)
         step = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)))
         started = time.perf_counter()
-        batch = build_batch(plan, self._block_size, self._sampler.draw_rows(plan.samples))
+        batch = build_batch(plan, self._layout, self._sampler.draw_rows(plan.samples))
         built = time.perf_counter()
         if self.times_ops:
             output, step.timings = self._executable.timed(batch)
@@ -130,7 +131,7 @@ class Profiler:
 
     def __init__(self, engine: Engine, hardware: Hardware, num_threads: int, seed: int = 0) -> None:
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
-        self._executor = _TimingExecutor(engine.executable, engine.layout.block_size)
+        self._executor = _TimingExecutor(engine.executable, engine.layout)
         self._loop = EngineLoop(engine.loop.scheduler, self._executor, Renderer(engine.tokenizer), _ignore)
         self._random = np.random.default_rng(seed)
 

@@ -139,16 +139,22 @@ class CacheManager:
         seq = self._sequences[seq_id]
         needs = [group.reserve(table, seq.computed, end) for group, table in zip(self._groups, seq.tables)]
         for pool, need in zip(self._pools, needs):
-            if need.num_new + need.copies_tail > pool.num_available:
+            if need.num_new + (need.copy_at is not None) > pool.num_available:
                 return None
         copies: list[BlockCopy] = []
         for index, (table, need) in enumerate(zip(seq.tables, needs)):
-            if need.copies_tail:
-                copies.append(self._copy_tail(index, table, seq.computed // self.layout.block_size))
+            if need.copy_at is not None:
+                copies.append(self._copy_block(index, table, need.copy_at))
             for _ in range(need.num_new):
                 table.blocks.append(self._allocate(index))
         seq.reserved = max(seq.reserved, end)
         return copies
+
+    def span_end(self, computed: int, end: int) -> int:
+        """Where a span from `computed` on that could reach `end` should end, for the sake of later prefix hits."""
+        if not self._prefix_caching:
+            return end
+        return min(group.span_end(computed, end) for group in self._groups)
 
     def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
         """Positions below `num_computed` are written, with the KV of `token_ids` (all known tokens of the sequence).
@@ -165,7 +171,7 @@ class CacheManager:
         if seq.node is not None:
             for index in range(seq.computed // size, num_computed // size):
                 tokens = tuple(token_ids[index * size : (index + 1) * size])
-                seq.node = self._publish(seq.node, tokens, seq.tables, index)
+                seq.node = self._publish(seq.node, tokens, seq, index, num_computed)
         seq.computed = num_computed
         for group, table in zip(self._groups, seq.tables):
             group.commit(table, num_computed)
@@ -176,8 +182,8 @@ class CacheManager:
         assert num_computed >= seq.computed, f"sequence {seq_id}: cannot undo committed tokens"
         if num_computed < seq.reserved:
             seq.reserved = num_computed
-            for pool, table in zip(self._pools, seq.tables):
-                table.drop_from(-(-num_computed // self.layout.block_size), pool)
+            for group, table in zip(self._groups, seq.tables):
+                group.truncate(table, num_computed)
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Register a child with the parent's computed tokens, sharing its blocks; who writes into one first copies it.
@@ -276,8 +282,8 @@ class CacheManager:
             self._tree.evict(group)
         return self._pools[group].allocate()
 
-    def _copy_tail(self, group: int, table: SequenceTable, index: int) -> BlockCopy:
-        """Copy-on-write of the partial block at block index `index`, which another sequence holds too."""
+    def _copy_block(self, group: int, table: SequenceTable, index: int) -> BlockCopy:
+        """Copy-on-write of the block at block index `index`, which others hold too."""
         source = table.block_at(index)
         target = self._allocate(group)
         self._pools[group].release(source)
@@ -285,17 +291,19 @@ class CacheManager:
         return BlockCopy(group, source, target)
 
     def _publish(
-        self, node: RadixNode, tokens: tuple[int, ...], tables: tuple[SequenceTable, ...], index: int
+        self, node: RadixNode, tokens: tuple[int, ...], seq: _Sequence, index: int, computed: int
     ) -> RadixNode:
         """Publish the block at block index `index` below the pinned `node`; returns its node, pinned instead."""
         child = self._tree.child(node, tokens)
-        for group, (pool, table) in enumerate(zip(self._pools, tables)):
-            own, published = table.block_at(index), child.blocks[group]
+        for group, (kind, table) in enumerate(zip(self._groups, seq.tables)):
+            own, published = kind.published_block(table, index, seq.computed, computed), child.blocks[group]
+            if own is None:
+                continue
             if published is None:
                 self._tree.publish(child, group, own)
-            else:
-                pool.acquire(published)
-                pool.release(own)
+            elif kind.tree_block(table, index) is not None:
+                self._pools[group].acquire(published)
+                self._pools[group].release(own)
                 table.replace(index, published)
         self._tree.pin(child)
         self._tree.unpin(node)
@@ -305,17 +313,14 @@ class CacheManager:
         size = self.layout.block_size
         assert seq.computed <= seq.reserved
         for group, pool, table in zip(self._groups, self._pools, seq.tables):
-            group.check(table, seq.computed)
-            assert table.end_block == -(-seq.reserved // size), "the table does not end with the reservation"
-            for index in range(seq.computed // size, table.end_block if seq.reserved > seq.computed else 0):
-                block = table.block_at(index)
+            group.check(table, seq.computed, seq.reserved)
+            for block in group.writable_blocks(table, seq.computed, seq.reserved):
                 assert pool.ref_count(block) == 1 and not pool.is_published(block), f"writable block {block} is shared"
         node, index = seq.node, seq.computed // size
         while node is not None and node.parent is not None:
             index -= 1
-            for group, table in enumerate(seq.tables):
-                if index >= table.first_block:
-                    assert node.blocks[group] == table.block_at(index), "a table and the tree disagree on a block"
+            for kind, table, published in zip(self._groups, seq.tables, node.blocks):
+                assert kind.tree_block(table, index) in (None, published), "a table and the tree disagree on a block"
             if token_ids is not None:
                 assert node.tokens == tuple(token_ids[index * size : (index + 1) * size]), "a node holds other tokens"
             node = node.parent

@@ -1,5 +1,6 @@
 """SequenceTable: the blocks of one sequence in one cache group. Owned by the manager, handed to the groups."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.cache.pool import BlockPool
@@ -24,6 +25,10 @@ class SequenceTable:
         """The block at block index `index` of the sequence."""
         assert self.first_block <= index < self.end_block, f"block index {index} is not in the table"
         return self.blocks[index - self.first_block]
+
+    def written(self, computed: int, reserved: int, block_size: int) -> Sequence[int]:
+        """The blocks of positions computed .. reserved."""
+        return self.blocks[computed // block_size - self.first_block :] if reserved > computed else ()
 
     def replace(self, index: int, block: int) -> None:
         """Put `block` at block index `index`; references are the caller's."""

@@ -3,10 +3,11 @@
 import numpy as np
 
 from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch
+from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, StepPlan
 
 
-def build_batch(plan: StepPlan, block_size: int, draws: DrawRows) -> StepBatch:
+def build_batch(plan: StepPlan, layout: CacheLayout, draws: DrawRows) -> StepBatch:
     """Lays the plan's spans end to end; see StepBatch for shapes."""
     lengths_S = np.asarray([span.num_tokens for span in plan.spans], dtype=np.int64)
     starts_S = np.cumsum(lengths_S) - lengths_S
@@ -26,7 +27,12 @@ def build_batch(plan: StepPlan, block_size: int, draws: DrawRows) -> StepBatch:
         span_length_S=lengths_S,
         kv_length_S=np.asarray([span.end for span in plan.spans], dtype=np.int64),
         causal_S=np.asarray([span.causal for span in plan.spans]),
-        groups=[_group_step(tables, positions_T, span_of_T, block_size) for tables in plan.tables],
+        groups=[
+            _state_step(tables, span_of_T)
+            if group.kind == "recurrent"
+            else _group_step(tables, positions_T, span_of_T, layout.block_size)
+            for group, tables in zip(layout.groups, plan.tables, strict=True)
+        ],
         copies=plan.copies,
         draws=draws,
     )
@@ -42,3 +48,9 @@ def _group_step(
     offsets_T = positions_T - first_token_S[span_of_T]
     blocks_T = tables_SB[span_of_T, offsets_T // block_size]
     return GroupStep(blocks_T * block_size + offsets_T % block_size, tables_SB, first_token_S)
+
+
+def _state_step(tables: tuple[BlockTable, ...], span_of_T: IntArray) -> GroupStep:
+    """Of a recurrent group: a table's only block is the state that its span reads and writes."""
+    tables_SB = np.asarray([table.blocks for table in tables], dtype=np.int64)
+    return GroupStep(tables_SB[span_of_T, 0], tables_SB, np.zeros(len(tables), dtype=np.int64))

@@ -99,7 +99,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         max_model_len,
         time.monotonic,
     )
-    executor = InlineExecutor(executable, Sampler(), layout.block_size)
+    executor = InlineExecutor(executable, Sampler(), layout)
     intake = Intake(
         tokenizer,
         vocab_size=spec.vocab_size,

@@ -6,6 +6,7 @@ InlineExecutor computes in the calling thread; other executors put a process or 
 from typing import Protocol
 
 from ridgeline.backends.step import Executable
+from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
@@ -22,13 +23,13 @@ class Executor(Protocol):
 class InlineExecutor:
     """Model and sampler in this thread."""
 
-    def __init__(self, executable: Executable, sampler: Sampler, block_size: int) -> None:
+    def __init__(self, executable: Executable, sampler: Sampler, layout: CacheLayout) -> None:
         self._executable = executable
         self._sampler = sampler
-        self._block_size = block_size
+        self._layout = layout
 
     def run(self, plan: StepPlan) -> StepResult:
-        batch = build_batch(plan, self._block_size, self._sampler.draw_rows(plan.samples))
+        batch = build_batch(plan, self._layout, self._sampler.draw_rows(plan.samples))
         output = self._executable.run(batch)
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         return StepResult(plan.step, samples, prompt_logprobs)

@@ -233,8 +233,10 @@ class Scheduler:
             budget -= span.num_tokens
 
     def _span(self, seq: Sequence, budget: int) -> Span:
+        start = seq.num_computed
+        end = self._cache.span_end(start, min(start + budget, len(seq.token_ids)))
         return self._strategy.next_span(
-            seq.seq_id, seq.token_ids, seq.num_computed, budget, score_all=self._scores_prompt(seq)
+            seq.seq_id, seq.token_ids, start, end - start, score_all=self._scores_prompt(seq)
         )
 
     def _rows(self, spans: list[tuple[Sequence, Span]]) -> tuple[tuple[SampleRow, ...], tuple[PromptLogprobRow, ...]]:

@@ -26,7 +26,7 @@ class Need(NamedTuple):
     """What a reservation takes: new blocks at the end, and a private copy of the shared block being written."""
 
     num_new: int
-    copies_tail: bool
+    copy_at: int | None = None  # block index of the block to copy
 
 
 class CacheGroup(Protocol):
@@ -50,16 +50,36 @@ class CacheGroup(Protocol):
         """What making [computed, end) writable needs. Takes nothing: the manager does, in all groups or in none."""
         ...
 
+    def span_end(self, computed: int, end: int) -> int:
+        """Where in (computed, end] a span from `computed` on should end, so that later prompts find what it leaves."""
+        ...
+
+    def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
+        """The table's block to publish for block index `index`, once positions `before .. computed` are written."""
+        ...
+
     def commit(self, table: SequenceTable, computed: int) -> None:
         """Positions below `computed` are written: release what no later query of this sequence can see."""
+        ...
+
+    def truncate(self, table: SequenceTable, end: int) -> None:
+        """Release what was reserved from position `end` on."""
         ...
 
     def release(self, table: SequenceTable) -> None:
         """Drop all references of the table."""
         ...
 
-    def check(self, table: SequenceTable, computed: int) -> None:
-        """Assert that the table holds exactly what later queries of the sequence can see below `computed`."""
+    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
+        """The blocks that writing positions computed .. reserved changes: nobody else may hold them."""
+        ...
+
+    def tree_block(self, table: SequenceTable, index: int) -> int | None:
+        """The block that a published node of block index `index` must share with the table; None where it need not."""
+        ...
+
+    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
+        """Assert that the table holds exactly what later queries of the sequence can see, and room up to `reserved`."""
         ...
 
 
@@ -79,5 +99,6 @@ def build_group(index: int, layout: GroupLayout, block_size: int, pool: BlockPoo
 def append_need(table: SequenceTable, computed: int, end: int, block_size: int, pool: BlockPool) -> Need:
     """The Need of a kind that appends one slot per token: blocks up to `end`, and a copy of a shared partial block."""
     num_new = -(-end // block_size) - table.end_block
-    copies_tail = computed % block_size != 0 and pool.ref_count(table.block_at(computed // block_size)) > 1
-    return Need(max(num_new, 0), copies_tail)
+    tail = computed // block_size
+    copies_tail = computed % block_size != 0 and pool.ref_count(table.block_at(tail)) > 1
+    return Need(max(num_new, 0), tail if copies_tail else None)

@@ -43,14 +43,29 @@ class SlidingGroup:
     def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
         return append_need(table, computed, end, self._block_size, self._pool)
 
+    def span_end(self, computed: int, end: int) -> int:
+        return end
+
+    def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
+        return table.block_at(index)
+
     def commit(self, table: SequenceTable, computed: int) -> None:
         first = self.first_visible_block(computed)
         if first > table.first_block:
             table.drop_before(first, self._pool)
 
+    def truncate(self, table: SequenceTable, end: int) -> None:
+        table.drop_from(-(-end // self._block_size), self._pool)
+
     def release(self, table: SequenceTable) -> None:
         table.release(self._pool)
 
-    def check(self, table: SequenceTable, computed: int) -> None:
+    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
+        return table.written(computed, reserved, self._block_size)
+
+    def tree_block(self, table: SequenceTable, index: int) -> int | None:
+        return table.block_at(index) if index >= table.first_block else None
+
+    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
         assert table.first_block == self.first_visible_block(computed), "blocks below the window, or a hole inside it"
-        assert table.end_block * self._block_size >= computed, "the table does not cover the computed tokens"
+        assert table.end_block == -(-reserved // self._block_size), "the table does not end with the reservation"

@@ -1,0 +1,82 @@
+"""Recurrent states: a sequence has one state, of all its computed tokens, however many they are.
+
+    computed  0 ─ ─ ─ ─ span ─ ─ ─ ─▶ 32 ─ ─ ─ ─ span ─ ─ ─ ─▶ 45
+    block     A: zero, written in place │ A: published           B: a copy of A, written in place
+
+A state after a whole number of blocks is a checkpoint: the tree holds it as the block of the node that ends there, and
+a sequence that goes on from it writes into a copy. A hit ends at a checkpoint. Spans are cut so that prompts leave one
+at their last whole block.
+"""
+
+from collections.abc import Sequence
+
+from ridgeline.cache.groups import CacheGroup, Hit, Need
+from ridgeline.cache.layout import GroupLayout
+from ridgeline.cache.pool import BlockPool
+from ridgeline.cache.radix import RadixNode
+from ridgeline.cache.table import SequenceTable
+
+DECODE_CHECKPOINT_TOKENS = 256  # how far apart the checkpoints of an answer are; each costs a copy of the state
+
+
+def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
+    assert layout.window is None
+    return RecurrentGroup(index, block_size, pool)
+
+
+class RecurrentGroup:
+    """CacheGroup whose tables hold one block: `first_block` is the block index of the last computed token."""
+
+    whole_prefix = False
+    miss_reason = "no checkpoint of the recurrent state"
+
+    def __init__(self, index: int, block_size: int, pool: BlockPool) -> None:
+        self._index = index
+        self._block_size = block_size
+        self._pool = pool
+
+    def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
+        """The last node that holds a checkpoint."""
+        for length in range(num_blocks, 0, -1):
+            if path[length - 1].blocks[self._index] is not None:
+                return Hit(length, length - 1)
+        return Hit(0, 0)
+
+    def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
+        if not table.blocks:
+            return Need(1)
+        (block,) = table.blocks
+        shared = self._pool.ref_count(block) > 1 or self._pool.is_published(block)
+        return Need(0, table.first_block if shared and end > computed else None)
+
+    def span_end(self, computed: int, end: int) -> int:
+        boundary = end // self._block_size * self._block_size
+        return boundary if end - computed > 1 and boundary > computed else end
+
+    def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
+        """The state, where it is that after block `index`: after spans of a prompt, and now and then of an answer."""
+        if (index + 1) * self._block_size != computed:
+            return None
+        spacing = max(DECODE_CHECKPOINT_TOKENS // self._block_size, 1)
+        return table.blocks[0] if computed - before > 1 or (index + 1) % spacing == 0 else None
+
+    def commit(self, table: SequenceTable, computed: int) -> None:
+        table.first_block = max(computed - 1, 0) // self._block_size
+
+    def truncate(self, table: SequenceTable, end: int) -> None:
+        """A reservation has no size; what was computed cannot be undone."""
+
+    def release(self, table: SequenceTable) -> None:
+        table.release(self._pool)
+
+    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
+        """Known only until the commit: every reservation makes the state private anew."""
+        return ()
+
+    def tree_block(self, table: SequenceTable, index: int) -> int | None:
+        """The sequence moves on to a copy."""
+        return None
+
+    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
+        assert table.first_block == max(computed - 1, 0) // self._block_size, "a state of other tokens"
+        assert len(table.blocks) == 1 or (computed == 0 and not table.blocks), "a sequence has one state"
