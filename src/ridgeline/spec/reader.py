@@ -98,6 +98,11 @@ class ConfigReader:
             return default
         return self.integer(key, low=low, high=high) if self.has(key) else None
 
+    def integer_or_auto(self, key: str, auto: int) -> int:
+        """`auto` where the key is absent, null or "auto"."""
+        self._seen.add(key)
+        return auto if self._config.get(key) in (None, "auto") else self.integer(key)
+
     def optional_number(
         self, key: str, default: float | None = None, *, low: float = -1e30, high: float = 1e30
     ) -> float | None:
@@ -132,6 +137,23 @@ class ConfigReader:
         if not items or len(numbers) != len(items):
             raise self._bad(key, value, "a list of positive numbers")
         return tuple(float(x) for x in numbers)
+
+    def limits(self, key: str) -> tuple[float, float]:
+        """The least and the greatest value allowed, from 0 up; (0, inf) where the key is absent or null.
+
+        No upper limit is infinity, as JSON's readers spell it or as transformers does ({"__float__": "Infinity"}).
+        """
+        self._seen.add(key)
+        value = self._config.get(key)
+        if value is None:
+            return 0.0, math.inf
+        items = list(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else []
+        if items[1:] == [{"__float__": "Infinity"}]:
+            items[1] = math.inf
+        low, high = (x if isinstance(x, (int, float)) else -1.0 for x in items) if len(items) == 2 else (-1.0, -1.0)
+        if not 0 <= low <= high:
+            raise self._bad(key, value, "two numbers of at least 0, the smaller one first")
+        return float(low), float(high)
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, None)

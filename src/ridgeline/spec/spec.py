@@ -24,6 +24,7 @@ from ridgeline.spec.parts import (
     RopeScaling,
     YarnRope,
 )
+from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
 __all__ = [
     "Activation",
@@ -32,14 +33,18 @@ __all__ = [
     "DynamicRope",
     "Embedding",
     "FeedForward",
+    "GatedDeltaNet",
     "GatedMlp",
     "GroupedQueryAttention",
     "Head",
     "Layer",
     "LayerNorm",
+    "LightningAttention",
     "LinearRope",
     "Llama3Rope",
     "LongRope",
+    "Mamba",
+    "Mamba2",
     "Mixer",
     "Mlp",
     "Norm",
@@ -52,7 +57,7 @@ __all__ = [
     "YarnRope",
 ]
 
-Mixer = GroupedQueryAttention
+Mixer = GroupedQueryAttention | RecurrentMixer
 FeedForward = GatedMlp | Mlp
 
 
@@ -125,8 +130,10 @@ class Rename:
 
     With several `targets` the tensor is cut along its first dimension, into as many rows as each target has.
     `transpose`: the checkpoint stores [in, out] (GPT-2's Conv1D); it is turned to [out, in] before cutting.
+    `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """
 
     source: str
     targets: tuple[str, ...]
     transpose: bool = False
+    depthwise: bool = False

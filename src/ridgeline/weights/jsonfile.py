@@ -1,6 +1,7 @@
 """Reading the JSON files of a model folder, which nobody vouches for. Called by folder.py and checkpoint.py."""
 
 import json
+import math
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,8 @@ def read_json_object(path: Path) -> dict[str, object]:
     """The JSON object in `path`.
 
     Raises ModelLoadError where the file is missing, above 16 MiB, not a regular file, not UTF-8, not one JSON
-    object, nested too deeply, has a key twice, or has a number that JSON does not know (NaN, Infinity).
+    object, nested too deeply, has a key twice, or has a number that JSON does not know (NaN, -Infinity).
+    Infinity, which published configs use for a limit that is none, is read as a float.
     """
     try:
         if not path.is_file():  # a FIFO would block for ever
@@ -43,4 +45,6 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> object:
+    if name == "Infinity":
+        return math.inf
     raise ValueError(f"{name} is not a JSON number")

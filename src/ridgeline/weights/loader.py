@@ -77,7 +77,8 @@ def _open(folder: ModelFolder | Path, spec: DecoderSpec, program: Program) -> tu
 def _pieces(tensor: torch.Tensor, rename: Rename, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
     """The program's weights that a tensor of the checkpoint holds, one below the other."""
     rows = [program.weights[target][0] for target in rename.targets]
-    return zip(rename.targets, (tensor.t() if rename.transpose else tensor).split(rows), strict=True)
+    tensor = tensor.t() if rename.transpose else tensor.squeeze(1) if rename.depthwise else tensor
+    return zip(rename.targets, tensor.split(rows), strict=True)
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
@@ -90,7 +91,8 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Te
     for rename in expand(families.family(spec.model_type).renames(spec), spec):
         if all(target in weights for target in rename.targets):
             tensor = torch.cat([weights[target].detach().to("cpu", dtype) for target in rename.targets])
-            tensors[rename.source] = (tensor.t() if rename.transpose else tensor).contiguous()
+            tensor = tensor.t() if rename.transpose else tensor[:, None] if rename.depthwise else tensor
+            tensors[rename.source] = tensor.contiguous()
             written.update(rename.targets)
     unnamed = sorted(set(weights) - written)
     if unnamed:
@@ -154,7 +156,7 @@ def _check(checkpoint: Checkpoint, sources: Mapping[str, Rename], renames: Seque
 def _stored_shape(rename: Rename, program: Program) -> tuple[int, ...]:
     shapes = [program.weights[target] for target in rename.targets]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    return shape[::-1] if rename.transpose else shape
+    return shape[::-1] if rename.transpose else (shape[0], 1, *shape[1:]) if rename.depthwise else shape
 
 
 def _check_tied(checkpoint: Checkpoint, renames: Sequence[Rename]) -> None:

@@ -91,7 +91,7 @@ class NativeExecutable:
         drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
         last = self._parts[-1]
         if isinstance(self._parts[0], ReferencePart):
-            self._tape.run(step, logits, 0, 0)  # sizes the buffers
+            self._tape.run(step, logits, 0, 0, drawn)  # sizes the buffers, and what the draw needs
         for part in self._parts:
             if isinstance(part, ReferencePart):
                 started = time.perf_counter()
@@ -101,7 +101,7 @@ class NativeExecutable:
             elif part is last:  # the tokens are drawn by the same call
                 self._tape.run(step, logits, part.begin, self._draw_at + 1, drawn, seconds)
             else:
-                self._tape.run(step, logits, part.begin, part.end, seconds=seconds)
+                self._tape.run(step, logits, part.begin, part.end, drawn, seconds)
         if isinstance(last, ReferencePart):
             self._tape.run(step, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
         return StepOutput(torch.from_numpy(logits)[:, : self._program.vocab_size], drawn)

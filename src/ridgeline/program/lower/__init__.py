@@ -9,15 +9,25 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp, lower_mlp
+from ridgeline.program.lower.recurrent import (
+    lower_gated_delta_net,
+    lower_lightning_attention,
+    lower_mamba,
+    lower_mamba2,
+)
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
 from ridgeline.program.ops.dense import EmbedAttrs, SoftcapAttrs
 from ridgeline.spec.spec import (
     AnyLayer,
     DecoderSpec,
     FeedForward,
+    GatedDeltaNet,
     GatedMlp,
     GroupedQueryAttention,
     Layer,
+    LightningAttention,
+    Mamba,
+    Mamba2,
     Mixer,
     Mlp,
     Norm,
@@ -92,6 +102,14 @@ def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:
     match mixer:
         case GroupedQueryAttention():
             return lower_attention(b, f"{at}.attn", mixer, x)
+        case Mamba():
+            return lower_mamba(b, f"{at}.mamba", mixer, x)
+        case Mamba2():
+            return lower_mamba2(b, f"{at}.mamba", mixer, x)
+        case GatedDeltaNet():
+            return lower_gated_delta_net(b, f"{at}.delta", mixer, x)
+        case LightningAttention():
+            return lower_lightning_attention(b, f"{at}.lightning", mixer, x)
         case _:
             assert_never(mixer)
 

@@ -1,0 +1,125 @@
+"""What families of state-space models share: reading a Mamba mixer's sizes, its tensor names, tiny sizes."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mamba, Mamba2, Norm, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose
+
+UNBOUNDED_POSITIONS = 1 << 20  # of a model that declares no limit, because it keeps nothing of every token
+
+# How weights are initialised, how a kernel cuts the sequence, what a cache of another library looks like.
+NOT_COMPUTED = (
+    *("time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme", "time_step_floor"),
+    *("rescale_prenorm_residual", "use_mambapy", "use_falcon_mambapy", "use_associative_scan", "chunk_size"),
+    *("residual_in_fp32", "use_mamba_kernels", "fused_add_norm", "rms_norm", "ssm_cfg", "d_inner", "d_model"),
+)
+
+
+def read_pure_mamba(config: ConfigReader, model_type: str, mixer: Mamba | Mamba2, tied: bool) -> DecoderSpec:
+    """A stack of nothing but `mixer`, each after a norm; `tied` is what a config that does not say means."""
+    norm = read_norm(config)
+    config.ignore(*NOT_COMPUTED)
+    return DecoderSpec(
+        model_type=model_type,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        max_positions=UNBOUNDED_POSITIONS,
+        layers=(Layer(mixer, None, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", tied)),
+    )
+
+
+def read_norm(config: ConfigReader) -> RmsNorm:
+    """The norm before every mixer."""
+    return RmsNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
+
+
+def read_mamba(config: ConfigReader, inner_norm: Norm | None = None) -> Mamba:
+    """The mixer of a config that spells its sizes as Mamba's does."""
+    hidden = config.integer("hidden_size")
+    inner = hidden * config.integer("expand", 2, high=64)
+    return Mamba(
+        inner_size=config.integer("intermediate_size", inner, low=inner, high=inner),
+        state_size=config.integer("state_size", 16),
+        dt_rank=config.integer_or_auto("time_step_rank", -(-hidden // 16)),
+        conv_taps=config.integer("conv_kernel", 4, high=64),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+        inner_norm=inner_norm,
+    )
+
+
+def check_inner(inner_size: int, num_heads: int, head_dim: int) -> None:
+    """Raises ConfigError where the heads are not exactly the inner channels."""
+    if num_heads * head_dim != inner_size:
+        raise ConfigError(
+            f"config.json: {num_heads} Mamba heads of {head_dim} channels are not the {inner_size} inner channels"
+        )
+
+
+def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
+    """The tensors of a Mamba mixer under `source`."""
+    names = [Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True)]
+    names += [
+        Rename(f"{source}.x_proj.weight", tuple(f"{target}.{name}.weight" for name in ("dt_low", "b", "c"))),
+        Rename(f"{source}.conv1d.bias", (f"{target}.conv.bias",)),
+        Rename(f"{source}.A_log", (f"{target}.A_log",)),
+        Rename(f"{source}.D", (f"{target}.D",)),
+    ]
+    for part in ("weight", "bias"):
+        names += [
+            Rename(f"{source}.in_proj.{part}", (f"{target}.x.{part}", f"{target}.z.{part}")),
+            Rename(f"{source}.dt_proj.{part}", (f"{target}.dt.{part}",)),
+            Rename(f"{source}.out_proj.{part}", (f"{target}.out.{part}",)),
+        ]
+    for name, norm in (("dt", "dt_low"), ("b", "b"), ("c", "c")):
+        names.append(Rename(f"{source}.{name}_layernorm.weight", (f"{target}.{norm}_norm.weight",)))
+    return names
+
+
+def mamba2_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
+    """The tensors of a Mamba-2 mixer under `source`."""
+    names = [Rename(f"{source}.{name}", (f"{target}.{name}",)) for name in ("A_log", "D", "dt_bias", "norm.weight")]
+    for part in ("weight", "bias"):
+        convs = tuple(f"{target}.conv_{name}.{part}" for name in "xbc")
+        names += [
+            Rename(f"{source}.conv1d.{part}", convs, depthwise=part == "weight"),
+            Rename(f"{source}.in_proj.{part}", tuple(f"{target}.{name}.{part}" for name in ("z", "x", "b", "c", "dt"))),
+            Rename(f"{source}.out_proj.{part}", (f"{target}.out.{part}",)),
+        ]
+    return names
+
+
+def backbone_renames() -> Sequence[Rename]:
+    """What is beside the mixers in a model whose tensors stand under `backbone`."""
+    return [
+        Rename("backbone.embeddings.weight", ("embed.weight",)),
+        Rename("backbone.norm_f.weight", ("final_norm.weight",)),
+        Rename("backbone.layers.{i}.norm.weight", ("layers.{i}.mixer_norm.weight",)),
+        Rename("lm_head.weight", ("head.weight",)),
+    ]
+
+
+def tiny_mamba(choose: Choose) -> dict[str, object]:
+    """Sizes that Mamba and Falcon-Mamba spell the same way."""
+    return {
+        "vocab_size": choose(97, 131, 256),
+        "hidden_size": choose(32, 54),
+        "state_size": choose(4, 16),
+        "num_hidden_layers": choose(1, 2, 3),
+        "layer_norm_epsilon": choose(1e-6, 1e-5),
+        "expand": choose(1, 2),
+        "conv_kernel": choose(2, 4),
+        "use_bias": choose(False, True),
+        "use_conv_bias": choose(False, True),
+        "time_step_rank": choose("auto", 3, 8),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }

@@ -1,0 +1,64 @@
+"""Mamba-2: state-space duality and nothing else (arXiv 2405.21060)."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS
+from ridgeline.spec.common_recurrent import (
+    backbone_renames,
+    check_inner,
+    mamba2_renames,
+    read_norm,
+    read_pure_mamba,
+)
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Mamba2, Rename
+from ridgeline.spec.tiny import Choose
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    config.ignore("time_step_rank")  # Mamba-2's step sizes have no bottleneck
+    mixer = Mamba2(
+        num_heads=config.integer("num_heads", 128),
+        head_dim=config.integer("head_dim", 64, high=1024),
+        num_groups=config.integer("n_groups", 8),
+        state_size=config.integer("state_size", 128),
+        conv_taps=config.integer("conv_kernel", 4, high=64),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        norm_eps=read_norm(config).eps,
+        dt_limits=config.limits("time_step_limit"),
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+    )
+    inner = config.integer("hidden_size") * config.integer("expand", 2, high=64)
+    check_inner(inner, mixer.num_heads, mixer.head_dim)
+    return read_pure_mamba(config, "mamba2", mixer, tied=False)
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return [*backbone_renames(), *mamba2_renames("backbone.layers.{i}.mixer")]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    groups, expand = choose(1, 2, 3), choose(1, 2)
+    heads, head_dim = groups * choose(2, 4), choose(4, 8)
+    return {
+        "model_type": "mamba2",
+        "vocab_size": choose(97, 131, 256),
+        "hidden_size": heads * head_dim // expand,
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "n_groups": groups,
+        "expand": expand,
+        "state_size": choose(4, 16),
+        "num_hidden_layers": choose(1, 2, 3),
+        "layer_norm_epsilon": choose(1e-6, 1e-5),
+        "conv_kernel": choose(2, 4),
+        "use_bias": choose(False, True),
+        "use_conv_bias": choose(False, True),
+        "time_step_limit": choose((0.0, float("inf")), (0.05, 0.6)),
+        "chunk_size": choose(4, 16),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
