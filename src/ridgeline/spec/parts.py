@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
