@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -74,11 +75,11 @@ void read_step(nb::handle batch, StepArrays& arrays) {
   const auto ids = [&](const char* name) { return hold<const int64_t, 1>(arrays, batch.attr(name)); };
   const auto tokens = ids("token_ids_T"), positions = ids("positions_T"), rows = ids("logit_rows_R");
   const auto start = ids("span_start_S"), length = ids("span_length_S"), kv_length = ids("kv_length_S");
-  const auto causal = hold<const bool, 1>(arrays, batch.attr("causal_S"));
+  const auto mutual = ids("mutual_S");
   require(tokens.shape(0) == positions.shape(0), "a step has one position per token");
   require(start.shape(0) == length.shape(0) && start.shape(0) == kv_length.shape(0) &&
-              start.shape(0) == causal.shape(0),
-          "a step has one start, length, KV length and causal flag per span");
+              start.shape(0) == mutual.shape(0),
+          "a step has one start, length, KV length and run of mutual tokens per span");
   step.num_tokens = (int64_t)tokens.shape(0);
   step.num_spans = (int64_t)start.shape(0);
   step.num_rows = (int64_t)rows.shape(0);
@@ -88,7 +89,9 @@ void read_step(nb::handle batch, StepArrays& arrays) {
   step.span_start = start.data();
   step.span_length = length.data();
   step.kv_length = kv_length.data();
-  step.causal = causal.data();
+  step.mutual = mutual.data();
+  require(std::all_of(step.mutual, step.mutual + step.num_spans, [](int64_t run) { return run > 0; }),
+          "mutual_S must be at least 1");
   for (nb::handle group : batch.attr("groups")) {
     const auto slots = hold<const int64_t, 1>(arrays, group.attr("write_slots_T"));
     const auto tables = hold<const int64_t, 2>(arrays, group.attr("tables_SB"));

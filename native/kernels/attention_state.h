@@ -94,7 +94,8 @@ RL_INLINE void visible(const Attention& a, int64_t row, int64_t& begin, int64_t&
   const int64_t query = span_start(a.span) + row;
   begin = a.key_begin > a.span.first_token ? a.key_begin : a.span.first_token;
   end = a.key_end < a.span.kv_length ? a.key_end : a.span.kv_length;
-  if (a.span.causal && query + 1 < end) end = query + 1;
+  const int64_t run_end = span_start(a.span) + (row / a.span.mutual + 1) * a.span.mutual;
+  if (run_end < end) end = run_end;
   if (a.spec.window > 0 && query - a.spec.window + 1 > begin) begin = query - a.spec.window + 1;
   if (end < begin) end = begin;
 }

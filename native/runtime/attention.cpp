@@ -19,7 +19,8 @@ struct Keys {
 // The keys that rows [row_begin, row_end) of a span see, the start rounded down to a block.
 Keys visible(const PlanKey& key, const SpanView& span, int64_t row_begin, int64_t row_end) {
   const int64_t start = span.kv_length - span.length;
-  Keys keys{span.first_token, span.causal ? start + row_end : span.kv_length};
+  const int64_t run_end = start + round_up(row_end, span.mutual);
+  Keys keys{span.first_token, std::min(run_end, span.kv_length)};
   if (key.window > 0) keys.begin = std::max(keys.begin, start + row_begin - key.window + 1);
   keys.begin = keys.begin / key.block_size * key.block_size;
   return keys;

@@ -24,7 +24,7 @@ struct Step {
   const int64_t* span_start;  // [S]
   const int64_t* span_length;
   const int64_t* kv_length;
-  const bool* causal;
+  const int64_t* mutual;
   std::vector<GroupInputs> groups;
   float* logits;  // [R, logits_stride]
   int64_t logits_stride;
@@ -34,7 +34,7 @@ struct Step {
   SpanView span(int64_t index, const GroupInputs& group) const {
     return {span_start[index],         span_length[index],
             kv_length[index],          group.first_token[index],
-            group.tables + index * group.table_width, causal[index]};
+            group.tables + index * group.table_width, mutual[index]};
   }
 };
 

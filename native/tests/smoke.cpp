@@ -185,7 +185,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
     const std::string name = "attention " + std::to_string((int)kind);
     results.exact(name + " blocks", blocks.data(), bytes);
     const AttentionSpec spec{kHeads, 0.2f, 20, 8.0f, sinks.data()};
-    const SpanView span{0, kRows, kTokens, 0, table, true};
+    const SpanView span{0, kRows, kTokens, 0, table, 1};
     const std::vector<float> q = numbers.floats(kRows * kWidth, 4);
     std::vector<float> out(kRows * kWidth), parts(2 * kRows * kWidth);
     for (int32_t head = 0; head < kKvHeads; head++)

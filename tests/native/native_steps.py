@@ -54,7 +54,7 @@ def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draw
         span_start_S=np.cumsum(lengths) - lengths,
         span_length_S=lengths,
         kv_length_S=starts + lengths,
-        causal_S=np.ones(len(spans), dtype=bool),
+        mutual_S=np.ones(len(spans), dtype=np.int64),
         groups=[group] * len(layout_of(program).groups),
         copies=[],
         draws=draws or no_draws(),
@@ -101,7 +101,7 @@ class Doubler:
             span_start_S=none,
             span_length_S=none,
             kv_length_S=none,
-            causal_S=np.zeros(0, dtype=bool),
+            mutual_S=none,
             groups=[],
         )
         self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))

@@ -34,7 +34,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
-    causal: bool = True
+    mutual: int = 1
     magnitude: float = 1.0
     seed: int = 0
 
@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from((0, 0, 1, 5, 16, 64, 100))),
         draw(st.sampled_from((0.0, 0.0, 20.0))),
         draw(st.booleans()),
-        draw(st.sampled_from((True, True, False))),
+        draw(st.sampled_from((1, 1, 2, 7, 1000))),
         draw(st.sampled_from((0.05, 1.0, 8.0))),
         draw(st.integers(0, 2**32 - 1)),
     )
@@ -107,7 +107,7 @@ class Sequence:
             kv_length=case.kv_length - case.length + first + length,
             table=self.table,
             first_token=case.first_token,
-            causal=case.causal,
+            mutual=case.mutual,
             scale=self.scale,
             window=case.window,
             softcap=case.softcap,
@@ -135,7 +135,8 @@ class Sequence:
             error = error + 8 * EPS * case.softcap
         query = np.arange(case.kv_length - case.length, case.kv_length)[:, None]
         key = np.arange(case.first_token, case.kv_length)[None]
-        seen = (key <= query) | (not case.causal)
+        start = case.kv_length - case.length
+        seen = key < start + ((query - start) // case.mutual + 1) * case.mutual
         if case.window:
             seen = seen & (key > query - case.window)
         logits = np.where(seen[:, None], logits, -np.inf)
@@ -193,7 +194,7 @@ def test_a_row_is_the_same_whatever_is_computed_with_it(level: str, kind: str, c
     whole = sequence.attend()
     rows = data.draw(st.integers(1, case.length))
     np.testing.assert_array_equal(sequence.attend(rows_per_call=rows).view(np.uint32), whole.view(np.uint32))
-    if case.causal:  # as a chunk of its own, and one token at a time: then later tokens are no part of the span
+    if case.mutual == 1:  # as a chunk of its own, and one token at a time: then later tokens are no part of the span
         first = data.draw(st.integers(0, case.length - 1))
         length = data.draw(st.sampled_from((1, case.length - first)))
         part = sequence.attend(first=first, length=length)

@@ -56,7 +56,7 @@ class StepBatch:
     span_start_S: IntArray  # offset of each span in T
     span_length_S: IntArray
     kv_length_S: IntArray
-    causal_S: npt.NDArray[np.bool_]
+    mutual_S: IntArray
     groups: Sequence[GroupStep]
     copies: Sequence[BlockCopy]
     draws: DrawRows

@@ -23,18 +23,27 @@ class Span:
     """Consecutive tokens of one sequence, computed in one step.
 
     A prompt chunk, one decode token, a draft to verify and a diffusion block are all spans: positions
-    `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits.
+    `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The span is cut into runs of
+    `mutual` tokens, from its start on: a token sees all that is before its run, and its whole run. Runs of one token
+    are causal attention. Of what it computes the first `num_kept` tokens are final (None: all); the others are
+    computed again.
     """
 
     seq_id: int
     start: int
     token_ids: Sequence[int]
     num_logit_rows: int
-    causal: bool = True
+    mutual: int = 1
+    num_kept: int | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def kept_end(self) -> int:
+        """One past the last position whose result stays."""
+        return self.end if self.num_kept is None else self.start + self.num_kept
 
     @property
     def end(self) -> int:

@@ -26,7 +26,7 @@ def build_batch(plan: StepPlan, layout: CacheLayout, draws: DrawRows) -> StepBat
         span_start_S=starts_S,
         span_length_S=lengths_S,
         kv_length_S=np.asarray([span.end for span in plan.spans], dtype=np.int64),
-        causal_S=np.asarray([span.causal for span in plan.spans]),
+        mutual_S=np.asarray([span.mutual for span in plan.spans], dtype=np.int64),
         groups=[
             _state_step(tables, span_of_T)
             if group.kind == "recurrent"

@@ -50,7 +50,7 @@ class NativeMemory:
                 torch.from_numpy(step.positions_T[rows])[None],
                 torch.from_numpy(positions)[None],
                 torch.from_numpy(step.kv_length_S[span : span + 1]),
-                torch.from_numpy(step.causal_S[span : span + 1]),
+                torch.from_numpy(step.mutual_S[span : span + 1]),
                 attrs.window,
             )
             q = q_TND[rows][None]

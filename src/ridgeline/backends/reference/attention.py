@@ -48,12 +48,17 @@ def visible_keys_SQL(
     query_positions_SQ: torch.Tensor,
     key_positions_SL: torch.Tensor,
     kv_length_S: torch.Tensor,
-    causal_S: torch.Tensor,
+    mutual_S: torch.Tensor,
     window: int | None,
 ) -> torch.Tensor:
-    """Which keys each query sees: those of its own sequence, up to itself where causal, within the window."""
+    """Which keys each query sees: those of its own sequence up to the end of its run, within the window.
+
+    A span's queries are runs of `mutual_S` consecutive positions, counted from its first; runs of one are causal.
+    """
     query, key = query_positions_SQ[:, :, None], key_positions_SL[:, None, :]
-    visible = (key < kv_length_S[:, None, None]) & ((key <= query) | ~causal_S[:, None, None])
+    start, run = query[:, :1], mutual_S[:, None, None]
+    run_end = start + ((query - start) // run + 1) * run
+    visible = (key < kv_length_S[:, None, None]) & (key < run_end)
     if window is not None:
         visible &= key > query - window
     return visible

@@ -43,7 +43,7 @@ class DenseMemory:
             return out.transpose(1, 2).flatten(0, 1)
         positions = torch.arange(self._num_tokens)[None]
         visible = visible_keys_SQL(
-            positions, positions, torch.tensor([self._num_tokens]), torch.tensor([True]), attrs.window
+            positions, positions, torch.tensor([self._num_tokens]), torch.tensor([1]), attrs.window
         )
         mask = mask_of(visible, q.dtype).expand(self._batch, -1, -1)
         out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap)

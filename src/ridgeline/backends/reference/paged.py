@@ -200,7 +200,7 @@ class _PagedMemory:
             torch.from_numpy(step.positions_T[rows_SQ]),
             torch.from_numpy(first_S[:, None] + np.arange(used_S.max() * size)),
             torch.from_numpy(end_S),
-            torch.from_numpy(step.causal_S[spans]),
+            torch.from_numpy(step.mutual_S[spans]),
             window,
         )
         mask = mask_of(visible, self._memories[self._layout.groups[index].states[0]][0].dtype)
