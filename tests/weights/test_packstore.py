@@ -33,8 +33,12 @@ def part(value, size=5000):
     return np.full(size, value, dtype=np.uint8)
 
 
+def named(model, settings):
+    return PackName.of(model, sorted(model.glob("*.safetensors")), settings)
+
+
 def store(packs, model, settings=SETTINGS, **options):
-    return PackStore(packs, PackName.of(model, settings), **options)
+    return PackStore(packs, named(model, settings), **options)
 
 
 def fill(packs, model, settings=SETTINGS, value=1, **options):
@@ -114,7 +118,7 @@ def test_all_packs_together_stay_within_bounds(packs, model):
     settings = [{"layout": number} for number in range(4)]
     for chosen in settings[:3]:
         fill(packs, model, chosen, most_bytes=40_000)
-    names = {number: packs / PackName.of(model, chosen).file_name for number, chosen in enumerate(settings)}
+    names = {number: packs / named(model, chosen).file_name for number, chosen in enumerate(settings)}
     for age_s, number in ((300, 0), (200, 1), (100, 2)):
         os.utime(names[number], (time.time() - age_s,) * 2)
     assert fill(packs, model, settings[0])  # used just now

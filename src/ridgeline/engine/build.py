@@ -91,7 +91,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
     program = lower(spec, max_model_len)
     executable = _bind(config, backend, folder, spec, program, layout, num_threads)
-    tokenizer = Tokenizer.from_folder(folder.path)
+    tokenizer = folder.tokenizer()
     scheduler = Scheduler(
         config.scheduler,
         CacheManager(layout, prefix_caching=config.cache.prefix_caching),
@@ -166,7 +166,7 @@ def _open_store(
     from ridgeline.backends.native.memory import checksum
 
     try:
-        name = PackName.of(folder.path, pack_settings(backend, config, program))
+        name = PackName.of(folder.path, folder.weight_files(), pack_settings(backend, config, program))
         return PackStore(cache_folder() / "packs", name, checksum, num_threads)
     except (OSError, ConfigError) as error:
         log.warning("packed weights are not kept between starts: %s", error)

@@ -104,6 +104,16 @@ class Tokenizer:
         _try_out(tokenizer, path)
         return tokenizer
 
+    @classmethod
+    def from_json(cls, content: bytes, path: Path, named: dict[str, str], templates: dict[str, str]) -> "Tokenizer":
+        """Tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
+
+        Raises ModelLoadError, naming that file, for anything broken, hostile or of the wrong type.
+        """
+        tokenizer = cls(_build(content, path), _read_tokenizer_json(content, path), named, templates)
+        _try_out(tokenizer, path)
+        return tokenizer
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written out in the text become their ids, as in transformers.
 

@@ -1,10 +1,10 @@
-"""ModelFolder: where a model's files are, what its config.json says, and the sampling that its authors recommend.
+"""ModelFolder: where a model's files are, what its config says, and the sampling that its authors recommend.
 
 Opened once by the engine, the trainer and the command line; the loader and the tokenizer read from it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -12,11 +12,16 @@ from typing import cast
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.log import get_logger
 from ridgeline.spec.reader import ConfigReader
+from ridgeline.text.gguf import gguf_tokenizer
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.jsonfile import read_json_object
 
 BUNDLED_MODELS = Path(__file__).parents[1] / "models"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weights
+GGUF_SUFFIX = ".gguf"
+NO_TOKEN = (1 << 32) - 1  # how some files say that there is no such token
 HUB_ID = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
 
 log = get_logger("weights")
@@ -42,23 +47,40 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model on disk. `name` is what the caller asked for, and what a server calls the model by default."""
+    """A model on disk. `name` is what the caller asked for, and what a server calls the model by default.
+
+    `path` is a folder in the format of Hugging Face, or with `gguf` the GGUF file that is the whole model.
+    """
 
     path: Path
     config: Mapping[str, object]
     generation_config: GenerationDefaults
     name: str
+    gguf: GgufModel | None = None
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None) -> "ModelFolder":
-        """A folder, the name of a bundled model, or a Hugging Face hub id (all files of one commit), in this order.
+        """A folder, a .gguf file, the name of a bundled model, or a Hugging Face hub id (all files of one commit).
 
-        Raises ModelLoadError where there is no such model or its JSON files are broken, ConfigError for values
-        that cannot be honoured.
+        In this order. Raises ModelLoadError where there is no such model or its files are broken, ConfigError for
+        values that cannot be honoured.
         """
         path, name = _locate(name_or_path, revision)
+        if path.suffix == GGUF_SUFFIX and not path.is_dir():
+            model = GgufModel.open(path)
+            return cls(path, model.config, _gguf_defaults(model), name, model)
         config = read_json_object(path / "config.json")
         return cls(path, config, _read_generation_config(path, config), name)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's own; None where it has none. Raises ModelLoadError for a broken one."""
+        if self.gguf is not None:
+            return gguf_tokenizer(self.gguf.metadata, self.path)
+        return Tokenizer.from_folder(self.path)
+
+    def weight_files(self) -> Sequence[Path]:
+        """The files that hold the weights."""
+        return self.gguf.files if self.gguf is not None else sorted(self.path.glob("*.safetensors"))
 
 
 def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
@@ -68,17 +90,18 @@ def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user
         raise ModelLoadError(f"{text[:200]!r} is no path and no Hugging Face id: {str(error)[:200]}") from error
-    if exists and not is_folder:
-        raise ModelLoadError(f"{text} is a file; give the folder that holds config.json and *.safetensors")
-    if not is_folder and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
+    is_file = exists and folder.suffix == GGUF_SUFFIX and not is_folder
+    if exists and not is_folder and not is_file:
+        raise ModelLoadError(f"{text} is a file; give a .gguf file, or the folder of config.json and *.safetensors")
+    if not exists and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
         raise ModelLoadError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
     bundled = BUNDLED_MODELS / text
-    local = folder if is_folder else bundled if bundled.is_dir() else None
+    local = folder if exists else bundled if bundled.is_dir() else None
     if local is None:
         return _download(text, revision), text
     if revision is not None:
         raise ConfigError(f"revision {revision!r} was asked of {local}, but only a hub id has revisions")
-    return local, local.resolve().name
+    return local, local.stem if is_file else local.resolve().name
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
@@ -97,6 +120,27 @@ def _download(hub_id: str, revision: str | None) -> Path:
             "Check the name, the network and your access to the model, or give the path of a local folder."
         ) from error
     return Path(path)
+
+
+def _gguf_defaults(model: GgufModel) -> GenerationDefaults:
+    """What the file's keys recommend; a model may end its turn with another token than a text."""
+    read = ConfigReader(model.metadata, str(model.path))
+
+    def token_id(kind: str) -> int | None:
+        value = read.optional_integer(f"tokenizer.ggml.{kind}_token_id", low=0, high=NO_TOKEN)
+        return None if value == NO_TOKEN else value
+
+    ends = [token_id(kind) for kind in ("eos", "eot", "eom")]
+    return GenerationDefaults(
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        bos_token_id=token_id("bos"),
+        pad_token_id=token_id("padding"),
+        temperature=read.optional_number("general.sampling.temp", low=0.0, high=100.0),
+        top_p=read.optional_number("general.sampling.top_p", low=1e-9, high=1.0),
+        top_k=read.optional_integer("general.sampling.top_k", low=-1),
+        min_p=read.optional_number("general.sampling.min_p", low=0.0, high=1.0),
+        repetition_penalty=read.optional_number("general.sampling.penalty_repeat", low=0.01, high=100.0),
+    )
 
 
 def _read_generation_config(folder: Path, config: Mapping[str, object]) -> GenerationDefaults:

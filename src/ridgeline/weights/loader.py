@@ -17,6 +17,7 @@ from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import DTYPES, SINGLE, Checkpoint
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.gguf.model import GgufCheckpoint
 
 BASE_PREFIXES = ("model.", "transformer.")  # left out by checkpoints of the model without its head
 # Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
@@ -24,6 +25,7 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 MAX_LISTED = 10
 
 Weights = dict[str, torch.Tensor]
+Tensors = Checkpoint | GgufCheckpoint
 
 
 def load_weights(folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype) -> Weights:
@@ -60,13 +62,17 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
         return len(self._program.weights)
 
 
-def _open(folder: ModelFolder | Path, spec: DecoderSpec, program: Program) -> tuple[Checkpoint, Mapping[str, Rename]]:
+def _open(folder: ModelFolder | Path, spec: DecoderSpec, program: Program) -> tuple[Tensors, Mapping[str, Rename]]:
     """The checkpoint, found to hold the program's weights and no others, and what each of its tensors becomes."""
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
     if folder.config.get("quantization_config") is not None:
         raise ConfigError(f"{folder.name}: config.json has a quantization_config; this loader reads only plain weights")
-    checkpoint = Checkpoint.open(folder.path)
-    renames = _spelled_as_in(checkpoint, expand(families.family(spec.model_type).renames(spec), spec))
+    if folder.gguf is not None:
+        checkpoint = GgufCheckpoint(folder.gguf, spec)
+        renames = checkpoint.renames()
+    else:
+        checkpoint = Checkpoint.open(folder.path)
+        renames = _spelled_as_in(checkpoint, expand(families.family(spec.model_type).renames(spec), spec))
     sources = {r.source: r for r in renames if all(target in program.weights for target in r.targets)}
     _check(checkpoint, sources, renames, program)
     if spec.head.tied:
@@ -126,7 +132,7 @@ def _spelled_as_in(checkpoint: Checkpoint, renames: Sequence[Rename]) -> Sequenc
     return [replace(r, source=r.source.removeprefix("model.").removeprefix("transformer.")) for r in renames]
 
 
-def _check(checkpoint: Checkpoint, sources: Mapping[str, Rename], renames: Sequence[Rename], program: Program) -> None:
+def _check(checkpoint: Tensors, sources: Mapping[str, Rename], renames: Sequence[Rename], program: Program) -> None:
     entries = checkpoint.entries
     named = Counter(target for rename in sources.values() for target in rename.targets)
     wrong = [name for name in program.weights if named[name] != 1]
@@ -159,7 +165,7 @@ def _stored_shape(rename: Rename, program: Program) -> tuple[int, ...]:
     return shape[::-1] if rename.transpose else (shape[0], 1, *shape[1:]) if rename.depthwise else shape
 
 
-def _check_tied(checkpoint: Checkpoint, renames: Sequence[Rename]) -> None:
+def _check_tied(checkpoint: Tensors, renames: Sequence[Rename]) -> None:
     """A head stored beside a tied embedding must be the same matrix, or config.json is wrong."""
     source = {target: rename.source for rename in renames for target in rename.targets}
     names = [source.get("head.weight", ""), source["embed.weight"]]

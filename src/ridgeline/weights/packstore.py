@@ -1,6 +1,6 @@
 """Which packs the cache folder holds: by what they are found, when they are written, and when they are removed.
 
-    packs/<model>-<checkpoint>-<settings>.pack      three hashes: of the model's folder, its weight files, everything
+    packs/<model>-<checkpoint>-<settings>.pack      three hashes: of the model's path, its weight files, everything
 
 Called by `engine/build.py` for the native backend. A cache that cannot be read or written costs a warning, never the
 start. Must not import torch.
@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,17 +40,13 @@ class PackName:
     key: str
 
     @classmethod
-    def of(cls, folder: Path, settings: Mapping[str, object]) -> "PackName":
-        """The name for the weights in `folder` as they are now, and for `settings`: whatever else decides the bytes.
+    def of(cls, model: Path, weight_files: Sequence[Path], settings: Mapping[str, object]) -> "PackName":
+        """The name for the weights of `model` as they are now, and for `settings`: whatever else decides the bytes.
 
         Raises OSError where a file cannot be looked at.
         """
-        files = [
-            (path.name, stat.st_size, stat.st_mtime_ns)
-            for path in sorted(folder.glob("*.safetensors"))
-            for stat in (path.stat(),)
-        ]
-        return cls(_hash(str(folder.resolve()))[:12], _hash(files)[:12], _hash([files, dict(settings)]))
+        files = [(path.name, stat.st_size, stat.st_mtime_ns) for path in weight_files for stat in (path.stat(),)]
+        return cls(_hash(str(model.resolve()))[:12], _hash(files)[:12], _hash([files, dict(settings)]))
 
     @property
     def file_name(self) -> str:

@@ -1,0 +1,54 @@
+"""What a GGUF file says of a model, in this project's terms: one file of `architectures/` per general.architecture.
+
+An architecture module declares two functions:
+
+    config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]   the config.json that a family reads
+    tensors(spec: DecoderSpec) -> Sequence[Stored]                        how its tensors become program weights
+
+`metadata` are the architecture's own keys without its name; the frequency divisors that some files keep as tensors are
+beside them as lists of numbers, under the tensors' names. Called by weights/gguf. Imports nothing but spec and core.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.gguf import architectures
+from ridgeline.spec.gguf.common import FACTOR_TENSORS, Shapes, Stored
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec
+
+__all__ = ["FACTOR_TENSORS", "Architecture", "Shapes", "Stored", "architecture", "names", "read_config"]
+
+
+class Architecture(Protocol):
+    """What an architecture module provides."""
+
+    def config(self, metadata: ConfigReader, shapes: Shapes) -> dict[str, object]: ...
+
+    def tensors(self, spec: DecoderSpec) -> Sequence[Stored]: ...
+
+
+def names() -> list[str]:
+    """All supported values of general.architecture."""
+    return sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
+
+
+def architecture(name: str) -> Architecture:
+    """Raises ConfigError naming what is supported."""
+    if name not in names():
+        raise ConfigError(f"general.architecture {name[:80]!r} is not supported; supported: {', '.join(names())}")
+    return cast("Architecture", importlib.import_module(f"{architectures.__name__}.{name}"))
+
+
+def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> dict[str, object]:
+    """The config.json of architecture `name` with these metadata and tensors.
+
+    Raises ConfigError for an unknown architecture, key or value: what is not understood is refused, never dropped.
+    """
+    reader = ConfigReader(metadata, name)
+    config = architecture(name).config(reader, shapes)
+    reader.finish()
+    return config

@@ -1,0 +1,1 @@
+"""One file per general.architecture; see `ridgeline.spec.gguf` for what it holds."""

@@ -1,0 +1,143 @@
+"""What most GGUF architectures share: sizes, rope and the names of tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import MAX_LAYERS, head_size
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import Rename
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Divisors of the rotary frequencies, which GGUF keeps as tensors: they are part of the config here.
+FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a GGUF tensor, `{i}` its layer, becomes program weights.
+
+    `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
+    `offset` is added to every element.
+    """
+
+    rename: Rename
+    paired_rows: int = 0
+    offset: float = 0.0
+
+
+def read_common(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+    """The sizes and the rope that every Llama-like config has.
+
+    The vocabulary is that of the embedding where no key says it. Raises ConfigError for what is missing or invalid.
+    """
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None:
+        raise ConfigError("there is no tensor token_embd.weight; a file of a vocabulary alone is no model")
+    hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+    metadata.expect("attention.causal", True)
+    metadata.ignore("rope.scaling.finetuned", "tensor_data_layout")  # how the model was trained, and converted
+    head_dim = read_head_dim(metadata, hidden, heads)
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_hidden_layers": metadata.integer("block_count", high=MAX_LAYERS),
+        "max_position_embeddings": metadata.integer("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", low=0.0),
+        "vocab_size": metadata.integer("vocab_size", embedding[0]),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        **_read_rope(metadata, head_dim),
+    }
+
+
+def read_head_dim(metadata: ConfigReader, hidden: int, heads: int) -> int:
+    """The entries of a head, the same for keys and values."""
+    given = metadata.optional_integer("attention.key_length", high=1024)
+    head_dim = head_size(hidden, heads) if given is None else given
+    metadata.expect("attention.value_length", head_dim)
+    return head_dim
+
+
+def _read_rope(metadata: ConfigReader, head_dim: int) -> dict[str, object]:
+    rotary_dim = metadata.integer("rope.dimension_count", head_dim)
+    config: dict[str, object] = {
+        "rope_theta": metadata.number("rope.freq_base", 10000.0, low=1.0),
+        "partial_rotary_factor": rotary_dim / head_dim,
+    }
+    scaling = _read_scaling(metadata)
+    return config | {"rope_scaling": scaling} if scaling else config
+
+
+def _read_scaling(metadata: ConfigReader) -> dict[str, object]:
+    context = metadata.integer("context_length")
+    original = metadata.optional_integer("rope.scaling.original_context_length")
+    kind = metadata.text("rope.scaling.type", "none")
+    factor = metadata.number("rope.scaling.factor", 1.0, low=0.0)
+    if metadata.has("rope_freqs.weight"):  # Llama 3.1: the same divisors at every length
+        metadata.expect("rope.scaling.type", "none", "llama3")
+        divisors = metadata.positive_numbers("rope_freqs.weight")
+        return _divided(divisors, divisors, original or context, 1.0)
+    if metadata.has("rope_factors_long.weight"):
+        metadata.expect("rope.scaling.type", "none", "longrope")
+        short, long = (metadata.positive_numbers(f"rope_factors_{x}.weight") for x in ("short", "long"))
+        return _divided(short, long, original or context, metadata.number("rope.scaling.attn_factor", 1.0))
+    match kind:
+        case "none":
+            return {}
+        case "linear":
+            return {"rope_type": "linear", "factor": factor}
+        case "yarn":
+            metadata.expect("rope.scaling.attn_factor", 1.0)
+            metadata.expect("rope.scaling.yarn_attn_factor", 1.0)
+            metadata.expect("rope.scaling.yarn_ext_factor", 1.0)
+            return {
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original or context,
+                "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
+            }
+        case _:
+            raise ConfigError(f"rope.scaling.type {kind[:80]!r} is not supported (none, linear, yarn)")
+
+
+def _divided(
+    short: Sequence[float], long: Sequence[float], original: int, attention_factor: float
+) -> dict[str, object]:
+    return {
+        "rope_type": "longrope",
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": original,
+        "attention_factor": attention_factor,
+    }
+
+
+def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0.0) -> Sequence[Stored]:
+    """Tensor names of the Llama layout; one of `instead` takes the place of Llama's for the same program weights.
+
+    `paired_rows` is that of queries and keys, `norm_offset` is added to the norms.
+    """
+    replaced = {target for stored in instead for target in stored.rename.targets}
+    at = "layers.{i}"
+    names = {"token_embd": "embed", "output": "head"}
+    norms = {"output_norm": "final_norm", "blk.{i}.attn_norm": f"{at}.mixer_norm", "blk.{i}.ffn_norm": f"{at}.ffn_norm"}
+    norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{at}.attn.{letter}_norm" for letter in "qk"}
+    pairs = {f"blk.{{i}}.attn_{letter}": f"{at}.attn.{letter}" for letter in "qk"}
+    names |= {"blk.{i}.attn_v": f"{at}.attn.v", "blk.{i}.attn_output": f"{at}.attn.o"}
+    names |= {f"blk.{{i}}.ffn_{matrix}": f"{at}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
+    stored = [
+        *(one(source, target, offset=norm_offset) for source, target in norms.items()),
+        *(one(source, target, part, paired_rows) for source, target in pairs.items() for part in ("weight", "bias")),
+        *(one(source, target, part) for source, target in names.items() for part in ("weight", "bias")),
+    ]
+    return [*(item for item in stored if item.rename.targets[0] not in replaced), *instead]
+
+
+def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:
+    """A tensor that is one program weight; both names without their last part."""
+    return Stored(Rename(f"{source}.{part}", (f"{target}.{part}",)), paired_rows, offset)

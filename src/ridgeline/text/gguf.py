@@ -1,0 +1,210 @@
+"""The tokenizer in a GGUF file's metadata, as a tokenizer.json that says the same.
+
+Called by weights/folder.py. Nothing in the metadata is trusted: types, lengths and ids are checked here, the rest by
+what reads any tokenizer.json. Must not import torch or transformers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.text.pretokenizers import PRE_TOKENIZERS
+from ridgeline.text.tokenizer import MAX_TEMPLATE_BYTES, MAX_TOKEN_CHARS, MAX_VOCAB, Json, Tokenizer
+
+KEYS = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+NO_ID = (1 << 32) - 1  # how some files say that there is no such token
+MAX_MERGED_CHARS = 1 << 23  # of all tokens that merges are made for; Gemma's 256,000 have 2 million
+NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
+
+
+def gguf_tokenizer(metadata: Mapping[str, object], path: Path) -> Tokenizer | None:
+    """The tokenizer of the GGUF file at `path`; None where it has none.
+
+    Raises ModelLoadError, naming the file, for a kind that is not known and for anything broken or hostile.
+    """
+    if metadata.get(f"{KEYS}model", "no_vocab") == "no_vocab":
+        return None
+    try:
+        read = _Reader(metadata)
+        content = msgspec.json.encode(read.tokenizer_json())
+        named, templates = read.named_tokens(), read.chat_templates()
+    except (ConfigError, UnicodeEncodeError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    return Tokenizer.from_json(content, path, named, templates)
+
+
+class _Reader:
+    """Raises ConfigError for what is missing or wrong."""
+
+    def __init__(self, metadata: Mapping[str, object]) -> None:
+        self._metadata = metadata
+        self._read = ConfigReader(metadata, "the metadata")
+        self._tokens = self._read.texts(f"{KEYS}tokens")
+        if len(set(self._tokens)) != len(self._tokens) or not 0 < len(self._tokens) <= MAX_VOCAB:
+            raise ConfigError(f"{KEYS}tokens must be from 1 to {MAX_VOCAB} tokens, none of them twice")
+        if max(map(len, self._tokens)) > MAX_TOKEN_CHARS:
+            raise ConfigError(f"{KEYS}tokens has a token of more than {MAX_TOKEN_CHARS} characters")
+        self._types = self._numbers("token_type") or [NORMAL] * len(self._tokens)
+
+    def tokenizer_json(self) -> Json:
+        """What tokenizer.json would say."""
+        kind = self._read.text(f"{KEYS}model")
+        match kind:
+            case "gpt2":
+                parts = self._byte_level()
+            case "llama":
+                parts = self._sentencepiece()
+            case _:
+                raise ConfigError(f"{KEYS}model {kind[:80]!r} is not supported; supported: gpt2, llama")
+        added = [
+            {
+                "id": token_id,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": kind != USER_DEFINED,
+            }
+            for token_id, (token, kind) in enumerate(zip(self._tokens, self._types))
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token
+        ]
+        return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+
+    def named_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token and so on, those that the file names."""
+        ids = {f"{ours}_token": self._token_id(theirs) for ours, theirs in NAMED.items()}
+        return {name: self._tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+
+    def chat_templates(self) -> dict[str, str]:
+        """Sources by name."""
+        template = "tokenizer.chat_template"
+        keys = {"default": template}
+        if self._read.has("tokenizer.chat_templates"):
+            keys |= {name: f"{template}.{name}" for name in self._read.texts("tokenizer.chat_templates")}
+        sources = {name: self._read.text(key) for name, key in keys.items() if self._read.has(key)}
+        large = [name for name, source in sources.items() if len(source.encode()) > MAX_TEMPLATE_BYTES]
+        if large:
+            raise ConfigError(f"chat template {large[0][:40]!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        return sources
+
+    def _byte_level(self) -> Json:
+        name = self._read.text(f"{KEYS}pre", "default")
+        if name not in PRE_TOKENIZERS:
+            known = ", ".join(sorted(PRE_TOKENIZERS))
+            raise ConfigError(f"{KEYS}pre {name[:80]!r} is a kind of words that is not supported; supported: {known}")
+        kind = PRE_TOKENIZERS[name]
+        merges = self._read.texts(f"{KEYS}merges")
+        cuts = [merge.find(" ", 1) for merge in merges]
+        if min(cuts, default=1) < 0:
+            raise ConfigError(f"{KEYS}merges: {merges[cuts.index(-1)][:40]!r} is not two tokens with a space between")
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        words = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in kind.patterns
+        ]
+        return {
+            "normalizer": {"type": "NFC"} if kind.nfc else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, byte_level]},
+            "post_processor": self._post_processor(add_bos=kind.add_bos),
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": dict(zip(self._tokens, range(len(self._tokens)))),
+                "merges": [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts)],
+                "ignore_merges": kind.ignore_merges,
+            },
+        }
+
+    def _sentencepiece(self) -> Json:
+        self._read.expect(f"{KEYS}remove_extra_whitespaces", False)
+        prefix = self._read.flag(f"{KEYS}add_space_prefix", True)
+        unknown = self._token_id("unknown")
+        if unknown is None and UNKNOWN in self._types:
+            unknown = self._types.index(UNKNOWN)
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        first = {"type": "Prepend", "prepend": "▁"}
+        decoders = [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
+        ]
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [first, spaces]} if prefix else spaces,
+            "pre_tokenizer": None,
+            "post_processor": self._post_processor(add_bos=True),
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": {
+                "type": "BPE",
+                "vocab": dict(zip(self._tokens, range(len(self._tokens)))),
+                "merges": self._merges_of_scores(),
+                "unk_token": None if unknown is None else self._tokens[unknown],
+                "fuse_unk": True,
+                "byte_fallback": True,
+            },
+        }
+
+    def _merges_of_scores(self) -> list[tuple[str, str]]:
+        """Every cut of a token into two others, the best token first: sentencepiece merges the best-scored pair."""
+        scores = self._numbers("scores")
+        if scores is None or not all(map(math.isfinite, scores)):
+            raise ConfigError(f"{KEYS}scores must be a finite number for every token")
+        pieces = {
+            token: score for token, kind, score in zip(self._tokens, self._types, scores) if kind in (NORMAL, UNUSED)
+        }
+        if sum(map(len, pieces)) > MAX_MERGED_CHARS:
+            raise ConfigError(f"{KEYS}tokens has more than {MAX_MERGED_CHARS} characters")
+        merges = [
+            (score, token[:cut], token[cut:])
+            for token, score in pieces.items()
+            for cut in range(1, len(token))
+            if token[:cut] in pieces and token[cut:] in pieces
+        ]
+        merges.sort(key=lambda merge: merge[0], reverse=True)
+        return [(left, right) for _, left, right in merges]
+
+    def _post_processor(self, *, add_bos: bool) -> Json | None:
+        """The tokens that begin and end every text."""
+        bos = self._token_id("bos") if self._read.flag(f"{KEYS}add_bos_token", add_bos) else None
+        eos = self._token_id("eos") if self._read.flag(f"{KEYS}add_eos_token", False) else None
+        specials = {self._tokens[i]: i for i in (bos, eos) if i is not None}
+
+        def text(sequence: str, type_id: int) -> list[Json]:
+            body: Json = {"Sequence": {"id": sequence, "type_id": type_id}}
+            begin, end = ([] if i is None else [self._tokens[i]] for i in (bos, eos))
+            named = [cast("Json", {"SpecialToken": {"id": token, "type_id": type_id}}) for token in (*begin, *end)]
+            return [*named[: len(begin)], body, *named[len(begin) :]]
+
+        if not specials:
+            return None
+        return {
+            "type": "TemplateProcessing",
+            "single": text("A", 0),
+            "pair": [*text("A", 0), *text("B", 1)],
+            "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]} for token, i in specials.items()},
+        }
+
+    def _token_id(self, kind: str) -> int | None:
+        value = self._read.optional_integer(f"{KEYS}{kind}_token_id", low=0, high=NO_ID)
+        if value is None or value == NO_ID:
+            return None
+        if value >= len(self._tokens):
+            raise ConfigError(f"{KEYS}{kind}_token_id is {value}, but there are {len(self._tokens)} tokens")
+        return value
+
+    def _numbers(self, key: str) -> Sequence[float] | None:
+        """One number for every token, or None where there are none."""
+        values = self._metadata.get(KEYS + key)
+        if values is None:
+            return None
+        numbers = cast("list[float]", values) if isinstance(values, list) else []
+        if len(numbers) != len(self._tokens) or isinstance(numbers[0], (str, bool)):
+            raise ConfigError(f"{KEYS}{key} must be {len(self._tokens)} numbers, one for every token")
+        return numbers
