@@ -179,7 +179,7 @@ Norm norm_of(const Matrix& matrix, const std::string& name, float eps, const May
              const Maybe<const float, 1>& bias) {
   const NormKind kind = norm_kind_of(name);
   require(weight.has_value() == (kind != NormKind::none), "norm_weight comes with a norm, and a norm with it");
-  require(bias.has_value() == (kind == NormKind::layer), "norm_bias comes with a layer norm, and a layer norm with it");
+  require(!bias || kind == NormKind::layer, "norm_bias comes with a layer norm");
   for (const auto* each : {&weight, &bias})
     require(!*each || (int64_t)(*each)->size() == matrix.inputs, "norm weight and bias have one entry per input");
   return {kind, eps, weight ? weight->data() : nullptr, bias ? bias->data() : nullptr};
@@ -227,7 +227,9 @@ NormKind norm_kind_of(const std::string& name) {
 
 Activation activation_of(const std::string& name) {
   return by_name<Activation>("activation", {{"silu", Activation::silu}, {"gelu", Activation::gelu},
-                                            {"gelu_tanh", Activation::gelu_tanh}, {"relu", Activation::relu}}, name);
+                                            {"gelu_tanh", Activation::gelu_tanh},
+                                            {"quick_gelu", Activation::quick_gelu}, {"relu", Activation::relu},
+                                            {"relu2", Activation::relu2}, {"sigmoid", Activation::sigmoid}}, name);
 }
 
 EpilogueKind epilogue_kind_of(const std::string& name) {

@@ -46,18 +46,18 @@ class Rows {
   NewRow normalize(const std::string& kind, const Row& x, float eps, const Row& weight,
                    const std::optional<Row>& bias) const {
     const NormKind norm = norm_kind_of(kind);
-    require(norm != NormKind::none && bias.has_value() == (norm == NormKind::layer), "a layer norm, and no other, has a bias");
+    require(norm != NormKind::none && (!bias || norm == NormKind::layer), "a layer norm, and no other, has a bias");
     require(weight.size() == x.size() && (!bias || bias->size() == x.size()), "weight and bias are as wide as the row");
     NewRow out = copy_of<NewRow>(x);
     kernels_.normalize({norm, eps, weight.data(), bias ? bias->data() : nullptr}, x.data(), (int64_t)x.size(), out.data());
     return out;
   }
 
-  NewHeads rotate(const Heads& heads, const Row& cos, const Row& sin) const {
+  NewHeads rotate(const Heads& heads, const Row& cos, const Row& sin, bool interleaved) const {
     require(cos.size() == sin.size() && 2 * cos.size() <= heads.shape(1), "a head has two entries for each angle");
     NewHeads out = copy_of<NewHeads>(heads);
-    kernels_.rotate(out.data(), (int64_t)heads.shape(0), (int64_t)heads.shape(1), cos.data(), sin.data(),
-                    (int64_t)cos.size());
+    for (size_t head = 0; head < heads.shape(0); head++)
+      kernels_.rotate(out.data() + head * heads.shape(1), cos.data(), sin.data(), (int64_t)cos.size(), interleaved);
     return out;
   }
 
@@ -99,7 +99,8 @@ void bind_rows(nb::module_& module) {
       .def("normalize", &Rows::normalize, "kind"_a, "x"_a.noconvert(), "eps"_a, "weight"_a.noconvert(),
            "bias"_a.noconvert().none() = nb::none())
       .def("rotate", &Rows::rotate, "heads"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(),
-           "Entry i of each head [H, D] against entry i + len(cos).")
+           "interleaved"_a = false,
+           "Entry i of each head [H, D] against entry i + len(cos), or entry 2i against 2i + 1.")
       .def("add", &Rows::add, "x"_a.noconvert(), "y"_a.noconvert())
       .def("scale", &Rows::scale, "x"_a.noconvert(), "factor"_a)
       .def("activate", &Rows::activate, "function"_a, "x"_a.noconvert(), "gated"_a.noconvert().none() = nb::none())

@@ -42,8 +42,8 @@ KvKind kv_kind_of(const std::string& name) {
   throw std::invalid_argument("kind of keys and values '" + name + "' is none of: f32, bf16, int8");
 }
 
-Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bias) {
-  return {norm_kind_of(kind), eps, pointer<const float>(weight), pointer<const float>(bias)};
+Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bias, bool by_head) {
+  return {norm_kind_of(kind), eps, pointer<const float>(weight), pointer<const float>(bias), by_head};
 }
 
 struct GroupArrays {
@@ -144,6 +144,12 @@ class TapeBuilder {
     return (int)buffers_.size() - 1;
   }
 
+  int add_slice(int buffer, int64_t offset, int64_t width) {
+    require(0 <= offset && width > 0 && offset + width <= at(buffer)->width, "a slice is columns of the buffer");
+    buffers_.push_back(tape_.add_slice(at(buffer), offset, width));
+    return (int)buffers_.size() - 1;
+  }
+
   void embed_packed(const NativeMatrix& matrix, const std::string& ids, float scale, int out) {
     add_embed({matrix.matrix, WeightKind::f32, nullptr}, ids, scale, out);
   }
@@ -161,6 +167,7 @@ class TapeBuilder {
     const Epilogue after{epilogue_kind_of(epilogue), activation_of(activation), softcap, pointer<const float>(bias),
                          nullptr, 0};
     const Linear::Operands operands{at(in), out ? at(*out) : nullptr, select, !out.has_value()};
+    require(!operands.out || !operands.out->slice_of, "a matrix product writes whole panels, not a slice");
     tape_.add(std::make_unique<Linear>(matrix.matrix, norm, after, operands, tape_.deterministic()));
   }
 
@@ -178,24 +185,31 @@ class TapeBuilder {
   void gate(const std::string& function, int x, int y, int out) {
     row_wise(RowWise::Function::gate, x, y, out, {{}, activation_of(function), 0, 0});
   }
+  void scale(float factor, int x, int out) { row_wise(RowWise::Function::scale, x, {}, out, {{}, {}, factor, 0}); }
   void softcap(float cap, int x, int out) { row_wise(RowWise::Function::softcap, x, {}, out, {{}, {}, cap, 0}); }
   void select(int x, int out) { row_wise(RowWise::Function::select, x, {}, out, {}); }
 
-  void heads(int qkv, int num_heads, const KvMemory& memory, int group, std::tuple<int64_t, int64_t, int64_t> offsets,
-             const Norm& q_norm, const Norm& k_norm, std::optional<int> cos, std::optional<int> sin) {
-    const auto [q, k, v] = offsets;
-    const Buffer* angles = cos ? at(*cos) : nullptr;
-    tape_.add(std::make_unique<Heads>(
-        Heads::Options{num_heads, memory.layout.num_heads, memory.layout.head_dim, q, k, v, q_norm, k_norm, angles,
-                       sin ? at(*sin) : nullptr, angles ? angles->width : 0, memory, group},
-        at(qkv)));
+  void rotate(int x, int out, int64_t head_dim, int cos, int sin, bool interleaved, int64_t offset) {
+    const Rotation rotation = rotation_of(cos, sin, interleaved, offset, head_dim);
+    require(at(x)->width == at(out)->width && at(x)->width % head_dim == 0, "a row is whole heads");
+    tape_.add(std::make_unique<Rotate>(rotation, head_dim, at(x), at(out)));
   }
 
-  void attention(const AttentionSpec& spec, const KvMemory& memory, int group, int q, int64_t q_offset, int out) {
+  void heads(std::optional<int> q, int k, int v, const KvMemory& memory, int group, const Norm& q_norm,
+             const Norm& k_norm, std::optional<int> cos, std::optional<int> sin, bool interleaved, int64_t offset) {
+    const int64_t dim = memory.layout.head_dim, width = memory.layout.num_heads * dim;
+    require(at(k)->width == width && at(v)->width == width && (!q || at(*q)->width % dim == 0),
+            "queries, keys and values are whole heads, as many as the cache has");
+    const Rotation rotation = cos && sin ? rotation_of(*cos, *sin, interleaved, offset, dim) : Rotation{};
+    tape_.add(std::make_unique<Heads>(
+        Heads::Options{q ? at(*q) : nullptr, at(k), at(v), q_norm, k_norm, rotation, memory, group}));
+  }
+
+  void attention(const AttentionSpec& spec, const KvMemory& memory, int group, int q, int out) {
     const KvLayout& layout = memory.layout;
     SharedPlan* plan = tape_.add_plan(
         {group, spec.num_heads, layout.num_heads, layout.head_dim, spec.window, layout.block_size});
-    tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), q_offset, at(out)));
+    tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), at(out)));
   }
 
   void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
@@ -224,17 +238,24 @@ class TapeBuilder {
       for (size_t i = 0; i < arrays.draws.size(); i++) drawn->data()[i] = arrays.draws[i].token;
   }
 
-  // The buffer's first `rows` rows as they are now, [rows, stride]; valid until the next step.
+  // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
   nb::ndarray<nb::numpy, float, nb::ndim<2>> view(int buffer, int64_t rows) {
     Buffer* b = at(buffer);
-    const size_t shape[2] = {(size_t)rows, (size_t)b->stride};
-    return {b->memory.as<float>(), 2, shape, nb::handle()};
+    const size_t shape[2] = {(size_t)rows, (size_t)b->width};
+    const int64_t strides[2] = {b->stride, 1};
+    return {b->data(), 2, shape, nb::handle(), strides};
   }
 
  private:
   Buffer* at(int index) {
     require(index >= 0 && (size_t)index < buffers_.size(), "no buffer has this number");
     return buffers_[(size_t)index];
+  }
+
+  Rotation rotation_of(int cos, int sin, bool interleaved, int64_t offset, int64_t head_dim) {
+    require(at(cos)->width == at(sin)->width && 0 <= offset && offset + 2 * at(cos)->width <= head_dim,
+            "a head has two entries for each angle");
+    return {at(cos), at(sin), interleaved, offset};
   }
 
   void add_embed(const Table& table, const std::string& ids, float scale, int out) {
@@ -293,10 +314,10 @@ void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Ar
 void bind_parts(nb::module_& module) {
   nb::class_<Norm>(module, "Norm")
       .def("__init__",
-           [](Norm* self, const std::string& kind, float eps, uintptr_t weight, uintptr_t bias) {
-             new (self) Norm(norm_of(kind, eps, weight, bias));
+           [](Norm* self, const std::string& kind, float eps, uintptr_t weight, uintptr_t bias, bool by_head) {
+             new (self) Norm(norm_of(kind, eps, weight, bias, by_head));
            },
-           "kind"_a = "none", "eps"_a = 0.0f, "weight"_a = 0, "bias"_a = 0);
+           "kind"_a = "none", "eps"_a = 0.0f, "weight"_a = 0, "bias"_a = 0, "by_head"_a = false);
   nb::class_<AttentionSpec>(module, "AttentionSpec")
       .def("__init__",
            [](AttentionSpec* self, int num_heads, float scale, int window, float softcap, uintptr_t sinks) {
@@ -335,6 +356,8 @@ void bind_runtime(nb::module_& module) {
       .def(nb::init<const std::string&, Pool&, bool>(), "level"_a, "pool"_a, "deterministic"_a = false,
            nb::keep_alive<1, 3>())
       .def("buffer", &TapeBuilder::add_buffer, "rows"_a, "width"_a)
+      .def("slice", &TapeBuilder::add_slice, "buffer"_a, "offset"_a, "width"_a,
+           "Columns [offset, offset + width) of a buffer, as a buffer: to read, or to write other than by `linear`.")
       .def("embed_packed", &TapeBuilder::embed_packed, "matrix"_a, "ids"_a, "scale"_a, "out"_a)
       .def("embed_rows", &TapeBuilder::embed_rows, "rows"_a, "kind"_a, "ids"_a, "scale"_a, "out"_a)
       .def("rope_angles", &TapeBuilder::rope_angles, "frequencies"_a, "scale"_a, "cos"_a, "sin"_a)
@@ -344,11 +367,14 @@ void bind_runtime(nb::module_& module) {
       .def("add", &TapeBuilder::add, "x"_a, "y"_a, "out"_a)
       .def("activate", &TapeBuilder::activate, "function"_a, "x"_a, "out"_a)
       .def("gate", &TapeBuilder::gate, "function"_a, "x"_a, "y"_a, "out"_a)
+      .def("scale", &TapeBuilder::scale, "factor"_a, "x"_a, "out"_a)
       .def("softcap", &TapeBuilder::softcap, "cap"_a, "x"_a, "out"_a)
       .def("select", &TapeBuilder::select, "x"_a, "out"_a)
-      .def("heads", &TapeBuilder::heads, "qkv"_a, "num_heads"_a, "memory"_a, "group"_a, "offsets"_a, "q_norm"_a,
-           "k_norm"_a, "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none())
-      .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "q_offset"_a, "out"_a)
+      .def("rotate", &TapeBuilder::rotate, "x"_a, "out"_a, "head_dim"_a, "cos"_a, "sin"_a, "interleaved"_a = false,
+           "offset"_a = 0)
+      .def("heads", &TapeBuilder::heads, "q"_a.none(), "k"_a, "v"_a, "memory"_a, "group"_a, "q_norm"_a, "k_norm"_a,
+           "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none(), "interleaved"_a = false, "offset"_a = 0)
+      .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("draw", &TapeBuilder::draw, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
            "seconds"_a.none() = nb::none())

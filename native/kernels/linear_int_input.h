@@ -175,7 +175,7 @@ static inline void normalize_part(const Norm& norm, float mean, float factor, co
     return;
   }
   for (int64_t i = 0; i < count; i++) to[i] = (x[first + i] - mean) * factor * norm.weight[first + i];
-  if (norm.kind == NormKind::layer)
+  if (norm.bias)
     for (int64_t i = 0; i < count; i++) to[i] += norm.bias[first + i];
 }
 

@@ -1,6 +1,8 @@
 // Kernels over single float32 rows: norms, rotary embedding, activations.
 #pragma once
 
+#include <utility>
+
 #include "kernels/simd.h"
 #include "kernels/types.h"
 
@@ -57,7 +59,7 @@ static inline void normalize_part(const Norm& norm, RowScale scale, const float*
     return;
   }
   const float* weight = norm.weight + begin;
-  const float* bias = norm.kind == NormKind::layer ? norm.bias + begin : nullptr;
+  const float* bias = norm.bias ? norm.bias + begin : nullptr;
   for_row(
       width,
       [&](int64_t i) {
@@ -72,25 +74,59 @@ static inline void normalize(const Norm& norm, const float* x, int64_t width, fl
   normalize_part(norm, row_scale(norm, x, width), x, 0, width, out);
 }
 
-static inline void rotate(float* heads, int64_t num_heads, int64_t head_dim, const float* cos, const float* sin,
-                          int64_t half) {
-  for (int64_t head = 0; head < num_heads; head++) {
-    float* a = heads + head * head_dim;
-    float* b = a + half;
-    for_row(
-        half,
-        [&](int64_t i) {
-          const Floats x = load<Floats>(a + i), y = load<Floats>(b + i);
-          const Floats c = load<Floats>(cos + i), s = load<Floats>(sin + i);
-          store(a + i, x * c - y * s);
-          store(b + i, y * c + x * s);
-        },
-        [&](int64_t i) {
-          const float x = a[i], y = b[i];
-          a[i] = x * cos[i] - y * sin[i];
-          b[i] = y * cos[i] + x * sin[i];
-        });
-  }
+static inline void rotate_halves(float* a, const float* cos, const float* sin, int64_t half) {
+  float* b = a + half;
+  for_row(
+      half,
+      [&](int64_t i) {
+        const Floats x = load<Floats>(a + i), y = load<Floats>(b + i);
+        const Floats c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+        store(a + i, x * c - y * s);
+        store(b + i, y * c + x * s);
+      },
+      [&](int64_t i) {
+        const float x = a[i], y = b[i];
+        a[i] = x * cos[i] - y * sin[i];
+        b[i] = y * cos[i] + x * sin[i];
+      });
+}
+
+// Lanes from + i / 2 of v: each of half of them twice.
+template <int From, int... Lane>
+RL_INLINE Floats doubled(Floats v, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(v, v, (From + Lane / 2)...);
+}
+
+template <int... Lane>
+RL_INLINE Floats pairs_swapped(Floats v, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(v, v, (Lane ^ 1)...);
+}
+
+static inline void rotate_pairs(float* x, const float* cos, const float* sin, int64_t half) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  Floats sign;
+  for (int lane = 0; lane < kLanes; lane++) sign[lane] = lane % 2 ? 1.0f : -1.0f;
+  const auto turn = [&](float* at, Floats c, Floats s) {
+    const Floats v = load<Floats>(at);
+    store(at, v * c + pairs_swapped(v, lanes) * (s * sign));
+  };
+  for_row(
+      half,
+      [&](int64_t i) {
+        const Floats c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+        turn(x + 2 * i, doubled<0>(c, lanes), doubled<0>(s, lanes));
+        turn(x + 2 * i + kLanes, doubled<kLanes / 2>(c, lanes), doubled<kLanes / 2>(s, lanes));
+      },
+      [&](int64_t i) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos[i] - b * sin[i];
+        x[2 * i + 1] = b * cos[i] + a * sin[i];
+      });
+}
+
+static inline void rotate(float* x, const float* cos, const float* sin, int64_t half, bool interleaved) {
+  if (interleaved) rotate_pairs(x, cos, sin, half);
+  else rotate_halves(x, cos, sin, half);
 }
 
 static inline void add(const float* x, const float* y, int64_t width, float* out) {
@@ -160,8 +196,14 @@ RL_INLINE Floats apply(Activation activation, Floats x) {
       return gelu(x);
     case Activation::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
       return x / (1.0f + exp(-1.59576912160573072f * fma(0.044715f * x * x, x, x)));
+    case Activation::quick_gelu:
+      return x / (1.0f + exp(-1.702f * x));
     case Activation::relu:
       return x < 0.0f ? Floats{} : x;  // keeps a NaN
+    case Activation::relu2:
+      return x < 0.0f ? Floats{} : x * x;
+    case Activation::sigmoid:
+      return 1.0f / (1.0f + exp(-x));
   }
   __builtin_unreachable();
 }

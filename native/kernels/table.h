@@ -59,8 +59,8 @@ struct AttentionKernels {
 struct RowKernels {
   // One row normalised; x and out may be the same.
   void (*normalize)(const Norm& norm, const float* x, int64_t width, float* out);
-  // Rotates entry i against entry i + half of each of the row's heads; cos and sin are [half].
-  void (*rotate)(float* heads, int64_t num_heads, int64_t head_dim, const float* cos, const float* sin, int64_t half);
+  // Rotates entry i against entry i + half of x, or entry 2i against 2i + 1; cos and sin are [half].
+  void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   void (*add)(const float* x, const float* y, int64_t width, float* out);
   void (*scale)(const float* x, float factor, int64_t width, float* out);
   void (*activate)(Activation activation, const float* x, const float* gated, int64_t width, float* out);

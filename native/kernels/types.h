@@ -48,10 +48,17 @@ struct Norm {
   NormKind kind;
   float eps;
   const float* weight;
-  const float* bias;  // layer norm only
+  const float* bias;     // layer norm only, or null
+  bool by_head = false;  // each head of a row has a weight of its own, one after the other, and a bias
+
+  // Of head number `head`, `width` entries wide.
+  Norm of_head(int64_t head, int64_t width) const {
+    if (!by_head) return *this;
+    return {kind, eps, weight + head * width, bias ? bias + head * width : nullptr};
+  }
 };
 
-enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, quick_gelu, relu, relu2, sigmoid };
 
 enum class EpilogueKind : uint8_t {
   store,     // out = y

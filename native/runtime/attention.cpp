@@ -125,8 +125,8 @@ void Attention::run(const Worker& worker) {
       const AttentionMerge& merge = plan_->plan.merges[(size_t)item.merge];
       partial = plan_->partials.as<float>() + merge.offset + item.part * merge.stride;
     }
-    kernels.attend(spec_, memory_, worker.step.span(item.span, group), q_->memory.as<float>() + q_offset_, q_->stride,
-                   out_->memory.as<float>(), out_->stride, item.head, item.row_begin, item.row_end, item.key_begin,
+    kernels.attend(spec_, memory_, worker.step.span(item.span, group), q_->data(), q_->stride,
+                   out_->data(), out_->stride, item.head, item.row_begin, item.row_end, item.key_begin,
                    item.key_end, partial, worker.scratch);
     if (partial) merge(worker, item);
   }
@@ -140,7 +140,7 @@ void Attention::merge(const Worker& worker, const AttentionItem& item) const {
   if (done.fetch_add(1) + 1 < merge.num_parts) return;
   done.store(0);
   const SpanView span = worker.step.span(merge.span, worker.step.groups[(size_t)plan_->key.group]);
-  worker.kernels.attention.merge(spec_, memory_, span, out_->memory.as<float>(), out_->stride, merge.head,
+  worker.kernels.attention.merge(spec_, memory_, span, out_->data(), out_->stride, merge.head,
                                  merge.row_begin, merge.row_end, plan_->partials.as<float>() + merge.offset,
                                  merge.num_parts, merge.stride);
 }

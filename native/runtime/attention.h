@@ -56,9 +56,8 @@ struct SharedPlan {
 
 class Attention final : public Instruction {
  public:
-  Attention(const AttentionSpec& spec, const KvMemory& memory, SharedPlan* plan, const Buffer* q, int64_t q_offset,
-            Buffer* out)
-      : spec_(spec), memory_(memory), plan_(plan), q_(q), q_offset_(q_offset), out_(out) {}
+  Attention(const AttentionSpec& spec, const KvMemory& memory, SharedPlan* plan, const Buffer* q, Buffer* out)
+      : spec_(spec), memory_(memory), plan_(plan), q_(q), out_(out) {}
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 
@@ -69,7 +68,6 @@ class Attention final : public Instruction {
   KvMemory memory_;
   SharedPlan* plan_;
   const Buffer* q_;
-  int64_t q_offset_;
   Buffer* out_;
   Claims items_;
 };

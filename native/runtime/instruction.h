@@ -41,14 +41,19 @@ class AlignedBuffer {
 
 enum class Rows : uint8_t { tokens, logits };
 
-// Float32 rows between instructions: one per token of the step, or one per row that needs logits.
+// Float32 rows between instructions: one per token of the step, or one per row that needs logits. A slice is columns
+// of another buffer: it may be read wherever a buffer may, and written entry by entry but not by matrix products, which
+// write whole panels.
 struct Buffer {
   Rows rows;
   int64_t width;
-  int64_t stride;  // width rounded up to 32
-  AlignedBuffer memory;
+  int64_t stride;  // of a whole buffer: width rounded up to 32
+  AlignedBuffer memory{};
+  const Buffer* slice_of = nullptr;  // a whole buffer
+  int64_t offset = 0;
 
-  float* row(int64_t index) const { return memory.as<float>() + index * stride; }
+  float* data() const { return slice_of ? slice_of->memory.as<float>() + offset : memory.as<float>(); }
+  float* row(int64_t index) const { return data() + index * stride; }
 };
 
 // One worker's view of the step that runs.

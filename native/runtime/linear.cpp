@@ -19,7 +19,7 @@ void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) 
     epilogue_.out = step.logits;
     epilogue_.stride = step.logits_stride;
   } else {
-    epilogue_.out = operands_.out->memory.as<float>();
+    epilogue_.out = operands_.out->data();
     epilogue_.stride = operands_.out->stride;
   }
   each_prepares_ = rows_ <= kRowsPreparedByEach;
@@ -36,7 +36,7 @@ void Linear::run(const Worker& worker) {
   const LinearKernels& kernels = worker.kernels.linear;
   void* input = input_.as<uint8_t>() + worker.index * input_stride_;
   const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, kPreparedTogether);
-  kernels.prepare_input(matrix_, norm_, operands_.in->memory.as<float>(), operands_.in->stride,
+  kernels.prepare_input(matrix_, norm_, operands_.in->data(), operands_.in->stride,
                         operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);
   if (!each_prepares_) worker.pool.barrier();
   int64_t begin, end;

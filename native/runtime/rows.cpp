@@ -60,11 +60,15 @@ void RowWise::run(const Worker& worker) {
     switch (function_) {
       case Function::normalize: {
         const int64_t part = options_.head_dim ? options_.head_dim : width;
-        for (int64_t i = 0; i < width; i += part) kernels.normalize(options_.norm, x + i, part, out + i);
+        for (int64_t i = 0; i < width; i += part)
+          kernels.normalize(options_.norm.of_head(i / part, part), x + i, part, out + i);
         break;
       }
       case Function::add:
         kernels.add(x, operands_.y->row(r), width, out);
+        break;
+      case Function::scale:
+        kernels.scale(x, options_.factor, width, out);
         break;
       case Function::activate:
         kernels.activate(options_.activation, x, nullptr, width, out);
@@ -73,7 +77,7 @@ void RowWise::run(const Worker& worker) {
         kernels.activate(options_.activation, x, operands_.y->row(r), width, out);
         break;
       case Function::softcap:
-        kernels.softcap(options_.softcap, x, width, out);
+        kernels.softcap(options_.factor, x, width, out);
         break;
       case Function::select:
         std::memcpy(out, x, (size_t)width * sizeof(float));
@@ -82,10 +86,19 @@ void RowWise::run(const Worker& worker) {
   }
 }
 
+void Rotate::run(const Worker& worker) {
+  const auto share = worker.share(worker.step.num_tokens);
+  for (int64_t t = share.begin; t < share.end; t++) {
+    float* out = out_->row(t);
+    if (out_ != x_) std::memcpy(out, x_->row(t), (size_t)out_->width * sizeof(float));
+    for (int64_t i = 0; i < out_->width; i += head_dim_) rotation_.turn(worker, t, out + i);
+  }
+}
+
 // Writing a block's first token clears the block, so one worker must write all its tokens of one head, in order: many
 // tokens are shared out by whole blocks, few by heads.
 void Heads::run(const Worker& worker) {
-  const int32_t heads = options_.num_heads + options_.num_kv_heads;
+  const int32_t heads = num_queries_ + options_.memory.layout.num_heads;
   const int64_t tokens = worker.step.num_tokens;
   if (tokens < kTokensPerWorker * worker.count) {
     const auto mine = worker.share(heads);
@@ -110,16 +123,16 @@ int64_t Heads::block_start(const Step& step, int64_t token) const {
 // Head numbers run over queries, then KV heads: a key and its value are written together.
 void Heads::head(const Worker& worker, int64_t token, int32_t index) const {
   const Options& o = options_;
-  const bool query = index < o.num_heads;
-  const int32_t kv_head = index - o.num_heads;
-  float* row = qkv_->row(token);
-  float* x = query ? row + o.q_offset + index * o.head_dim : row + o.k_offset + kv_head * o.head_dim;
-  const Norm& norm = query ? o.q_norm : o.k_norm;
-  if (norm.kind != NormKind::none) worker.kernels.rows.normalize(norm, x, o.head_dim, x);
-  if (o.cos) worker.kernels.rows.rotate(x, 1, o.head_dim, o.cos->row(token), o.sin->row(token), o.rotated);
+  const int64_t dim = o.memory.layout.head_dim;
+  const bool query = index < num_queries_;
+  const int32_t kv_head = index - num_queries_;
+  float* x = query ? o.q->row(token) + index * dim : o.k->row(token) + kv_head * dim;
+  const Norm norm = query ? o.q_norm.of_head(index, dim) : o.k_norm.of_head(kv_head, dim);
+  if (norm.kind != NormKind::none) worker.kernels.rows.normalize(norm, x, dim, x);
+  if (o.rotation.cos) o.rotation.turn(worker, token, x);
   if (query) return;
   const int64_t slot = worker.step.groups[(size_t)o.group].write_slots[token];
-  worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, row + o.v_offset + kv_head * o.head_dim);
+  worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, o.v->row(token) + kv_head * dim);
 }
 
 void Draw::prepare(const KernelTable& kernels, const Step& step, int workers) {

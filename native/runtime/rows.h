@@ -46,7 +46,7 @@ class RopeAngles final : public Instruction {
 // A row-wise function of one or two buffers.
 class RowWise final : public Instruction {
  public:
-  enum class Function : uint8_t { normalize, add, activate, gate, softcap, select };
+  enum class Function : uint8_t { normalize, add, scale, activate, gate, softcap, select };
   struct Operands {
     const Buffer* x;
     const Buffer* y;  // the second operand of add and gate
@@ -55,7 +55,7 @@ class RowWise final : public Instruction {
   struct Options {
     Norm norm{};
     Activation activation{};
-    float softcap = 0;
+    float factor = 0;      // of scale; the cap of softcap
     int64_t head_dim = 0;  // normalize: over heads of this many entries, 0: over the row
   };
   RowWise(Function function, const Operands& operands, const Options& options)
@@ -69,20 +69,48 @@ class RowWise final : public Instruction {
   Options options_;
 };
 
-// Queries, keys and values side by side in one buffer, [q heads | k heads | v heads]: normalises and rotates queries
-// and keys where asked, and writes keys and values to the cache. Queries stay in the buffer.
+// By how much each position turns, and which entries of a head turn: pairs (offset + i, offset + i + pairs), or
+// (offset + 2i, offset + 2i + 1).
+struct Rotation {
+  const Buffer *cos = nullptr, *sin = nullptr;  // null: none
+  bool interleaved = false;
+  int64_t offset = 0;
+
+  void turn(const Worker& worker, int64_t row, float* head) const {
+    worker.kernels.rows.rotate(head + offset, cos->row(row), sin->row(row), cos->width, interleaved);
+  }
+};
+
+// Every head of x rotated, to `out`, which may be x.
+class Rotate final : public Instruction {
+ public:
+  Rotate(const Rotation& rotation, int64_t head_dim, const Buffer* x, Buffer* out)
+      : rotation_(rotation), head_dim_(head_dim), x_(x), out_(out) {}
+  void prepare(const KernelTable&, const Step&, int) override {}
+  void run(const Worker& worker) override;
+
+ private:
+  Rotation rotation_;
+  int64_t head_dim_;
+  const Buffer* x_;
+  Buffer* out_;
+};
+
+// Queries, keys and values by head: normalises and rotates queries and keys in place where asked, and writes keys and
+// values to the cache.
 class Heads final : public Instruction {
  public:
   struct Options {
-    int32_t num_heads, num_kv_heads, head_dim;
-    int64_t q_offset, k_offset, v_offset;  // floats from the start of a row
+    Buffer* q;  // null: keys and values alone
+    Buffer* k;
+    const Buffer* v;
     Norm q_norm, k_norm;
-    const Buffer *cos, *sin;  // null: no rotation
-    int64_t rotated;          // pairs of each head
+    Rotation rotation;
     KvMemory memory;
     int32_t group;  // of the cache
   };
-  Heads(const Options& options, Buffer* qkv) : options_(options), qkv_(qkv) {}
+  explicit Heads(const Options& options)
+      : options_(options), num_queries_(options.q ? (int32_t)(options.q->width / options.memory.layout.head_dim) : 0) {}
   void prepare(const KernelTable&, const Step&, int) override {}
   void run(const Worker& worker) override;
 
@@ -91,7 +119,7 @@ class Heads final : public Instruction {
   int64_t block_start(const Step& step, int64_t token) const;
 
   Options options_;
-  Buffer* qkv_;
+  int32_t num_queries_;
 };
 
 // Decides the rows that the step draws itself.

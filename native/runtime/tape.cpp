@@ -21,7 +21,13 @@ Tape::Tape(const KernelTable& kernels, Pool& pool, bool deterministic)
 }
 
 Buffer* Tape::add_buffer(Rows rows, int64_t width) {
-  buffers_.push_back({rows, width, (width + kPanel - 1) / kPanel * kPanel, {}});
+  buffers_.push_back({rows, width, (width + kPanel - 1) / kPanel * kPanel});
+  return &buffers_.back();
+}
+
+Buffer* Tape::add_slice(const Buffer* buffer, int64_t offset, int64_t width) {
+  const Buffer* whole = buffer->slice_of ? buffer->slice_of : buffer;
+  buffers_.push_back({buffer->rows, width, buffer->stride, {}, whole, buffer->offset + offset});
   return &buffers_.back();
 }
 
@@ -36,6 +42,7 @@ SharedPlan* Tape::add_plan(const PlanKey& key) {
 
 void Tape::prepare(const Step& step) {
   for (Buffer& buffer : buffers_) {
+    if (buffer.slice_of) continue;
     const int64_t rows = buffer.rows == Rows::tokens ? step.num_tokens : step.num_rows;
     buffer.memory.reserve(rows * buffer.stride * (int64_t)sizeof(float));
   }

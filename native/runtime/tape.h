@@ -17,6 +17,8 @@ class Tape {
   Tape(const KernelTable& kernels, Pool& pool, bool deterministic);
 
   Buffer* add_buffer(Rows rows, int64_t width);
+  // Columns [offset, offset + width) of a buffer.
+  Buffer* add_slice(const Buffer* buffer, int64_t offset, int64_t width);
   // Layers with the same key share one plan per step.
   SharedPlan* add_plan(const PlanKey& key);
   void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }

@@ -151,10 +151,12 @@ void rows(const KernelTable& kernels, Numbers& numbers, Results& results) {
   const std::vector<float> x = numbers.floats(kWidth, 9), weight = numbers.floats(kWidth), bias = numbers.floats(kWidth);
   std::vector<float> out(kWidth);
   for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
-    k.normalize({kind, 1e-6f, weight.data(), bias.data()}, x.data(), kWidth, out.data());
+    const float* shift = kind == NormKind::layer ? bias.data() : nullptr;
+    k.normalize({kind, 1e-6f, weight.data(), shift}, x.data(), kWidth, out.data());
     results.near("norm " + std::to_string((int)kind), out.data(), kWidth);
   }
-  for (const Activation act : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
+  for (const Activation act : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu,
+                               Activation::relu, Activation::relu2, Activation::sigmoid}) {
     k.activate(act, x.data(), weight.data(), kWidth, out.data());
     results.near("activation " + std::to_string((int)act), out.data(), kWidth);
   }
@@ -162,8 +164,10 @@ void rows(const KernelTable& kernels, Numbers& numbers, Results& results) {
   results.near("softcap", out.data(), kWidth);
   k.add(x.data(), bias.data(), kWidth, out.data());
   results.exact("add", out.data(), kWidth);
-  k.rotate(out.data(), 7, 11, weight.data(), bias.data(), 5);
-  results.near("rotate", out.data(), kWidth);
+  for (const bool interleaved : {false, true}) {
+    k.rotate(out.data() + 1, weight.data(), bias.data(), 37, interleaved);
+    results.near(interleaved ? "rotate pairs" : "rotate halves", out.data(), kWidth);
+  }
 }
 
 void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,11 +29,20 @@ from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import build_batch
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Plain, RecurrentState
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, NormAttrs, SoftcapAttrs, SplitHeadsAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
+from ridgeline.program.ops.dense import (
+    ActivationAttrs,
+    EmbedAttrs,
+    NormAttrs,
+    ScaleAttrs,
+    SliceAttrs,
+    SoftcapAttrs,
+    SplitHeadsAttrs,
+)
 from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes, Load, Operands
 from ridgeline.spec import families
+from ridgeline.spec.spec import Activation
 
 SEEDS = range(8)
 CONTEXT = 40
@@ -50,8 +60,9 @@ def rmsnorm(rng: Random) -> Case:
 
 
 def layernorm(rng: Random) -> Case:
-    width = rng.randint(2, 7)
-    return Case(NormAttrs(1e-3), [("T", width)], [(width,), (width,)])
+    shape = ("T", *rng.choice([(), (rng.randint(1, 3),)]), rng.randint(2, 7))
+    weight = rng.choice([shape[-1:], shape[1:]])
+    return Case(NormAttrs(1e-3), [shape], [weight] * rng.randint(1, 2))
 
 
 def linear(rng: Random, rows: str = "T") -> Case:
@@ -71,8 +82,9 @@ def rope_angles(rng: Random) -> Case:
 
 def rope(rng: Random) -> Case:
     half = rng.randint(1, 4)
-    dim = 2 * half + rng.choice([0, 3])
-    return Case(Plain(), [("T", rng.randint(1, 3), dim), ("T", half), ("T", half)], float32={1, 2})
+    attrs = RopeAttrs(rng.choice([False, True]), rng.choice([0, 3]))
+    dim = attrs.offset + 2 * half + rng.choice([0, 3])
+    return Case(attrs, [("T", rng.randint(1, 3), dim), ("T", half), ("T", half)], float32={1, 2})
 
 
 def kv_write(rng: Random) -> Case:
@@ -87,13 +99,22 @@ def attention(rng: Random) -> Case:
     return Case(attrs, [("T", kv_heads * rng.randint(1, 3), dim), kv_shape, kv_shape])
 
 
+def slice_columns(rng: Random) -> Case:
+    attrs = SliceAttrs(rng.randint(0, 3), rng.randint(1, 4))
+    return Case(attrs, [("T", attrs.offset + attrs.size + rng.randint(0, 2))])
+
+
+def scale(rng: Random) -> Case:
+    return Case(ScaleAttrs(0.7), [("T", rng.randint(1, 7))])
+
+
 def add(rng: Random) -> Case:
     shape = ("T", rng.randint(1, 7))
     return Case(Plain(), [shape, shape])
 
 
 def activation(rng: Random) -> Case:
-    return Case(ActivationAttrs(rng.choice(["silu", "gelu", "gelu_tanh", "relu"])), [("T", rng.randint(1, 7))])
+    return Case(ActivationAttrs(rng.choice(get_args(Activation))), [("T", rng.randint(1, 7))])
 
 
 def gated_activation(rng: Random) -> Case:
@@ -113,10 +134,10 @@ def softcap(rng: Random) -> Case:
 
 
 CASES: dict[str, Callable[[Random], Case]] = {
-    case.__name__: case
+    case.__name__.removesuffix("_columns"): case
     for case in (
-        embed, rmsnorm, layernorm, linear, split_heads, rope_angles, rope, kv_write, attention, add, activation,
-        gated_activation, select_rows, lm_head, softcap,
+        embed, rmsnorm, layernorm, linear, split_heads, slice_columns, scale, rope_angles, rope, kv_write, attention,
+        add, activation, gated_activation, select_rows, lm_head, softcap,
     )
 }  # fmt: skip
 for area in sorted(Path(__file__).parent.glob("op_cases_*.py")):
@@ -222,6 +243,9 @@ def test_priced_bytes_are_those_of_the_tensors(kind, seed):
         case "split_heads":
             assert outputs[0].data_ptr() == call.inputs[0].data_ptr()
             moved = 0
+        case "slice":
+            assert outputs[0].untyped_storage().data_ptr() == call.inputs[0].untyped_storage().data_ptr()
+            moved = 0
         case "kv_write":
             moved = 2 * nbytes(call.inputs)
     assert cost.num_bytes == moved
@@ -253,6 +277,10 @@ def test_shapes_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ConfigError):
             OPSET[kind].infer(Plain(), inputs, weights)
+    with pytest.raises(ConfigError):
+        OPSET["slice"].infer(SliceAttrs(2, 3), [("T", 4)], [])
+    with pytest.raises(ConfigError):
+        OPSET["rope"].infer(RopeAttrs(offset=1), [("T", 2, 4), ("T", 2), ("T", 2)], [])
 
 
 def random_weights(program, seed):

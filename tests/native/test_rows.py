@@ -1,11 +1,14 @@
 """Kernels over rows at every ISA level, against numpy in float64: norms, rotary embedding, activations, soft caps."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ridgeline.spec.spec import Activation
 
 _native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
 
@@ -13,7 +16,7 @@ EPS = 2.0**-24  # half a unit in the last place of 1, the error of one float32 o
 TINY = 2.0**-120  # below this an absolute error is no error: subnormal numbers may count as 0
 INF, NAN = np.inf, np.nan
 LEVELS = _native.runnable_levels()
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = get_args(Activation)
 
 every_level = pytest.mark.parametrize("level", LEVELS)
 few = settings(max_examples=60, deadline=None)
@@ -49,17 +52,24 @@ def activation(name, x):
                 return x * 0.5 * np.vectorize(math.erfc)(-x / math.sqrt(2))
             case "gelu_tanh":
                 return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+            case "quick_gelu":
+                return x / (1 + np.exp(-1.702 * x))
+            case "sigmoid":
+                return 1 / (1 + np.exp(-x))
+            case "relu2":
+                return np.square(np.maximum(x, 0).astype(np.float32)).astype(np.float64)  # overflows as float32 does
             case _:
                 return np.maximum(x, 0)
 
 
 @every_level
-@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("kind", ["rms", "layer", "layer with bias"])
 @few
 @given(width=widths, seed=seeds, magnitude=magnitudes, offset=st.sampled_from([0.0, 3.0]))
 def test_normalize(level, kind, width, seed, magnitude, offset):
     x, weight = row(seed, width, magnitude) + np.float32(offset * magnitude), row(seed + 1, width) + 1
-    bias = row(seed + 2, width) if kind == "layer" else None
+    bias = row(seed + 2, width) if kind == "layer with bias" else None
+    kind = kind.split()[0]
     exact, eps = x.astype(np.float64), 1e-6
     mean = exact.mean() if kind == "layer" else 0.0
     factor = 1 / math.sqrt(np.square(exact - mean).mean() + np.float64(np.float32(eps)))
@@ -74,15 +84,27 @@ def test_normalize(level, kind, width, seed, magnitude, offset):
 
 @every_level
 @few
-@given(seed=seeds, heads=st.integers(1, 4), half=st.integers(0, 70), rest=st.integers(0, 5), magnitude=magnitudes)
-def test_rotate(level, seed, heads, half, rest, magnitude):
+@given(
+    seed=seeds,
+    heads=st.integers(1, 4),
+    half=st.integers(0, 70),
+    rest=st.integers(0, 5),
+    magnitude=magnitudes,
+    interleaved=st.booleans(),
+)
+def test_rotate(level, seed, heads, half, rest, magnitude, interleaved):
     x = row(seed, heads * (2 * half + rest + 1), magnitude).reshape(heads, -1)
     angles = np.random.default_rng(seed).uniform(-9, 9, half)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     a, b = x[:, :half].astype(np.float64), x[:, half : 2 * half].astype(np.float64)
     expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, x[:, 2 * half :]], axis=1)
     size = np.concatenate([abs(a * cos) + abs(b * sin), abs(b * cos) + abs(a * sin), 0 * x[:, 2 * half :]], axis=1)
-    assert_near(_native.Rows(level).rotate(x, cos, sin), expected, 3 * EPS * size + TINY)
+    order = np.arange(x.shape[1])
+    if interleaved:  # the halves' entries one by one
+        order[: 2 * half] = order[: 2 * half].reshape(2, half).T.flatten()
+    shuffled = np.ascontiguousarray(x[:, order])
+    actual = _native.Rows(level).rotate(shuffled, cos, sin, interleaved)
+    assert_near(actual, expected[:, order], 3 * EPS * size[:, order] + TINY)
 
 
 @every_level
@@ -101,8 +123,9 @@ def test_add_and_scale_round_once(level, width, seed, magnitude, factor):
 @given(width=widths, seed=seeds, magnitude=magnitudes, gated=st.booleans())
 def test_activate(level, name, width, seed, magnitude, gated):
     x, factor = row(seed, width, magnitude), row(seed + 1, width) if gated else None
-    expected = activation(name, x) * (1 if factor is None else factor)
-    bound = 2e-7 * np.abs(x) * (1 if factor is None else np.abs(factor)) + TINY
+    exact = activation(name, x)
+    expected = exact * (1 if factor is None else factor)
+    bound = 2e-7 * np.maximum(np.abs(x), np.abs(exact)) * (1 if factor is None else np.abs(factor)) + TINY
     assert_near(_native.Rows(level).activate(name, x, factor), expected, bound)
 
 
@@ -130,9 +153,10 @@ def test_extreme_inputs_of_activations(level, name):
     x = np.asarray([value for each in finite for value in (each, NAN, INF)], dtype=np.float32)
     for begin in range(18):  # every lane, and the rest of a row that fills no vector
         out = _native.Rows(level).activate(name, x[begin:].copy())
-        assert_near(out, activation(name, x[begin:]), 2e-7 * np.abs(x[begin:]) * (x[begin:] > -80) + 1e-35)
+        bound = 2e-7 * np.maximum(np.abs(x[begin:]) * (x[begin:] > -80), np.abs(activation(name, x[begin:])))
+        assert_near(out, activation(name, x[begin:]), bound + 1e-35)
     (limit,) = _native.Rows(level).activate(name, np.asarray([-INF], dtype=np.float32))
-    assert limit == 0 if name == "relu" else np.isnan(limit)  # -inf * 0, as in PyTorch
+    assert limit == 0 if name in ("relu", "relu2", "sigmoid") else np.isnan(limit)  # -inf * 0, as in PyTorch
 
 
 @every_level

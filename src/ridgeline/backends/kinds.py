@@ -3,7 +3,8 @@
 NATIVE_KINDS = frozenset(
     {
         *("norm_qkv", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head"),
-        *("embed", "rope_angles", "rmsnorm", "layernorm", "linear", "split_heads", "add"),
+        *("embed", "rope_angles", "rope", "kv_write", "rmsnorm", "layernorm", "linear"),
+        *("split_heads", "slice", "scale", "add"),
         *("activation", "gated_activation", "select_rows"),
     }
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid"]
+"""`quick_gelu` is x * sigmoid(1.702 x), `relu2` is relu(x)^2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,14 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """(x - mean) / sqrt(var + eps) * weight + bias."""
+    """(x - mean) / sqrt(var + eps) * weight, plus a bias if it has one.
+
+    `per_head`: over the heads of queries or keys, each head with a weight and bias of its own.
+    """
 
     eps: float
+    bias: bool = True
+    per_head: bool = False
 
 
 Norm = RmsNorm | LayerNorm
@@ -84,11 +90,15 @@ RopeScaling = PlainRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions on the first `rotary_dim` entries of each head, halves rotated against each other."""
+    """Rotary positions on the first `rotary_dim` entries of each head.
+
+    Halves are rotated against each other, or, where `interleaved`, even entries against the odd ones that follow them.
+    """
 
     theta: float
     rotary_dim: int
     scaling: RopeScaling = PlainRope()
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,21 @@ from ridgeline.program.passes.fuse import Group, fuse
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value's rows are: columns `offset .. offset + width` of a buffer with rows for tokens or logits."""
+    """Where a value's rows are: a buffer of the tape with rows for tokens or logits.
+
+    `slice_of`: the buffer's columns are some of that one's. Instructions read a slice like any buffer; a matrix product
+    cannot write one.
+    """
 
     buffer: int
     rows: str
     width: int
-    offset: int = 0
+    slice_of: int | None = None
+
+    @property
+    def memory(self) -> int:
+        """The buffer that holds the columns."""
+        return self.buffer if self.slice_of is None else self.slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +112,16 @@ class Compiler:
         self.places[name] = Place(buffer, kind, width)
         return self.places[name]
 
+    def slice(self, place: Place, offset: int, width: int) -> Place:
+        """Columns `offset .. offset + width` of `place`."""
+        return Place(self.tape.slice(place.buffer, offset, width), place.rows, width, place.memory)
+
     def takes_over(self, name: str) -> bool:
-        """Whether value `name` is read for the last time by the group being emitted, and owns its whole buffer."""
+        """Whether value `name` is read for the last time by the group being emitted, and has its buffer for itself."""
         place = self.places[name]
-        others = [other for other, at in self.places.items() if other != name and at.buffer == place.buffer]
+        if place.slice_of is not None:
+            return False
+        others = [other for other, at in self.places.items() if other != name and at.memory == place.buffer]
         return self._last_reader.get(name, -1) == self._now and not any(
             self._last_reader.get(other, -1) >= self._now for other in others
         )
@@ -120,7 +135,8 @@ class Compiler:
         weight, *bias = op.weights
         scale = self.weights.vector(weight, lambda: self.weights.tensor(weight).float() + offset)
         shift = self.weights.vector(bias[0], lambda: self.weights.tensor(bias[0])) if bias else 0
-        return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift)
+        by_head = len(self.program.weights[weight]) > 1
+        return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift, by_head)
 
     def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:
         """The weights of linear ops with the same input as one packed matrix, and the address of their bias or 0."""
@@ -154,8 +170,8 @@ class Compiler:
         read = {name for op in group.ops for name in (*op.inputs, *op.outputs)}
         for name in [n for n in read if n in self.places and self._last_reader.get(n, -1) <= self._now]:
             place = self.places.pop(name)
-            if not any(other.buffer == place.buffer for other in self.places.values()):
-                self._free.setdefault((place.rows, self._widths[place.buffer]), []).append(place.buffer)
+            if not any(other.memory == place.memory for other in self.places.values()):
+                self._free.setdefault((place.rows, self._widths[place.memory]), []).append(place.memory)
 
     def _append_native(self, begin: int, group: Group) -> None:
         end = len(self.tape)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter, Place
+from ridgeline.backends.native.compile import Compiler, Emitter
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, SoftcapAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs, SoftcapAttrs
 from ridgeline.program.passes.fuse import NORMS, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,10 +56,7 @@ def _rope_angles(at: Compiler, group: Group) -> None:
 def _norm(at: Compiler, group: Group) -> None:
     (op,) = group.ops
     x, out = at.place(op.inputs[0]), at.new(op.outputs[0])
-    shape = at.program.shapes[op.inputs[0]]
-    head_dim = shape[-1] if len(shape) == 3 else 0
-    assert isinstance(head_dim, int)
-    at.tape.normalize(at.norm(op), x.buffer, out.buffer, head_dim)
+    at.tape.normalize(at.norm(op), x.buffer, out.buffer, _head_dim(at, op.inputs[0]))
 
 
 def _linear(at: Compiler, group: Group) -> None:
@@ -132,23 +129,44 @@ def _norm_qkv(at: Compiler, group: Group) -> None:
     q_name = chains[query.label][-1]
     qkv = at.new(q_name, sum(sizes))
     at.tape.linear(matrix, at.norm(norm), x.buffer, qkv.buffer, bias=bias)
-    at.places[q_name] = Place(qkv.buffer, qkv.rows, sizes[0])
+    q, k, v = (at.slice(qkv, sum(sizes[:part]), size) for part, size in enumerate(sizes))
+    at.places[q_name] = q
     memory, cache_group = at.memories[write.attrs.state]
     norms = [next((op for op in _ops(group, *NORMS) if op.outputs[0] in chains[p.label]), None) for p in (query, key)]
-    ropes = _ops(group, "rope")
-    assert len(ropes) in (0, 2) and len({rope.inputs[1:] for rope in ropes}) <= 1, "q and k turn by the same angles"
-    angles = [at.place(name).buffer for rope in ropes[:1] for name in rope.inputs[1:]]
-    num_heads = sizes[0] * at.kv_state(write.attrs.state).num_heads // sizes[1]
-    at.tape.heads(
-        qkv.buffer,
-        num_heads,
-        memory,
-        cache_group,
-        (0, sizes[0], sizes[0] + sizes[1]),
-        at.norm(norms[0]),
-        at.norm(norms[1]),
-        *angles,
-    )
+    q_norm, k_norm = (at.norm(norm) for norm in norms)
+    rotation = _rotation(at, _ops(group, "rope")[0]) if _ops(group, "rope") else (None, None, False, 0)
+    at.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
+
+
+def _rotation(at: Compiler, rope: Op) -> tuple[int, int, bool, int]:
+    """cos, sin, whether neighbours turn against each other, and the first entry that turns."""
+    assert isinstance(rope.attrs, RopeAttrs)
+    cos, sin = (at.place(name).buffer for name in rope.inputs[1:])
+    return cos, sin, rope.attrs.interleaved, rope.attrs.offset
+
+
+def _rope(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    x = at.place(op.inputs[0])
+    out = x if at.takes_over(op.inputs[0]) else at.new(op.outputs[0])
+    at.places[op.outputs[0]] = out
+    at.tape.rotate(x.buffer, out.buffer, _head_dim(at, op.inputs[0]), *_rotation(at, op))
+
+
+def _kv_write(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, KvWriteAttrs)
+    k, v = (at.place(name).buffer for name in op.inputs)
+    memory, cache_group = at.memories[op.attrs.state]
+    at.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())
+
+
+def _head_dim(at: Compiler, name: str) -> int:
+    """Entries of each head of value `name`, 0 where it has no heads."""
+    shape = at.program.shapes[name]
+    head_dim = shape[-1] if len(shape) == 3 else 0
+    assert isinstance(head_dim, int)
+    return head_dim
 
 
 def _chain(group: Group, linear: Op) -> list[str]:
@@ -168,13 +186,26 @@ def _attention(at: Compiler, group: Group) -> None:
     memory, cache_group = at.memories[attrs.state]
     num_heads = q.width // at.kv_state(attrs.state).head_dim
     spec = _native.AttentionSpec(num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0)
-    at.tape.attention(spec, memory, cache_group, q.buffer, q.offset, out.buffer)
+    at.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
 
 
 def _split_heads(at: Compiler, group: Group) -> None:
     """The same memory under another name."""
     (op,) = group.ops
     at.places[op.outputs[0]] = at.place(op.inputs[0])
+
+
+def _slice(at: Compiler, group: Group) -> None:
+    """Columns of the same memory."""
+    (op,) = group.ops
+    assert isinstance(op.attrs, SliceAttrs)
+    at.places[op.outputs[0]] = at.slice(at.place(op.inputs[0]), op.attrs.offset, op.attrs.size)
+
+
+def _scale(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, ScaleAttrs)
+    at.tape.scale(op.attrs.factor, at.place(op.inputs[0]).buffer, at.new(op.outputs[0]).buffer)
 
 
 def _add(at: Compiler, group: Group) -> None:
@@ -216,7 +247,11 @@ EMITTERS: Mapping[str, Emitter] = {
     "rmsnorm": _norm,
     "layernorm": _norm,
     "linear": _linear,
+    "rope": _rope,
+    "kv_write": _kv_write,
     "split_heads": _split_heads,
+    "slice": _slice,
+    "scale": _scale,
     "add": _add,
     "activation": _activation,
     "gated_activation": _gated_activation,

@@ -140,7 +140,7 @@ class NativeExecutable:
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)
-        return self._tape.view(place.buffer, count)[:, place.offset : place.offset + place.width]
+        return self._tape.view(place.buffer, count)
 
     def _allocate_cache(self) -> dict[int, tuple[_native.KvMemory, int]]:
         """The blocks of every KV state, and the cache group that each state belongs to."""

@@ -2,7 +2,7 @@
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import KvState
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
 from ridgeline.program.ops.dense import SplitHeadsAttrs
 from ridgeline.spec.spec import GroupedQueryAttention
 
@@ -27,5 +27,5 @@ def _heads(b: Builder, at: str, mixer: GroupedQueryAttention, num_heads: int, x:
         x = b.norm(f"{at}_norm", mixer.qk_norm, x)
     if mixer.rope:
         cos, sin = b.rope_angles(mixer.rope)
-        (x,) = b.emit("rope", f"{at}.rope", (x, cos, sin))
+        (x,) = b.emit("rope", f"{at}.rope", (x, cos, sin), (), RopeAttrs(mixer.rope.interleaved))
     return x

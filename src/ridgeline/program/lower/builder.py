@@ -41,6 +41,12 @@ class Builder:
         assert isinstance(width, int)
         return width
 
+    def heads(self, x: str) -> int:
+        """Heads of value `x` [T, N, D]."""
+        _, heads, _ = self.shapes[x]
+        assert isinstance(heads, int)
+        return heads
+
     def state(self, state: State) -> int:
         """A new state's number."""
         self._states.append(state)
@@ -59,13 +65,16 @@ class Builder:
     def norm(self, at: str, norm: Norm, x: str) -> str:
         """`x`, normalised over its last dimension."""
         width = self.width(x)
-        scale = self.weight(f"{at}.weight", width)
         match norm:
             case RmsNorm():
+                scale = self.weight(f"{at}.weight", width)
                 return self.emit("rmsnorm", at, (x,), (scale,), NormAttrs(norm.eps, norm.unit_offset))[0]
             case LayerNorm():
-                shift = self.weight(f"{at}.bias", width)
-                return self.emit("layernorm", at, (x,), (scale, shift), NormAttrs(norm.eps))[0]
+                shape = (self.heads(x), width) if norm.per_head else (width,)
+                weights = [self.weight(f"{at}.weight", *shape)]
+                if norm.bias:
+                    weights.append(self.weight(f"{at}.bias", *shape))
+                return self.emit("layernorm", at, (x,), tuple(weights), NormAttrs(norm.eps))[0]
         assert_never(norm)
 
     def linear(self, at: str, x: str, out_features: int, bias: bool) -> str:

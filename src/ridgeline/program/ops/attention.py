@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.program.op import Attrs, Plain, Shape
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import Attrs, Shape
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements
 
 
@@ -13,6 +14,14 @@ class RopeAnglesAttrs(Attrs):
 
     frequencies: tuple[float, ...] = field(repr=False)
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAttrs(Attrs):
+    """Which entries of a head turn: the 2 * len(cos) from `offset` on, halves against each other or neighbours."""
+
+    interleaved: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +83,20 @@ def _attention_cost(x: Operands) -> OpCost:
     return OpCost(flops=flops, kv_read_bytes=kv_read, activation_bytes=query_bytes)
 
 
-def _same(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    return (inputs[0],)
-
-
 def _angles(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     assert isinstance(attrs, RopeAnglesAttrs)
     shape: Shape = (*inputs[0], len(attrs.frequencies))
     return (shape, shape)
+
+
+def _rope_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, RopeAttrs)
+    head_dim, pairs = inputs[0][-1], inputs[1][-1]
+    assert isinstance(head_dim, int)
+    assert isinstance(pairs, int)
+    if attrs.offset + 2 * pairs > head_dim:
+        raise ConfigError(f"heads of {head_dim} entries cannot turn {2 * pairs} from entry {attrs.offset} on")
+    return (inputs[0],)
 
 
 def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -99,7 +114,7 @@ ROWS: Mapping[str, OpRow] = {
     "rope_angles": OpRow(
         RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost, True
     ),
-    "rope": OpRow(Plain, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _same, _rope_cost),
+    "rope": OpRow(RopeAttrs, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _rope_shape, _rope_cost),
     "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", _nothing, _kv_write_cost),
     "attention": OpRow(
         AttentionAttrs,

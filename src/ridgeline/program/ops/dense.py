@@ -49,6 +49,19 @@ class SoftcapAttrs(Attrs):
     cap: float
 
 
+@dataclass(frozen=True, slots=True)
+class SliceAttrs(Attrs):
+    """Columns [offset, offset + size)."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleAttrs(Attrs):
+    factor: float
+
+
 def _embed_cost(x: Operands) -> OpCost:
     """A table look-up reads only the rows it needs."""
     assert isinstance(x.attrs, EmbedAttrs)
@@ -85,10 +98,12 @@ def _same_pair(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightSh
 
 
 def _norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    """The weight is that of every head, or each head has its own: [N, D] over [T, N, D]."""
+    rows = inputs[0]
     for weight in weights:
-        if weight != (inputs[0][-1],):
-            raise ConfigError(f"norm weight of shape {weight} over rows of {inputs[0][-1]}")
-    return (inputs[0],)
+        if weight not in (rows[-1:], rows[1:]):
+            raise ConfigError(f"norm weight of shape {weight} over rows of {rows[-1]}")
+    return (rows,)
 
 
 def _rows_of_table(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -109,6 +124,15 @@ def _split_heads(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weight
     return ((tokens, attrs.num_heads, width // attrs.num_heads),)
 
 
+def _columns(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    assert isinstance(attrs, SliceAttrs)
+    tokens, width = inputs[0]
+    assert isinstance(width, int)
+    if not 0 <= attrs.offset < attrs.offset + attrs.size <= width:
+        raise ConfigError(f"columns {attrs.offset} to {attrs.offset + attrs.size} of rows of {width}")
+    return ((tokens, attrs.size),)
+
+
 def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     rows: Dim = inputs[1][0]
     return ((rows, *inputs[0][1:]),)
@@ -117,9 +141,11 @@ def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weig
 ROWS: Mapping[str, OpRow] = {
     "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
     "rmsnorm": OpRow(NormAttrs, 1, (1,), "x [..,H], w [H] -> [..,H]", _norm_shape, pointwise(4)),
-    "layernorm": OpRow(NormAttrs, 1, (2,), "x [..,H], w [H], b [H] -> [..,H]", _norm_shape, pointwise(7)),
+    "layernorm": OpRow(NormAttrs, 1, (1, 2), "x [..,H], w [H], b [H]? -> [..,H]", _norm_shape, pointwise(7)),
     "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _matmul_cost),
     "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, free),
+    "slice": OpRow(SliceAttrs, 1, (0,), "x [T,W] -> some of its columns [T,S], a view", _columns, free),
+    "scale": OpRow(ScaleAttrs, 1, (0,), "x -> c * x", _same, pointwise(1)),
     "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, pointwise(1)),
     "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, pointwise(8)),
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, pointwise(9)),

@@ -120,8 +120,15 @@ def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
     linears = [chain[0] for chain in chains if chain]
     if len(linears) != 3 or len({op.label for op in ops}) != len(ops) or len({op.inputs[0] for op in linears}) != 1:
         return None
+    if not _turn_alike([op for op in ops if op.kind == "rope"]):
+        return None
     norm = flow.with_norm(linears)[:-3]
     return "norm_qkv", [*norm, *ops, write]
+
+
+def _turn_alike(ropes: Sequence[Op]) -> bool:
+    """Whether queries and keys turn by the same angles, or neither turns."""
+    return len(ropes) in (0, 2) and len({(rope.inputs[1:], rope.attrs) for rope in ropes}) <= 1
 
 
 def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from ridgeline.backends.reference.memory import Meaning, StepMemory, Tensors
 from ridgeline.program.op import Attrs
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
 
 
 def rope_angles(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
@@ -17,11 +17,15 @@ def rope_angles(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMem
 
 
 def rope(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    """Rotates entry i against entry i + rotary_dim / 2 of each head; entries past rotary_dim pass through."""
-    x, cos, sin = inputs[0], inputs[1][:, None, :].to(inputs[0].dtype), inputs[2][:, None, :].to(inputs[0].dtype)
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return (torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1),)
+    """Rotates entry i against entry i + pairs of each head, or 2i against 2i + 1; the other entries pass through."""
+    assert isinstance(attrs, RopeAttrs)
+    cos, sin = (angle[:, None, :].to(inputs[0].dtype) for angle in inputs[1:])
+    pairs = cos.shape[-1]
+    passed, x, rest = inputs[0].tensor_split((attrs.offset, attrs.offset + 2 * pairs), dim=-1)
+    a, b = x.unflatten(-1, (pairs, 2)).unbind(-1) if attrs.interleaved else x.split(pairs, dim=-1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(turned, dim=-1).flatten(-2) if attrs.interleaved else torch.cat(turned, dim=-1)
+    return (torch.cat((passed, turned, rest), dim=-1),)
 
 
 def kv_write(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:

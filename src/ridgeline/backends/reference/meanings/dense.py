@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from ridgeline.backends.reference import packed
 from ridgeline.backends.reference.memory import Meaning, StepMemory, Tensors
 from ridgeline.program.op import Attrs
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, NormAttrs, SoftcapAttrs, SplitHeadsAttrs
+from ridgeline.program.ops.dense import (
+    ActivationAttrs,
+    EmbedAttrs,
+    NormAttrs,
+    ScaleAttrs,
+    SliceAttrs,
+    SoftcapAttrs,
+    SplitHeadsAttrs,
+)
 from ridgeline.spec.spec import Activation
 
 
@@ -30,7 +38,11 @@ def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
 
 def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, NormAttrs)
-    return (F.layer_norm(inputs[0], (inputs[0].shape[-1],), weights[0], weights[1], attrs.eps),)
+    x, (weight, *bias) = inputs[0], weights
+    if weight.ndim == 1:
+        return (F.layer_norm(x, weight.shape, weight, bias[0] if bias else None, attrs.eps),)
+    normed = F.layer_norm(x.float(), x.shape[-1:], eps=attrs.eps) * weight.float()
+    return ((normed + bias[0].float() if bias else normed).to(x.dtype),)
 
 
 def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
@@ -40,6 +52,16 @@ def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) 
 def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, SplitHeadsAttrs)
     return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
+
+
+def slice_columns(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SliceAttrs)
+    return (inputs[0][:, attrs.offset : attrs.offset + attrs.size],)
+
+
+def scale(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ScaleAttrs)
+    return (inputs[0] * attrs.factor,)
 
 
 def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
@@ -73,11 +95,22 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
+    "relu2": _relu2,
+    "sigmoid": torch.sigmoid,
 }
 
 MEANINGS: Mapping[str, Meaning] = {
@@ -86,6 +119,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "layernorm": layernorm,
     "linear": linear,
     "split_heads": split_heads,
+    "slice": slice_columns,
+    "scale": scale,
     "add": add,
     "activation": activation,
     "gated_activation": gated_activation,
