@@ -108,17 +108,19 @@ class KvState {
   // `splits` parts that are merged, or not at all for 1; a call covers up to `rows_per_call` rows, or all for 0.
   Result attend(const Array<const float, 3>& q, int64_t first_row, int64_t length, int64_t kv_length,
                 const Array<const int64_t, 1>& table, int64_t first_token, int64_t mutual, float scale, int32_t window,
-                float softcap, const std::optional<Array<const float, 1>>& sinks, int64_t splits,
-                int64_t rows_per_call) const {
+                float softcap, const std::optional<Array<const float, 1>>& sinks,
+                const std::optional<Array<const float, 1>>& slopes, int64_t splits, int64_t rows_per_call) const {
     const KvLayout& layout = memory_.layout;
     const auto rows = (int64_t)q.shape(0), num_heads = (int64_t)q.shape(1);
     require((int64_t)q.shape(2) == layout.head_dim && num_heads > 0 && num_heads % layout.num_heads == 0,
             "q must be [rows, a multiple of " + std::to_string(layout.num_heads) + ", " +
                 std::to_string(layout.head_dim) + "]");
-    require(!sinks || (int64_t)sinks->size() == num_heads, "sinks need one entry per query head");
+    require((!sinks || (int64_t)sinks->size() == num_heads) && (!slopes || (int64_t)slopes->size() == num_heads),
+            "sinks and slopes need one entry per query head");
     require(splits > 0 && rows_per_call >= 0 && window >= 0, "splits, rows_per_call or window is out of range");
     const SpanView span = view(rows, first_row, length, kv_length, table, first_token, mutual);
-    const AttentionSpec spec{(int32_t)num_heads, scale, window, softcap, sinks ? sinks->data() : nullptr};
+    const AttentionSpec spec{(int32_t)num_heads,  scale, window, softcap, sinks ? sinks->data() : nullptr,
+                             slopes ? slopes->data() : nullptr};
     Result out = new_result(rows, num_heads, layout.head_dim);
     Memory scratch = allocate(kernels_.scratch_bytes);
     const int64_t step = rows_per_call > 0 ? rows_per_call : std::max<int64_t>(length, 1);
@@ -193,7 +195,7 @@ void bind_attention(nb::module_& module) {
       .def("copy_block", &KvState::copy_block, "source"_a, "target"_a)
       .def("attend", &KvState::attend, "q"_a, nb::kw_only(), "first_row"_a, "length"_a, "kv_length"_a, "table"_a,
            "first_token"_a = 0, "mutual"_a = 1, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
-           "sinks"_a = nb::none(), "splits"_a = 1, "rows_per_call"_a = 0);
+           "sinks"_a = nb::none(), "slopes"_a = nb::none(), "splits"_a = 1, "rows_per_call"_a = 0);
 }
 
 }  // namespace ridgeline

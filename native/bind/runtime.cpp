@@ -320,10 +320,12 @@ void bind_parts(nb::module_& module) {
            "kind"_a = "none", "eps"_a = 0.0f, "weight"_a = 0, "bias"_a = 0, "by_head"_a = false);
   nb::class_<AttentionSpec>(module, "AttentionSpec")
       .def("__init__",
-           [](AttentionSpec* self, int num_heads, float scale, int window, float softcap, uintptr_t sinks) {
-             new (self) AttentionSpec{num_heads, scale, window, softcap, pointer<const float>(sinks)};
+           [](AttentionSpec* self, int num_heads, float scale, int window, float softcap, uintptr_t sinks,
+              uintptr_t slopes) {
+             new (self) AttentionSpec{num_heads, scale, window, softcap, pointer<const float>(sinks),
+                                      pointer<const float>(slopes)};
            },
-           "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0);
+           "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0, "slopes"_a = 0);
   nb::class_<KvMemory>(module, "KvMemory")
       .def("__init__",
            [](KvMemory* self, const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {

@@ -95,6 +95,8 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
     __builtin_memcpy(query, q + (a.span.first_row + row) * q_stride + head * head_dim, (size_t)head_dim * 4);
     set_query(Kind{}, rows, r, query, width, a.spec.scale);
     visible(a, row, rows.visible_begin[r], rows.visible_end[r]);
+    rows.position[r] = span_start(a.span) + row;
+    rows.slope[r] = a.spec.slopes ? a.spec.slopes[head] : 0.0f;
     rows.maximum[r] = kNoMaximum;
   }
   __builtin_memset(rows.outputs, 0, (size_t)(rows.count * a.shape.dims) * 4);

@@ -82,12 +82,14 @@ RL_INLINE void soften(const Attention& a, AttentionRows& rows, const Tile& tile,
   const bool whole = begin <= 0 && end >= kTileTokens && a.group_tokens == kGroup;
   const Ints low = splat_int((int32_t)(begin < 0 ? 0 : begin > kTileTokens ? kTileTokens : begin));
   const Ints high = splat_int((int32_t)(end < 0 ? 0 : end > kTileTokens ? kTileTokens : end));
+  const int32_t distance = (int32_t)(tile.first_token - rows.position[r]);
   RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
     Floats s = load<Floats>(rows.scores + r * kTileTokens + i * kLanes) * scale;
     if constexpr (Kind::kElements == 4) s *= load<Floats>(tile.key_scales[i / kParts] + i % kParts * kLanes);
     if (cap > 0.0f) s = cap * tanh(s / cap);
+    const Ints token = load<Ints>(rows.lane_token + i * kLanes);
+    if (a.spec.slopes) s = fma(to_floats(token + distance), splat(rows.slope[r]), s);
     if (!whole) {
-      const Ints token = load<Ints>(rows.lane_token + i * kLanes);
       s = ((token >= low) & (token < high)) ? s : splat(-__builtin_inff());
     }
     scores[i] = s;

@@ -41,9 +41,11 @@ struct alignas(64) AttentionRows {
   float maximum[kMaxRows];
   float decay[kMaxRows];         // by which the last change of the maximum shrinks what was summed before
   float score_scale[kMaxRows];   // from q . k as multiplied to the logit
+  float slope[kMaxRows];         // ALiBi: what a logit gains for each position
   float weight_scale[kMaxRows];  // int8: of the tile's weights
   int32_t query_bias[kMaxRows];  // int8: what the keys' offset of 128 adds to q . k, negated
   int32_t weight_bias[kMaxRows];
+  int64_t position[kMaxRows];                              // of the query
   int64_t visible_begin[kMaxRows], visible_end[kMaxRows];  // positions
   int32_t lane_token[kTileTokens];                         // a lane's token in the tile; past every tile where none
   int64_t count;                                           // rows

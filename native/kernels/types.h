@@ -98,7 +98,8 @@ struct AttentionSpec {
   float scale;
   int32_t window;  // tokens, 0: none
   float softcap;   // 0: none
-  const float* sinks;  // [num_heads] logits that join the softmax and carry no value, or null
+  const float* sinks;   // [num_heads] logits that join the softmax and carry no value, or null
+  const float* slopes;  // [num_heads], ALiBi: slope * (key position - query position) is added to a logit; or null
 };
 
 // One sequence's part of a step. Row i of the span is the query at position kv_length - length + i.

@@ -175,7 +175,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
   constexpr int64_t kTokens = 43, kRows = 5, kBlocks = 5, kWidth = kHeads * kDim;
   const AttentionKernels& k = kernels.attention;
   const int64_t table[] = {3, 0, 4};
-  const std::vector<float> sinks = numbers.floats(kHeads);
+  const std::vector<float> sinks = numbers.floats(kHeads), slopes = numbers.floats(kHeads);
   for (const KvKind kind : {KvKind::f32, KvKind::bf16, KvKind::int8}) {
     const KvLayout layout{kind, kKvHeads, kDim, kBlock};
     const int64_t bytes = kBlocks * k.block_bytes(layout);
@@ -188,7 +188,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
       }
     const std::string name = "attention " + std::to_string((int)kind);
     results.exact(name + " blocks", blocks.data(), bytes);
-    const AttentionSpec spec{kHeads, 0.2f, 20, 8.0f, sinks.data()};
+    const AttentionSpec spec{kHeads, 0.2f, 20, 8.0f, sinks.data(), slopes.data()};
     const SpanView span{0, kRows, kTokens, 0, table, 1};
     const std::vector<float> q = numbers.floats(kRows * kWidth, 4);
     std::vector<float> out(kRows * kWidth), parts(2 * kRows * kWidth);

@@ -94,9 +94,11 @@ def kv_write(rng: Random) -> Case:
 
 def attention(rng: Random) -> Case:
     kv_heads, dim = rng.randint(1, 2), rng.randint(1, 4)
-    attrs = AttentionAttrs(0, 0.7, window=rng.choice([None, 1, 3]), softcap=rng.choice([None, 2.0]))
+    heads = kv_heads * rng.randint(1, 3)
+    slopes = rng.choice([None, tuple(rng.random() for _ in range(heads))])
+    attrs = AttentionAttrs(0, 0.7, rng.choice([None, 1, 3]), rng.choice([None, 2.0]), slopes)
     kv_shape = ("T", kv_heads, dim)
-    return Case(attrs, [("T", kv_heads * rng.randint(1, 3), dim), kv_shape, kv_shape])
+    return Case(attrs, [("T", heads, dim), kv_shape, kv_shape])
 
 
 def slice_columns(rng: Random) -> Case:

@@ -34,6 +34,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
+    has_slopes: bool = False
     mutual: int = 1
     magnitude: float = 1.0
     seed: int = 0
@@ -59,6 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(1, min(70, kv_length))),
         draw(st.sampled_from((0, 0, 1, 5, 16, 64, 100))),
         draw(st.sampled_from((0.0, 0.0, 20.0))),
+        draw(st.booleans()),
         draw(st.booleans()),
         draw(st.sampled_from((1, 1, 2, 7, 1000))),
         draw(st.sampled_from((0.05, 1.0, 8.0))),
@@ -94,6 +96,7 @@ class Sequence:
         heads = case.kv_heads * case.group
         self.q = rng.standard_normal((case.length, heads, case.head_dim), np.float32) * np.float32(case.magnitude)
         self.sinks = rng.standard_normal(heads, np.float32) if case.has_sinks else None
+        self.slopes = np.float32(2.0) ** -np.arange(1, heads + 1, dtype=np.float32) if case.has_slopes else None
         self.scale = case.head_dim**-0.5
 
     def attend(self, *, splits: int = 1, rows_per_call: int = 0, length: int | None = None, first: int = 0) -> Floats:
@@ -112,6 +115,7 @@ class Sequence:
             window=case.window,
             softcap=case.softcap,
             sinks=self.sinks,
+            slopes=self.slopes,
             splits=splits,
             rows_per_call=rows_per_call,
         )
@@ -135,6 +139,10 @@ class Sequence:
             error = error + 8 * EPS * case.softcap
         query = np.arange(case.kv_length - case.length, case.kv_length)[:, None]
         key = np.arange(case.first_token, case.kv_length)[None]
+        if self.slopes is not None:
+            gain = self.slopes[None, :, None] * (key - query)[:, None]
+            logits = logits + gain
+            error = error + EPS * np.abs(gain)
         start = case.kv_length - case.length
         seen = key < start + ((query - start) // case.mutual + 1) * case.mutual
         if case.window:

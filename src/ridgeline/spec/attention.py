@@ -12,6 +12,7 @@ class GroupedQueryAttention:
 
     `window`: a query at position p sees keys in (p - window, p]; None sees all.
     `softcap`: logits pass through c * tanh(logits / c).
+    `alibi`: one slope per query head; a logit gains slope * (key position - query position) (arXiv 2108.12409).
     """
 
     num_heads: int
@@ -22,6 +23,7 @@ class GroupedQueryAttention:
     qk_norm: Norm | None = None
     window: int | None = None
     softcap: float | None = None
+    alibi: tuple[float, ...] | None = None
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -31,6 +33,8 @@ class GroupedQueryAttention:
                 f"num_attention_heads ({self.num_heads}) must be a multiple of "
                 f"num_key_value_heads ({self.num_kv_heads})"
             )
+        if self.alibi is not None and len(self.alibi) != self.num_heads:
+            raise ConfigError(f"{len(self.alibi)} ALiBi slopes for {self.num_heads} heads")
         if self.rope is not None and not (0 < self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0):
             raise ConfigError(
                 f"rotary dimension {self.rope.rotary_dim} must be even and within head_dim {self.head_dim}"

@@ -185,8 +185,16 @@ def _attention(at: Compiler, group: Group) -> None:
     q, out = at.place(op.inputs[0]), at.new(op.outputs[0])
     memory, cache_group = at.memories[attrs.state]
     num_heads = q.width // at.kv_state(attrs.state).head_dim
-    spec = _native.AttentionSpec(num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0)
+    spec = _native.AttentionSpec(
+        num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0, slopes=_slopes(at, op.label, attrs)
+    )
     at.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
+
+
+def _slopes(at: Compiler, label: str, attrs: AttentionAttrs) -> int:
+    """The address of the slopes, or 0."""
+    slopes = attrs.alibi_slopes
+    return at.weights.vector(f"{label}.slopes", lambda: torch.tensor(slopes)) if slopes else 0
 
 
 def _split_heads(at: Compiler, group: Group) -> None:

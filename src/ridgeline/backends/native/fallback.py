@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ridgeline import _native
-from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.ops.attention import AttentionAttrs
@@ -46,16 +46,21 @@ class NativeMemory:
             memory.read(self._level, slots, k, v)
             keys, values = (torch.from_numpy(x).to(q_TND.dtype).transpose(0, 1)[None] for x in (k, v))
             rows = slice(start, start + length)
-            visible = visible_keys_SQL(
+            query_positions, key_positions = (
                 torch.from_numpy(step.positions_T[rows])[None],
                 torch.from_numpy(positions)[None],
+            )
+            visible = visible_keys_SQL(
+                query_positions,
+                key_positions,
                 torch.from_numpy(step.kv_length_S[span : span + 1]),
                 torch.from_numpy(step.mutual_S[span : span + 1]),
                 attrs.window,
             )
             q = q_TND[rows][None]
             mask = mask_of(visible, q.dtype)
-            out[rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap)[0]
+            bias = alibi_SNQL(attrs.alibi_slopes, query_positions, key_positions)
+            out[rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias)[0]
         return out
 
     def spans(self) -> Sequence[slice]:

@@ -3,6 +3,8 @@
 Legend: S sequences · Q query tokens of each · L keys · N query heads · K key/value heads · D head size · G = N / K.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -16,8 +18,9 @@ def grouped_attention(
     mask_SQL: torch.Tensor,
     scale: float,
     softcap: float | None,
+    bias_SNQL: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T, soft-capped, plus mask) v, [S, Q, N, D] in the dtype of q.
+    """softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D] in the dtype of q.
 
     `mask_SQL` is 0 or -inf in the dtype of q; every query must see at least one key. The G query heads that share a
     key head are laid side by side as queries of it, so that keys and values are never repeated in memory.
@@ -28,15 +31,27 @@ def grouped_attention(
     q = q_SQND.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*Q, D]
     mask = mask_SQL[:, None].repeat(1, 1, group, 1)
     few_rows = q.dtype is torch.bfloat16 and q.shape[2] <= FEW_ROWS
-    if softcap is None and not few_rows:
+    if softcap is None and bias_SNQL is None and not few_rows:
         out = F.scaled_dot_product_attention(q, k_SKLD, v_SKLD, attn_mask=mask, scale=scale)
     else:
         scores = torch.matmul(q, k_SKLD.transpose(2, 3)).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if bias_SNQL is not None:
+            scores = scores + bias_SNQL.unflatten(1, (num_kv_heads, group)).flatten(2, 3)
         out = torch.matmul((scores + mask).softmax(-1).to(v_SKLD.dtype), v_SKLD)
     out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)  # [S, Q, K, G, D]
     return out.reshape(num_seqs, num_queries, num_heads, head_dim)
+
+
+def alibi_SNQL(
+    slopes_N: Sequence[float] | None, query_positions_SQ: torch.Tensor, key_positions_SL: torch.Tensor
+) -> torch.Tensor | None:
+    """What each head's logits gain by position, float32; None without slopes."""
+    if slopes_N is None:
+        return None
+    distance_SQL = key_positions_SL[:, None, :] - query_positions_SQ[:, :, None]
+    return torch.tensor(slopes_N)[:, None, None] * distance_SQL[:, None]
 
 
 def mask_of(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
 from ridgeline.program.ops.attention import AttentionAttrs
@@ -31,7 +31,8 @@ class DenseMemory:
     ) -> torch.Tensor:
         q = q_TND.unflatten(0, (self._batch, -1))
         k, v = self._kept[attrs.state]
-        if attrs.softcap is None and (attrs.window is None or attrs.window >= self._num_tokens):
+        no_bias = attrs.softcap is None and attrs.alibi_slopes is None
+        if no_bias and (attrs.window is None or attrs.window >= self._num_tokens):
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -46,7 +47,8 @@ class DenseMemory:
             positions, positions, torch.tensor([self._num_tokens]), torch.tensor([1]), attrs.window
         )
         mask = mask_of(visible, q.dtype).expand(self._batch, -1, -1)
-        out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap)
+        bias = alibi_SNQL(attrs.alibi_slopes, positions, positions)
+        out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap, bias)
         return out.flatten(0, 1)
 
     def spans(self) -> Sequence[slice]:

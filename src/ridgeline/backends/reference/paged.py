@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ridgeline.backends.reference.attention import grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret, interpret_each
 from ridgeline.backends.reference.packed import MATRIX_OPS, pack_matrices
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
@@ -103,10 +103,12 @@ class _Writes:
 
 @dataclass(frozen=True, slots=True)
 class _SpanBatch:
-    """Equally long spans that attend in one call: their rows in T, their blocks, and which keys they see."""
+    """Equally long spans that attend in one call: their rows in T, their blocks, positions and which keys they see."""
 
     rows_SQ: torch.Tensor
     tables_SB: torch.Tensor
+    query_positions_SQ: torch.Tensor
+    key_positions_SL: torch.Tensor
     mask_SQL: torch.Tensor
 
     def gather(self, memory: torch.Tensor) -> torch.Tensor:
@@ -157,6 +159,7 @@ class _PagedMemory:
                 batch.mask_SQL,
                 attrs.scale,
                 attrs.softcap,
+                alibi_SNQL(attrs.alibi_slopes, batch.query_positions_SQ, batch.key_positions_SL),
             )
         return out
 
@@ -196,15 +199,12 @@ class _PagedMemory:
         zero_block = self._layout.groups[index].num_blocks
         tables_SB = np.where(np.arange(used_S.max()) < used_S[:, None], tables_SB, zero_block)
         rows_SQ = step.span_start_S[spans][:, None] + np.arange(length)
-        visible = visible_keys_SQL(
-            torch.from_numpy(step.positions_T[rows_SQ]),
-            torch.from_numpy(first_S[:, None] + np.arange(used_S.max() * size)),
-            torch.from_numpy(end_S),
-            torch.from_numpy(step.mutual_S[spans]),
-            window,
-        )
+        queries_SQ = torch.from_numpy(step.positions_T[rows_SQ])
+        keys_SL = torch.from_numpy(first_S[:, None] + np.arange(used_S.max() * size))
+        mutual_S = torch.from_numpy(step.mutual_S[spans])
+        visible = visible_keys_SQL(queries_SQ, keys_SL, torch.from_numpy(end_S), mutual_S, window)
         mask = mask_of(visible, self._memories[self._layout.groups[index].states[0]][0].dtype)
-        return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), mask)
+        return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), queries_SQ, keys_SL, mask)
 
 
 def _allocate(state: State, num_blocks: int, block_size: int, dtype: torch.dtype) -> StateMemory:

@@ -15,7 +15,7 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
     (v,) = b.emit("split_heads", f"{at}.v.heads", (v,), (), SplitHeadsAttrs(kv_heads))
     state = b.state(KvState(kv_heads, dim, mixer.window))
     b.emit("kv_write", f"{at}.kv_write", (k, v), (), KvWriteAttrs(state))
-    attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap)
+    attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap, mixer.alibi)
     (o,) = b.emit("attention", f"{at}.attention", (q, k, v), (), attrs)
     return b.linear(f"{at}.o", o, b.spec.hidden_size, mixer.out_bias)
 

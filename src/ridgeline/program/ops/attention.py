@@ -33,12 +33,13 @@ class KvWriteAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class AttentionAttrs(Attrs):
-    """Queries attend to KV state number `state`; window and softcap as in GroupedQueryAttention."""
+    """Queries attend to KV state number `state`; window, softcap and slopes as in GroupedQueryAttention."""
 
     state: int
     scale: float
     window: int | None = None
     softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
 
 
 def _rope_angles_cost(x: Operands) -> OpCost:
