@@ -302,6 +302,8 @@ def test_whole_programs_are_differentiable(name):
     tokens_BT = torch.arange(2 * CONTEXT).reshape(2, CONTEXT) % program.vocab_size
     dense_logits(program, weights, tokens_BT).square().mean().backward()
     choosing = {name for op in program.ops if op.kind == "route" for name in op.weights}  # of the choice alone
+    lone = [op.inputs[0] for op in program.ops if op.kind == "route" and op.attrs.normalize and op.attrs.top_k == 1]
+    choosing |= {f"{router}.weight" for router in lone}  # what is chosen counts 1
     for name, weight in weights.items():
         if name in choosing:
             continue

@@ -24,6 +24,7 @@ from ridgeline.weights.loader import load_weights
 
 SHORT_PROMPT = 9  # below every original context and most windows of the tiny configs
 LONG_PROMPT = 40  # above them
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}  # of transformers' implementations
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def tiny_config(family_name: str, seed: int) -> dict[str, object]:
 
 def build(family_name: str, seed: int, path: Path) -> TinyModel:
     config = tiny_config(family_name, seed)
-    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **PLAIN).eval()
     randomize(oracle, seed)
     oracle.save_pretrained(path)
     folder = ModelFolder.open(path)

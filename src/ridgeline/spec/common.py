@@ -17,7 +17,8 @@ from ridgeline.spec.spec import (
     YarnRope,
 )
 
-MAX_LAYERS = 1000  # far above any model; keeps a hostile config from filling memory
+MAX_LAYERS = 1000  # far above any model, as is the next; they keep a hostile config from filling memory
+MAX_EXPERTS = 1 << 12
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -151,6 +152,13 @@ def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
     return read_windows(config, window, lambda index: window is not None and index >= first)
 
 
+def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
+    """Which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
+    step, dense = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
 def llama_renames(*instead: Rename) -> Sequence[Rename]:
     """Tensor names of the Llama layout; a name in `instead` takes the place of Llama's for the same program weight."""
     replaced = {target for rename in instead for target in rename.targets}
@@ -169,3 +177,26 @@ def llama_renames(*instead: Rename) -> Sequence[Rename]:
     for letter in "qk":
         names[f"model.layers.{{i}}.self_attn.{letter}_norm.weight"] = f"layers.{{i}}.attn.{letter}_norm.weight"
     return [*(Rename(source, (target,)) for source, target in names.items() if target not in replaced), *instead]
+
+
+def expert_renames(
+    block: str = "mlp",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    shared: str = "shared_expert",
+) -> Sequence[Rename]:
+    """The usual names of a mixture of experts, each matrix of each expert in a tensor of its own.
+
+    To be added to `llama_renames`, whose names are those of the dense layers that may stand between.
+    """
+    at, to = f"model.layers.{{i}}.{block}", "layers.{i}.ffn"
+    names = [
+        Rename(f"{at}.gate.weight", (f"{to}.router.weight",)),
+        Rename(f"{at}.gate.e_score_correction_bias", (f"{to}.route.bias",)),
+        Rename(f"{at}.shared_expert_gate.weight", (f"{to}.shared_gate.weight",)),
+    ]
+    for matrix, stored in (("gate", gate), ("up", up), ("down", down)):
+        names.append(Rename(f"{at}.experts.{{e}}.{stored}.weight", (f"{to}.{matrix}.weight",), experts=True))
+        names.append(Rename(f"{at}.{shared}.{stored}.weight", (f"{to}.shared.{matrix}.weight",)))
+    return names

@@ -49,6 +49,9 @@ BOOKKEEPING = frozenset(
         "_attn_implementation_autoset",
         "_num_labels",
         "output_past",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "torchscript",
         "transformers.js_config",
         "unsloth_version",
@@ -154,6 +157,15 @@ class ConfigReader:
         if not 0 <= low <= high:
             raise self._bad(key, value, "two numbers of at least 0, the smaller one first")
         return float(low), float(high)
+
+    def integers(self, key: str, *, low: int = 0, high: int = 1 << 24) -> tuple[int, ...]:
+        """A list of integers; empty where the key is absent or null."""
+        value = self._take(key, [])
+        items = cast("Sequence[object]", value) if isinstance(value, list) else ("no list",)
+        numbers = tuple(x for x in items if isinstance(x, int) and not isinstance(x, bool) and low <= x <= high)
+        if len(numbers) != len(items):
+            raise self._bad(key, value, f"a list of integers from {low} to {high}")
+        return numbers
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, None)

@@ -8,6 +8,7 @@ flag on an old one. All of them can be imported from here. Imports nothing but c
 from dataclasses import dataclass
 
 from ridgeline.spec.attention import GroupedQueryAttention
+from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
 from ridgeline.spec.parts import (
     Activation,
     DynamicRope,
@@ -29,6 +30,7 @@ from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, M
 __all__ = [
     "Activation",
     "AnyLayer",
+    "ClampedSwiGlu",
     "DecoderSpec",
     "DynamicRope",
     "Embedding",
@@ -46,6 +48,7 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "Mixer",
+    "MixtureOfExperts",
     "Mlp",
     "Norm",
     "ParallelLayer",
@@ -54,11 +57,12 @@ __all__ = [
     "RmsNorm",
     "Rope",
     "RopeScaling",
+    "Routing",
     "YarnRope",
 ]
 
 Mixer = GroupedQueryAttention | RecurrentMixer
-FeedForward = GatedMlp | Mlp
+FeedForward = GatedMlp | Mlp | MixtureOfExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,11 @@ class DecoderSpec:
 class Rename:
     """How checkpoint tensor `source` becomes program weights; `{i}` stands for the layer number.
 
-    With several `targets` the tensor is cut along its first dimension, into as many rows as each target has.
-    `transpose`: the checkpoint stores [in, out] (GPT-2's Conv1D); it is turned to [out, in] before cutting.
+    With several `targets` the tensor is cut along its rows, into as many as each target has: one target after the other
+    within each of `groups` equal parts. `transpose`: the checkpoint stores [.., in, out] (GPT-2's Conv1D); it is turned
+    to [.., out, in] before cutting. `experts`: the targets are stacks over the experts, `{e}` in the source stands for
+    an expert's number, and without it the tensor holds all experts, each of which is cut.
+    Of several renames of one weight, the first says how it is written, and the first that is there how it is read.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """
 
@@ -137,3 +144,5 @@ class Rename:
     targets: tuple[str, ...]
     transpose: bool = False
     depthwise: bool = False
+    experts: bool = False
+    groups: int = 1

@@ -100,3 +100,15 @@ def tiny_windows(choose: Choose, sizes: dict[str, object]) -> dict[str, object]:
     if choose(False, True):
         windows["layer_types"] = [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
     return windows
+
+
+def tiny_sparse_layers(choose: Choose, sizes: dict[str, object]) -> dict[str, object]:
+    """Qwen's ways to say which layers have experts; always one, or the model would be another family's."""
+    if sizes["num_hidden_layers"] == 1:
+        return {"decoder_sparse_step": 1, "mlp_only_layers": choose(None, [])}
+    some: list[dict[str, object]] = [
+        {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
+        {"decoder_sparse_step": 2},
+        {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    ]
+    return choose(*some)

@@ -4,19 +4,20 @@ The only place that knows both spellings of a weight; what the spellings are com
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.spec import families
-from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Rename
 from ridgeline.weights.checkpoint import DTYPES, SINGLE, Checkpoint
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.formats import DecodedCheckpoint, decoded
 from ridgeline.weights.gguf.model import GgufCheckpoint
 
 BASE_PREFIXES = ("model.", "transformer.")  # left out by checkpoints of the model without its head
@@ -25,20 +26,25 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 MAX_LISTED = 10
 
 Weights = dict[str, torch.Tensor]
-Tensors = Checkpoint | GgufCheckpoint
+Tensors = Checkpoint | DecodedCheckpoint | GgufCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What one tensor of the checkpoint is: all that `rename` names, or expert number `expert` of it."""
+
+    rename: Rename
+    expert: int | None = None
 
 
 def load_weights(folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype) -> Weights:
     """Every weight of `program` in `dtype`, shaped as the program says.
 
     A tensor stored in `dtype` stays a view of the mapped file; others are converted one at a time. Raises
-    ModelLoadError that lists all missing, unexpected and misshapen tensors, ConfigError for a quantized model.
+    ModelLoadError that lists all missing, unexpected and misshapen tensors, ConfigError for an unknown quantization.
     """
-    checkpoint, sources = _open(folder, spec, program)
-    weights: Weights = {}
-    for name, tensor in checkpoint.tensors(list(sources)):
-        for target, piece in _pieces(tensor, sources[name], program):
-            weights[target] = piece.to(dtype).contiguous()
+    checkpoint, stored = _open(folder, spec, program, dtype)
+    weights = _read(checkpoint, stored, program, set(program.weights), dtype)
     return {name: weights[name] for name in program.weights}
 
 
@@ -46,14 +52,15 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
     """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps."""
 
     def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype) -> None:
-        self._checkpoint, sources = _open(folder, spec, program)
-        self._sources = {target: rename for rename in sources.values() for target in rename.targets}
+        self._checkpoint, stored = _open(folder, spec, program, dtype)
+        self._sources: dict[str, dict[str, _Stored]] = {}
+        for name, tensor in stored.items():
+            for target in tensor.rename.targets:
+                self._sources.setdefault(target, {})[name] = tensor
         self._program, self._dtype = program, dtype
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        rename = self._sources[name]
-        ((_, tensor),) = self._checkpoint.tensors([rename.source])
-        return dict(_pieces(tensor, rename, self._program))[name].to(self._dtype).contiguous()
+        return _read(self._checkpoint, self._sources[name], self._program, {name}, self._dtype)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._program.weights)
@@ -62,29 +69,87 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
         return len(self._program.weights)
 
 
-def _open(folder: ModelFolder | Path, spec: DecoderSpec, program: Program) -> tuple[Tensors, Mapping[str, Rename]]:
-    """The checkpoint, found to hold the program's weights and no others, and what each of its tensors becomes."""
+def _open(
+    folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype
+) -> tuple[Tensors, Mapping[str, _Stored]]:
+    """The checkpoint, found to hold the program's weights and no others, and what each of its tensors is."""
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
-    if folder.config.get("quantization_config") is not None:
-        raise ConfigError(f"{folder.name}: config.json has a quantization_config; this loader reads only plain weights")
     if folder.gguf is not None:
         checkpoint = GgufCheckpoint(folder.gguf, spec)
         renames = checkpoint.renames()
     else:
-        checkpoint = Checkpoint.open(folder.path)
+        checkpoint = decoded(Checkpoint.open(folder.path), folder.config, dtype)
         renames = _spelled_as_in(checkpoint, expand(families.family(spec.model_type).renames(spec), spec))
-    sources = {r.source: r for r in renames if all(target in program.weights for target in r.targets)}
-    _check(checkpoint, sources, renames, program)
+    followed = _followed(checkpoint, renames, program)
+    stored = {name: tensor for rename in followed for name, tensor in _names(rename, program)}
+    _check(checkpoint, stored, renames, program)
     if spec.head.tied:
         _check_tied(checkpoint, renames)
-    return checkpoint, sources
+    return checkpoint, stored
 
 
-def _pieces(tensor: torch.Tensor, rename: Rename, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
-    """The program's weights that a tensor of the checkpoint holds, one below the other."""
-    rows = [program.weights[target][0] for target in rename.targets]
-    tensor = tensor.t() if rename.transpose else tensor.squeeze(1) if rename.depthwise else tensor
-    return zip(rename.targets, tensor.split(rows), strict=True)
+def _followed(checkpoint: Tensors, renames: Sequence[Rename], program: Program) -> Sequence[Rename]:
+    """Of the renames of each weight of the program the first that the checkpoint follows, or simply the first."""
+    candidates: dict[str, list[Rename]] = {name: [] for name in program.weights}
+    for rename in renames:
+        if all(target in candidates for target in rename.targets):
+            for target in rename.targets:
+                candidates[target].append(rename)
+    unnamed = [name for name, found in candidates.items() if not found]
+    assert not unnamed, f"the family's renames must name these: {unnamed}"
+
+    def follows(rename: Rename) -> bool:
+        return any(name in checkpoint.entries for name, _ in _names(rename, program))
+
+    chosen = [next(filter(follows, found), found[0]) for found in candidates.values()]
+    return list(dict.fromkeys(chosen))
+
+
+def _names(rename: Rename, program: Program) -> Iterator[tuple[str, _Stored]]:
+    """The tensors of the checkpoint that together are what `rename` names."""
+    if "{e}" not in rename.source:
+        yield rename.source, _Stored(rename)
+        return
+    for expert in range(program.weights[rename.targets[0]][0]):
+        yield rename.source.replace("{e}", str(expert)), _Stored(rename, expert)
+
+
+def _read(
+    checkpoint: Tensors, stored: Mapping[str, _Stored], program: Program, wanted: Set[str], dtype: torch.dtype
+) -> Weights:
+    """The weights `wanted`, of which `stored` names all parts."""
+    weights: Weights = {}
+    for name, tensor in checkpoint.tensors(list(stored)):
+        expert = stored[name].expert
+        for target, piece in _pieces(tensor, stored[name], program):
+            if target not in wanted:
+                continue
+            if expert is None:
+                weights[target] = piece.to(dtype).contiguous()
+            else:
+                if target not in weights:
+                    weights[target] = torch.empty(program.weights[target], dtype=dtype)
+                weights[target][expert] = piece
+    return weights
+
+
+def _pieces(tensor: torch.Tensor, stored: _Stored, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
+    """The program's weights, or one expert of each, that a tensor of the checkpoint holds."""
+    rename, dim = stored.rename, _row_dim(stored)
+    rows = [shape[dim] // rename.groups for shape in _target_shapes(stored, program)]
+    tensor = tensor.transpose(-2, -1) if rename.transpose else tensor.squeeze(1) if rename.depthwise else tensor
+    pieces = tensor.unflatten(dim, (rename.groups, -1)).split(rows, dim + 1)
+    return zip(rename.targets, (piece.flatten(dim, dim + 1) for piece in pieces), strict=True)
+
+
+def _row_dim(stored: _Stored) -> int:
+    """The dimension along which several targets share a tensor."""
+    return 1 if stored.rename.experts and stored.expert is None else 0
+
+
+def _target_shapes(stored: _Stored, program: Program) -> Sequence[tuple[int, ...]]:
+    shapes = [program.weights[target] for target in stored.rename.targets]
+    return shapes if stored.expert is None else [shape[1:] for shape in shapes]
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
@@ -95,10 +160,10 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Te
     tensors: Weights = {}
     written: set[str] = set()
     for rename in expand(families.family(spec.model_type).renames(spec), spec):
-        if all(target in weights for target in rename.targets):
-            tensor = torch.cat([weights[target].detach().to("cpu", dtype) for target in rename.targets])
-            tensor = tensor.t() if rename.transpose else tensor[:, None] if rename.depthwise else tensor
-            tensors[rename.source] = tensor.contiguous()
+        if all(target in weights for target in rename.targets) and written.isdisjoint(rename.targets):
+            tensors.update(
+                _stored_tensors(rename, [weights[target].detach().to("cpu", dtype) for target in rename.targets])
+            )
             written.update(rename.targets)
     unnamed = sorted(set(weights) - written)
     if unnamed:
@@ -109,42 +174,63 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Te
     partial.replace(folder / SINGLE)
 
 
+def _stored_tensors(rename: Rename, targets: Sequence[torch.Tensor]) -> Weights:
+    """What `_pieces` takes apart: `targets` under the name or names of `rename`."""
+    if "{e}" in rename.source:
+        each = replace(rename, source="", experts=False)
+        return {
+            rename.source.replace("{e}", str(expert)): _stored_tensors(each, experts)[""]
+            for expert, experts in enumerate(zip(*targets, strict=True))
+        }
+    dim = _row_dim(_Stored(rename))
+    parts = [target.unflatten(dim, (rename.groups, -1)) for target in targets]
+    tensor = torch.cat(parts, dim + 1).flatten(dim, dim + 1)
+    tensor = tensor.transpose(-2, -1) if rename.transpose else tensor[:, None] if rename.depthwise else tensor
+    return {rename.source: tensor.contiguous()}
+
+
 def expand(renames: Sequence[Rename], spec: DecoderSpec) -> Sequence[Rename]:
-    """One rename per tensor: `{i}` replaced by every layer number."""
+    """The renames of every layer, `{i}` replaced by its number; `experts` only where a layer has experts.
+
+    There they take the place of others with the same targets, which are those of a dense feed-forward.
+    """
     expanded: list[Rename] = []
     for rename in renames:
-        layers = [str(i) for i in range(len(spec.layers))] if "{i}" in rename.source else [""]
+        if "{i}" not in rename.source:
+            expanded.append(rename)
+            continue
         expanded += [
             replace(
                 rename,
-                source=rename.source.replace("{i}", layer),
-                targets=tuple(target.replace("{i}", layer) for target in rename.targets),
+                source=rename.source.replace("{i}", str(i)),
+                targets=tuple(target.replace("{i}", str(i)) for target in rename.targets),
             )
-            for layer in layers
+            for i, layer in enumerate(spec.layers)
+            if isinstance(layer.feed_forward, MixtureOfExperts) or not rename.experts
         ]
-    return expanded
+    stacks = {target for rename in expanded if rename.experts for target in rename.targets}
+    return [rename for rename in expanded if rename.experts or stacks.isdisjoint(rename.targets)]
 
 
-def _spelled_as_in(checkpoint: Checkpoint, renames: Sequence[Rename]) -> Sequence[Rename]:
+def _spelled_as_in(checkpoint: Tensors, renames: Sequence[Rename]) -> Sequence[Rename]:
     """The renames without the base model's prefix, where no tensor of the checkpoint has it."""
     if any(name.startswith(BASE_PREFIXES) for name in checkpoint.entries):
         return renames
     return [replace(r, source=r.source.removeprefix("model.").removeprefix("transformer.")) for r in renames]
 
 
-def _check(checkpoint: Tensors, sources: Mapping[str, Rename], renames: Sequence[Rename], program: Program) -> None:
+def _check(checkpoint: Tensors, stored: Mapping[str, _Stored], renames: Sequence[Rename], program: Program) -> None:
     entries = checkpoint.entries
-    named = Counter(target for rename in sources.values() for target in rename.targets)
-    wrong = [name for name in program.weights if named[name] != 1]
-    assert not wrong, f"the family's renames must name these exactly once: {wrong}"
-    allowed = set(sources) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
-    extra = [name for name in entries if name not in allowed and not name.endswith(IGNORED_SUFFIXES)]
+    followed = {tensor.rename for tensor in stored.values()}
+    named = Counter(target for rename in followed for target in rename.targets)
+    allowed = set(stored) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
     present = {
-        name: (entries[name], _stored_shape(rename, program)) for name, rename in sources.items() if name in entries
+        name: (entries[name], _stored_shape(tensor, program)) for name, tensor in stored.items() if name in entries
     }
     problems = {
-        "missing": [name for name in sources if name not in entries],
-        "unexpected": extra,
+        "missing": [name for name in stored if name not in entries],
+        "unexpected": [name for name in entries if name not in allowed and not name.endswith(IGNORED_SUFFIXES)],
+        "stored in two ways": [name for name, count in named.items() if count > 1],
         "of another shape": [
             f"{name} {list(entry.shape)} instead of {list(shape)}"
             for name, (entry, shape) in present.items()
@@ -159,10 +245,13 @@ def _check(checkpoint: Tensors, sources: Mapping[str, Rename], renames: Sequence
         raise ModelLoadError(f"{checkpoint.path}: the tensors do not fit config.json. {text}")
 
 
-def _stored_shape(rename: Rename, program: Program) -> tuple[int, ...]:
-    shapes = [program.weights[target] for target in rename.targets]
-    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    return shape[::-1] if rename.transpose else (shape[0], 1, *shape[1:]) if rename.depthwise else shape
+def _stored_shape(stored: _Stored, program: Program) -> tuple[int, ...]:
+    shapes, dim = _target_shapes(stored, program), _row_dim(stored)
+    rows = sum(shape[dim] for shape in shapes)
+    shape = (*shapes[0][:dim], rows, *shapes[0][dim + 1 :])
+    if stored.rename.transpose:
+        return (*shape[:-2], shape[-1], shape[-2])
+    return (shape[0], 1, *shape[1:]) if stored.rename.depthwise else shape
 
 
 def _check_tied(checkpoint: Tensors, renames: Sequence[Rename]) -> None:

@@ -8,6 +8,7 @@ from typing import assert_never
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
+from ridgeline.program.lower.experts import lower_experts
 from ridgeline.program.lower.feed_forward import lower_gated_mlp, lower_mlp
 from ridgeline.program.lower.recurrent import (
     lower_gated_delta_net,
@@ -29,6 +30,7 @@ from ridgeline.spec.spec import (
     Mamba,
     Mamba2,
     Mixer,
+    MixtureOfExperts,
     Mlp,
     Norm,
     ParallelLayer,
@@ -120,6 +122,8 @@ def _feed_forward(b: Builder, at: str, ffn: FeedForward, x: str) -> str:
             return lower_gated_mlp(b, at, ffn, x)
         case Mlp():
             return lower_mlp(b, at, ffn, x)
+        case MixtureOfExperts():
+            return lower_experts(b, at, ffn, x)
         case _:
             assert_never(ffn)
 

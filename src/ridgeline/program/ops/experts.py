@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Plain, Shape
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
+from ridgeline.spec.experts import GroupScore, Scoring
 from ridgeline.spec.spec import Activation
-
-Scoring = Literal["softmax", "sigmoid"]
-GroupScore = Literal["max", "top2_sum"]
 
 
 @dataclass(frozen=True, slots=True)

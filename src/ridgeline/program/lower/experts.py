@@ -1,0 +1,48 @@
+"""Mixtures of experts."""
+
+from ridgeline.program.lower.builder import Builder
+from ridgeline.program.lower.feed_forward import lower_gated_mlp
+from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
+from ridgeline.spec.spec import ClampedSwiGlu, MixtureOfExperts
+
+
+def lower_experts(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> str:
+    ids, weights = _route(b, at, ffn, x)
+    num, size, hidden = ffn.num_experts, ffn.size, b.spec.hidden_size
+    shapes = {"gate": (num, size, hidden), "up": (num, size, hidden), "down": (num, hidden, size)}
+    matrices = [b.weight(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
+    if ffn.bias:
+        matrices += [b.weight(f"{at}.{name}.bias", *shape[:2]) for name, shape in shapes.items()]
+    (y,) = b.emit("experts", f"{at}.experts", (x, ids, weights), tuple(matrices), _attrs(ffn))
+    if ffn.shared is None:
+        return y
+    shared = lower_gated_mlp(b, f"{at}.shared", ffn.shared, x)
+    if ffn.shared_gate:
+        gate = b.linear(f"{at}.shared_gate", x, 1, bias=False)
+        (shared,) = b.emit("gate_rows", f"{at}.shared_gated", (shared, gate))
+    return b.emit("add", f"{at}.sum", (y, shared))[0]
+
+
+def _route(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> tuple[str, str]:
+    """The numbers of each token's experts, and their weights."""
+    routing = ffn.routing
+    logits = b.linear(f"{at}.router", x, ffn.num_experts, routing.router_bias)
+    bias = (b.weight(f"{at}.route.bias", ffn.num_experts),) if routing.selection_bias else ()
+    attrs = RouteAttrs(
+        routing.top_k,
+        routing.scoring,
+        routing.normalize,
+        routing.scale,
+        routing.num_groups,
+        routing.top_groups,
+        routing.group_score,
+    )
+    at = f"{at}.route"
+    ids, weights = b.emit("route", at, (logits,), bias, attrs, (f"{at}.ids", f"{at}.weights"))
+    return ids, weights
+
+
+def _attrs(ffn: MixtureOfExperts) -> ExpertsAttrs:
+    if isinstance(ffn.activation, ClampedSwiGlu):
+        return ExpertsAttrs("silu", ffn.activation.limit, ffn.activation.alpha)
+    return ExpertsAttrs(ffn.activation)

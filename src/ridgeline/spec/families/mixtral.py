@@ -1,0 +1,76 @@
+"""Mixtral: Mistral with eight experts in place of the feed-forward, of which every token uses two."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import (
+    ACTIVATIONS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    expert_renames,
+    head_size,
+    llama_renames,
+    read_rope,
+)
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    MixtureOfExperts,
+    Rename,
+    RmsNorm,
+    Routing,
+)
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim, default_theta=1e6),
+        window=config.optional_integer("sliding_window"),
+    )
+    experts = MixtureOfExperts(
+        num_experts=config.integer("num_local_experts", 8, high=MAX_EXPERTS),
+        size=config.integer("intermediate_size"),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        routing=Routing(config.integer("num_experts_per_tok", 2)),
+    )
+    return DecoderSpec(
+        model_type="mixtral",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings"),
+        layers=(Layer(attention, experts, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return [*llama_renames(), *expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2")]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    num_experts = choose(1, 3, 8)
+    return {
+        "model_type": "mixtral",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": choose(1, min(2, num_experts), num_experts),
+        "sliding_window": choose(None, 4, 64),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
+    }
