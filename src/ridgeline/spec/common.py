@@ -42,14 +42,16 @@ def head_size(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def read_rope(config: ConfigReader, head_dim: int, *, default_theta: float = 10000.0) -> Rope:
+def read_rope(
+    config: ConfigReader, head_dim: int, *, default_theta: float = 10000.0, default_partial: float = 1.0
+) -> Rope:
     """The rope of a config, in either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
     Raises ConfigError for an unknown rope type or parameter.
     """
     max_positions = config.integer("max_position_embeddings", 2048)
     theta = config.number("rope_theta", default_theta, low=1.0)
-    partial = config.number("partial_rotary_factor", 1.0, low=0.0, high=1.0)
+    partial = config.number("partial_rotary_factor", default_partial, low=0.0, high=1.0)
     original = config.optional_integer("original_max_position_embeddings")
     new, old = config.section("rope_parameters"), config.section("rope_scaling")
     if new is not None and old is not None:

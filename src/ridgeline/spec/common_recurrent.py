@@ -123,3 +123,41 @@ def tiny_mamba(choose: Choose) -> dict[str, object]:
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+
+
+def hybrid_renames() -> Sequence[Rename]:
+    """Where hybrids of Mamba and attention put what Llama calls otherwise."""
+    at = "layers.{i}"
+    names = [
+        Rename("model.final_layernorm.weight", ("final_norm.weight",)),
+        Rename(f"model.{at}.pre_ff_layernorm.weight", (f"{at}.ffn_norm.weight",)),
+    ]
+    for part in ("weight", "bias"):
+        for matrix in ("gate", "up", "down"):
+            source = f"model.{at}.feed_forward.{matrix}_proj.{part}"
+            names.append(Rename(source, (f"{at}.ffn.{matrix}.{part}",)))
+    return names
+
+
+def tiny_hybrid(choose: Choose) -> dict[str, object]:
+    """Sizes that hybrids of Mamba and attention spell the same way; hidden sizes into which every head count goes."""
+    kv_heads = choose(1, 2)
+    return {
+        "vocab_size": choose(97, 131, 256),
+        "hidden_size": choose(32, 64),
+        "intermediate_size": choose(40, 72),
+        "num_hidden_layers": choose(2, 3, 4),
+        "num_attention_heads": kv_heads * choose(1, 2, 4),
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": choose(1e-6, 1e-5),
+        "max_position_embeddings": choose(24, 128),
+        "mamba_d_state": choose(4, 16),
+        "mamba_d_conv": choose(2, 4),
+        "mamba_expand": choose(1, 2),
+        "mamba_conv_bias": choose(False, True),
+        "mamba_proj_bias": choose(False, True),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }

@@ -1,0 +1,93 @@
+"""Bamba: Mamba-2 in most layers, attention with half of each head rotated in a few, a gated MLP in all."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames, tiny_hybrid
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Mamba2, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    config.ignore("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient")
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    mamba, attention = _mamba(config, norm), _attention(config)
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    attending = config.integers("attn_layer_indices", high=num_layers - 1)
+    mlp = GatedMlp(
+        config.integer("intermediate_size"),
+        config.choice("hidden_act", ACTIVATIONS, "silu"),
+        config.flag("mlp_bias", False),
+    )
+    return DecoderSpec(
+        model_type="bamba",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        max_positions=config.integer("max_position_embeddings", 262144),
+        layers=tuple(Layer(attention if i in attending else mamba, mlp, norm, norm) for i in range(num_layers)),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def _attention(config: ConfigReader) -> GroupedQueryAttention:
+    heads = config.integer("num_attention_heads")
+    head_dim = head_size(config.integer("hidden_size"), heads)
+    rotary_dim = config.optional_integer("attn_rotary_emb", head_dim // 2)
+    if rotary_dim != head_dim // 2:
+        raise ConfigError(f"config.json: attn_rotary_emb={rotary_dim}; Bamba rotates half of {head_dim} entries")
+    bias = config.flag("attention_bias", False)
+    return GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim, default_partial=0.5),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
+    inner = config.integer("hidden_size") * config.integer("mamba_expand", 2, high=64)
+    heads = config.integer("mamba_n_heads", 128)
+    mixer = Mamba2(
+        num_heads=heads,
+        head_dim=config.integer_or_auto("mamba_d_head", inner // heads),
+        num_groups=config.integer("mamba_n_groups", 1),
+        state_size=config.integer("mamba_d_state", 256),
+        conv_taps=config.integer("mamba_d_conv", 4, high=64),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        norm_eps=norm.eps,
+        dt_limits=config.limits("time_step_limit"),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+    )
+    check_inner(inner, heads, mixer.head_dim)
+    return mixer
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames(*hybrid_renames(), *mamba2_renames("model.layers.{i}.mamba"))
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    config = tiny_hybrid(choose)
+    groups = choose(1, 2)
+    num_layers = config["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    return {
+        "model_type": "bamba",
+        **config,
+        "attention_bias": choose(False, True),
+        "mlp_bias": choose(False, True),
+        "attn_layer_indices": [i for i in range(num_layers) if choose(False, True)],
+        "rope_theta": choose(10000.0, 500000.0),
+        "mamba_n_groups": groups,
+        "mamba_n_heads": groups * choose(2, 4),
+        "mamba_d_head": "auto",
+        "mamba_chunk_size": choose(4, 16),
+        "time_step_limit": choose((0.0, float("inf")), (0.05, 0.6)),
+    }
