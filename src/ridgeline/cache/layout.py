@@ -119,9 +119,10 @@ def plan_layout(
 ) -> CacheLayout:
     """Cut `budget_bytes` into groups: full attention first, then equal windows together, recurrent states last.
 
-    Recurrent states get room for `max_num_seqs` sequences and their checkpoints, at most half of the budget where there
-    is anything else. Each other group gets the share of the rest that one sequence of `max_model_len` tokens would need
-    of it, so that all run out at about the same time. Raises ConfigError if not even one such sequence fits.
+    Recurrent states get room for `max_num_seqs` sequences and their checkpoints, of what as many sequences leave of the
+    budget, or at most half of it. Each other group gets the share of the rest that one sequence of `max_model_len`
+    tokens would need of it, so that all run out at about the same time. Raises ConfigError if not even one such
+    sequence fits.
     """
     if max_model_len < 1:
         raise ConfigError(f"max_model_len must be at least 1, got {max_model_len}")
@@ -154,7 +155,8 @@ def _is_recurrent(group: GroupLayout) -> bool:
 def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: CacheLayout) -> GroupLayout:
     """A recurrent group of one sequence, grown to what the budget allows it."""
     others_bytes = single.total_bytes - group.num_blocks * group.bytes_per_sequence
-    most_bytes = min(budget_bytes // 2, budget_bytes - others_bytes) if others_bytes else budget_bytes
+    left_bytes = budget_bytes - max_num_seqs * others_bytes
+    most_bytes = max(left_bytes, min(budget_bytes // 2, budget_bytes - others_bytes)) if others_bytes else budget_bytes
     wanted = max_num_seqs * RECURRENT_BLOCKS_PER_SEQUENCE
     return replace(group, num_blocks=max(group.num_blocks, min(wanted, most_bytes // group.bytes_per_sequence)))
 

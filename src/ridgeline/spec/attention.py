@@ -13,6 +13,7 @@ class GroupedQueryAttention:
     `window`: a query at position p sees keys in (p - window, p]; None sees all.
     `softcap`: logits pass through c * tanh(logits / c).
     `alibi`: one slope per query head; a logit gains slope * (key position - query position) (arXiv 2108.12409).
+    `output_gate`: the output is multiplied by the sigmoid of one more projection of the input, of its size.
     """
 
     num_heads: int
@@ -26,6 +27,7 @@ class GroupedQueryAttention:
     alibi: tuple[float, ...] | None = None
     qkv_bias: bool = False
     out_bias: bool = False
+    output_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -16,6 +16,13 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class UnweightedRmsNorm:
+    """x / sqrt(mean(x^2) + eps)."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNorm:
     """(x - mean) / sqrt(var + eps) * weight, plus a bias if it has one.
 
@@ -27,7 +34,7 @@ class LayerNorm:
     per_head: bool = False
 
 
-Norm = RmsNorm | LayerNorm
+Norm = RmsNorm | UnweightedRmsNorm | LayerNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ridgeline.spec.parts import (
     RmsNorm,
     Rope,
     RopeScaling,
+    UnweightedRmsNorm,
     YarnRope,
 )
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
@@ -58,6 +59,7 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "Routing",
+    "UnweightedRmsNorm",
     "YarnRope",
 ]
 

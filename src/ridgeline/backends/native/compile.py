@@ -131,6 +131,10 @@ class Compiler:
         if op is None:
             return _native.Norm()
         assert isinstance(op.attrs, NormAttrs)
+        if not op.weights:
+            width = self.program.shapes[op.inputs[0]][-1]
+            assert isinstance(width, int)
+            return _native.Norm("rms", op.attrs.eps, self.weights.vector(f"ones.{width}", lambda: torch.ones(width)))
         offset = 1.0 if op.attrs.unit_offset else 0.0
         weight, *bias = op.weights
         scale = self.weights.vector(weight, lambda: self.weights.tensor(weight).float() + offset)

@@ -3,7 +3,7 @@
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import KvState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
-from ridgeline.program.ops.dense import SplitHeadsAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, SplitHeadsAttrs
 from ridgeline.spec.spec import GroupedQueryAttention
 
 
@@ -17,6 +17,9 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
     b.emit("kv_write", f"{at}.kv_write", (k, v), (), KvWriteAttrs(state))
     attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap, mixer.alibi)
     (o,) = b.emit("attention", f"{at}.attention", (q, k, v), (), attrs)
+    if mixer.output_gate:
+        gate = b.linear(f"{at}.gate", x, heads * dim, mixer.qkv_bias)
+        (o,) = b.emit("gated_activation", f"{at}.gated", (gate, o), (), ActivationAttrs("sigmoid"))
     return b.linear(f"{at}.o", o, b.spec.hidden_size, mixer.out_bias)
 
 

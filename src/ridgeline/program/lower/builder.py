@@ -9,7 +9,7 @@ from ridgeline.program.ops.attention import RopeAnglesAttrs
 from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.opset import OPSET
 from ridgeline.spec.rope import frequencies
-from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope
+from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope, UnweightedRmsNorm
 
 
 class Builder:
@@ -64,6 +64,8 @@ class Builder:
 
     def norm(self, at: str, norm: Norm, x: str) -> str:
         """`x`, normalised over its last dimension."""
+        if isinstance(norm, UnweightedRmsNorm):
+            return self.emit("rmsnorm", at, (x,), (), NormAttrs(norm.eps))[0]
         width = self.width(x)
         match norm:
             case RmsNorm():

@@ -29,10 +29,10 @@ def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -
 
 def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, NormAttrs)
-    x, weight = inputs[0], weights[0]
-    if not attrs.unit_offset:
-        return (F.rms_norm(x, (x.shape[-1],), weight, attrs.eps),)
-    normed = F.rms_norm(x.float(), (x.shape[-1],), 1.0 + weight.float(), attrs.eps)
+    x = inputs[0]
+    if not weights or not attrs.unit_offset:
+        return (F.rms_norm(x, (x.shape[-1],), weights[0] if weights else None, attrs.eps),)
+    normed = F.rms_norm(x.float(), (x.shape[-1],), 1.0 + weights[0].float(), attrs.eps)
     return (normed.to(x.dtype),)
 
 

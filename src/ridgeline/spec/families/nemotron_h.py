@@ -1,0 +1,127 @@
+"""Nemotron-H: every layer is one of Mamba-2, attention without positions, or a feed-forward (arXiv 2504.03624)."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
+from ridgeline.spec.common_recurrent import NOT_COMPUTED, backbone_renames, mamba2_renames
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mamba2, Mlp, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose
+
+LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
+KINDS = {"mamba": "linear_attention", "attention": "full_attention"} | {kind: kind for kind in LETTERS.values()}
+# Of mixtures of experts, and of layers that guess further tokens: of no bearing on models that have none of them.
+UNUSED = (
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob"),
+    *("n_group", "topk_group", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
+    *("moe_shared_expert_overlap", "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type"),
+    *("mtp_hybrid_override_pattern", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand", "attention_bias"),
+    *("time_step_limit", "mamba_proj_bias"),  # not read by the model either
+)
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    config.ignore(*NOT_COMPUTED, *UNUSED)
+    config.expect("sliding_window", None)
+    norm = RmsNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
+    layer_of = {
+        "linear_attention": Layer(_mamba(config, norm), None, mixer_norm=norm),
+        "full_attention": Layer(_attention(config), None, mixer_norm=norm),
+        "mlp": Layer(None, _mlp(config), ffn_norm=norm),
+    }
+    return DecoderSpec(
+        model_type="nemotron_h",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        max_positions=config.integer("max_position_embeddings", 4096),
+        layers=tuple(layer_of[kind] for kind in _kinds(config)),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def _kinds(config: ConfigReader) -> Sequence[str]:
+    """What each layer is, in either spelling."""
+    if config.has("layers_block_type"):
+        config.ignore("hybrid_override_pattern")
+        names = [KINDS.get(name, name) for name in config.texts("layers_block_type")]
+    else:
+        names = [LETTERS.get(letter, letter) for letter in config.text("hybrid_override_pattern")]
+    count = config.integer("num_hidden_layers", len(names), high=MAX_LAYERS)
+    unknown = sorted(set(names) - {"linear_attention", "full_attention", "mlp"})
+    if unknown or count != len(names):
+        raise ConfigError(
+            f"config.json: the layers of nemotron_h are Mamba (M), attention (*) or mlp (-), {count} of them; found "
+            f"{len(names)}" + (f" and {', '.join(map(repr, unknown))}" if unknown else "")
+        )
+    return names
+
+
+def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
+    return Mamba2(
+        num_heads=config.integer("mamba_num_heads", 128),
+        head_dim=config.integer("mamba_head_dim", 64, high=1024),
+        num_groups=config.integer("n_groups", 8),
+        state_size=config.integer("ssm_state_size", 128),
+        conv_taps=config.integer("conv_kernel", 4, high=64),
+        activation=config.choice("mamba_hidden_act", ACTIVATIONS, "silu"),
+        norm_eps=norm.eps,
+        dt_limits=(config.number("time_step_min", 0.001, low=0.0), float("inf")),
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+    )
+
+
+def _attention(config: ConfigReader) -> GroupedQueryAttention:
+    heads, head_dim = config.integer("num_attention_heads", 32), config.integer("head_dim", 128, high=1024)
+    kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
+    return GroupedQueryAttention(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5)
+
+
+def _mlp(config: ConfigReader) -> Mlp:
+    activation = config.choice("mlp_hidden_act", ACTIVATIONS, "relu2")
+    return Mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias", False))
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    """A layer has one norm and one mixer: what they are called here depends on what the layer is."""
+    source, at = "backbone.layers.{i}", "layers.{i}"
+    names = [*backbone_renames(), Rename(f"{source}.norm.weight", (f"{at}.ffn_norm.weight",))]
+    names += [Rename(f"{source}.mixer.{x}_proj.weight", (f"{at}.attn.{x}.weight",)) for x in "qkvo"]
+    for part in ("weight", "bias"):
+        names += [Rename(f"{source}.mixer.{x}_proj.{part}", (f"{at}.ffn.{x}.{part}",)) for x in ("up", "down")]
+    return [*names, *mamba2_renames(f"{source}.mixer")]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    groups, kv_heads = choose(1, 2), choose(1, 2)
+    pattern = "".join(choose("M", "M", "*", "-") for _ in range(choose(2, 3, 4)))
+    return {
+        "model_type": "nemotron_h",
+        "vocab_size": choose(97, 131, 256),
+        "hidden_size": choose(32, 54),
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "layer_norm_epsilon": choose(1e-6, 1e-5),
+        "intermediate_size": choose(40, 72),
+        "mlp_hidden_act": choose("relu2", "silu"),
+        "mlp_bias": choose(False, True),
+        "num_attention_heads": kv_heads * choose(1, 2, 3),
+        "num_key_value_heads": kv_heads,
+        "head_dim": choose(8, 20),
+        "mamba_num_heads": groups * choose(2, 4),
+        "mamba_head_dim": choose(4, 8),
+        "ssm_state_size": choose(4, 16),
+        "n_groups": groups,
+        "conv_kernel": choose(2, 4),
+        "use_bias": choose(False, True),
+        "use_conv_bias": choose(False, True),
+        "time_step_min": choose(0.001, 0.4),
+        "chunk_size": choose(4, 16),
+        "max_position_embeddings": choose(24, 128),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
