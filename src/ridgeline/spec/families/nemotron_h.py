@@ -24,6 +24,7 @@ UNUSED = (
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore(*NOT_COMPUTED, *UNUSED)
     config.expect("sliding_window", None)
+    config.expect("tie_word_embeddings", False)
     norm = RmsNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
     layer_of = {
         "linear_attention": Layer(_mamba(config, norm), None, mixer_norm=norm),
@@ -37,7 +38,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         max_positions=config.integer("max_position_embeddings", 4096),
         layers=tuple(layer_of[kind] for kind in _kinds(config)),
         final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
+        head=Head(tied=False),
     )
 
 
@@ -120,7 +121,6 @@ def tiny(choose: Choose) -> dict[str, object]:
         "time_step_min": choose(0.001, 0.4),
         "chunk_size": choose(4, 16),
         "max_position_embeddings": choose(24, 128),
-        "tie_word_embeddings": choose(False, True),
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
