@@ -9,8 +9,8 @@ import torch
 from ridgeline import _native
 from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
 from ridgeline.backends.step import DrawRows, GroupStep, StepBatch
-from ridgeline.cache.layout import CacheLayout, KvStateSize, plan_layout
-from ridgeline.program.op import Program
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, plan_layout
+from ridgeline.program.op import Program, RecurrentState
 
 F32 = MatrixFormat(kind="f32", inputs="f32")
 BF16 = MatrixFormat(kind="bf16", inputs="bf16")
@@ -20,9 +20,16 @@ NUM_BLOCKS = CONTEXT // BLOCK_SIZE
 
 
 def layout_of(program: Program, sequences: int = 4) -> CacheLayout:
-    sizes = [KvStateSize(state.bytes_per_token(4), state.window) for state in program.states]
-    budget = sequences * CONTEXT * sum(size.bytes_per_token for size in sizes) * 2
-    return plan_layout(sizes, BLOCK_SIZE, budget, CONTEXT, CONTEXT)
+    sizes = [
+        RecurrentStateSize(state.num_bytes)
+        if isinstance(state, RecurrentState)
+        else KvStateSize(state.bytes_per_token(4), state.window)
+        for state in program.states
+    ]
+    sequence_bytes = sum(
+        size.num_bytes if isinstance(size, RecurrentStateSize) else CONTEXT * size.bytes_per_token for size in sizes
+    )
+    return plan_layout(sizes, BLOCK_SIZE, sequences * sequence_bytes * 2, CONTEXT, CONTEXT, sequences)
 
 
 def native(program: Program, weights: Mapping[str, torch.Tensor], level: str, **settings: object) -> NativeExecutable:
@@ -44,9 +51,11 @@ def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draw
     starts = np.asarray([start for _, start, _ in spans])
     tables = np.asarray([[s * NUM_BLOCKS + (7 * b + s) % NUM_BLOCKS for b in range(NUM_BLOCKS)] for s, _, _ in spans])
     positions = np.concatenate([np.arange(start, start + len(ids)) for _, start, ids in spans])
+    sequences = np.asarray([[s] for s, _, _ in spans])
     span_of = np.repeat(np.arange(len(spans)), lengths)
     slots = tables[span_of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    group = GroupStep(slots, tables, np.zeros(len(spans), dtype=np.int64))
+    first_token = np.zeros(len(spans), dtype=np.int64)
+    of_tokens, of_sequences = GroupStep(slots, tables, first_token), GroupStep(span_of, sequences, first_token)
     return StepBatch(
         token_ids_T=np.concatenate([np.asarray(ids, dtype=np.int64) for _, _, ids in spans]),
         positions_T=positions,
@@ -55,7 +64,7 @@ def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draw
         span_length_S=lengths,
         kv_length_S=starts + lengths,
         mutual_S=np.ones(len(spans), dtype=np.int64),
-        groups=[group] * len(layout_of(program).groups),
+        groups=[of_sequences if group.kind == "recurrent" else of_tokens for group in layout_of(program).groups],
         copies=[],
         draws=draws or no_draws(),
     )
