@@ -6,6 +6,7 @@ Built by every front end, read by the scheduler and the sampler.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ridgeline.core.errors import RequestError
 
@@ -15,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_BLOCK_LENGTH = 1024
 GREEDY_TEMPERATURE = 1e-5  # at or below this, argmax: dividing by less overflows fp32 logits
 
 
@@ -30,6 +32,30 @@ def _whole(name: str, value: int, low: int, high: int) -> None:
         raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
     if not low <= value <= high:
         raise RequestError(f"{name} must be between {low} and {high}, got {value}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionParams:
+    """How a masked diffusion model fills in its blocks.
+
+    A block of `block_length` tokens takes at most `steps` steps (None: one for each token). After a step the tokens of
+    highest probability stay, or with `remasking="random"` any, as many as the steps that are left need; with a
+    `threshold`, all whose probability reaches it. Raises RequestError, naming the field, for a value out of range.
+    """
+
+    block_length: int = 32
+    steps: int | None = None
+    remasking: Literal["confidence", "random"] = "confidence"
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        _whole("block_length", self.block_length, 1, MAX_BLOCK_LENGTH)
+        if self.steps is not None:
+            _whole("steps", self.steps, 1, self.block_length)
+        if self.remasking not in ("confidence", "random"):
+            raise RequestError(f"remasking must be confidence or random, got {self.remasking!r}", param="remasking")
+        if self.threshold is not None:
+            _in_range("threshold", self.threshold, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +84,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    diffusion: DiffusionParams | None = None  # None: the defaults; only for masked diffusion models
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprob
 
+SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the answers of one request never share a random stream
+
 
 class FinishReason(enum.StrEnum):
     """Why a sequence ended; the first two as OpenAI spells them."""
@@ -59,6 +61,27 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_ids)
+
+    @property
+    def prompt_ids(self) -> Items[int]:
+        return self.request.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        """Of this answer's random stream."""
+        return (self.request.seed + self.index * SEED_STRIDE) % 2**64
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.max_tokens
+
+    @property
+    def stop_ids(self) -> Items[int]:
+        return tuple(self.request.stop_ids)
 
     @property
     def num_output(self) -> int:

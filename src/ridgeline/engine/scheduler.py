@@ -35,8 +35,6 @@ from ridgeline.engine.request import (
     TokenEvent,
 )
 
-SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the answers of one request never share a random stream
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
@@ -140,14 +138,16 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
         """Takes in a step's result: tokens, cache contents, forks and ends. Returns what callers must hear."""
-        sampled = {token.seq_id: token for token in result.samples}
+        sampled: dict[int, list[SampledToken]] = {}
+        for token in result.samples:
+            sampled.setdefault(token.seq_id, []).append(token)
         prompt_logprobs = _by_sequence(plan, result)
         by_id = {seq.seq_id: seq for seq in self._running}
         events: list[Event] = []
         for span in plan.spans:
             seq = by_id[span.seq_id]
-            seq.num_computed = span.end
-            self._cache.commit(seq.seq_id, seq.token_ids, span.end)
+            seq.num_computed = span.kept_end
+            self._cache.commit(seq.seq_id, seq.token_ids, span.kept_end)
             if scored := prompt_logprobs.get(seq.seq_id):
                 seq.num_prompt_logprobs += len(scored)
                 events.append(PromptLogprobsEvent(seq.request, scored))
@@ -191,6 +191,11 @@ class Scheduler:
             seq = self._running[position]
             behind = len(self._running) - position - 1
             span = self._span(seq, budget - behind)
+            if span is None and not spans:  # the oldest may take all
+                span = self._span(seq, budget)
+            if span is None:
+                position += 1
+                continue
             made = self._cache.reserve(seq.seq_id, span.end)
             while made is None:
                 victim = self._running[-1]
@@ -218,8 +223,8 @@ class Scheduler:
             num_cached = self._cache.admit(seq.seq_id, seq.token_ids, salt)
             seq.num_computed = num_cached
             span = self._span(seq, budget)
-            made = self._cache.reserve(seq.seq_id, span.end)
-            if made is None:
+            made = None if span is None else self._cache.reserve(seq.seq_id, span.end)
+            if span is None or made is None:
                 self._cache.release(seq.seq_id)
                 seq.num_computed = 0
                 return
@@ -232,12 +237,11 @@ class Scheduler:
             spans.append((seq, span))
             budget -= span.num_tokens
 
-    def _span(self, seq: Sequence, budget: int) -> Span:
+    def _span(self, seq: Sequence, budget: int) -> Span | None:
         start = seq.num_computed
         end = self._cache.span_end(start, min(start + budget, len(seq.token_ids)))
-        return self._strategy.next_span(
-            seq.seq_id, seq.token_ids, start, end - start, score_all=self._scores_prompt(seq)
-        )
+        most = end - start if end < len(seq.token_ids) else budget
+        return self._strategy.next_span(seq, most, score_all=self._scores_prompt(seq))
 
     def _rows(self, spans: list[tuple[Sequence, Span]]) -> tuple[tuple[SampleRow, ...], tuple[PromptLogprobRow, ...]]:
         """Which logit row decides which token, and which rows score prompt tokens."""
@@ -247,9 +251,9 @@ class Scheduler:
         for seq, span in spans:
             if self._scores_prompt(seq):
                 prompt_rows.extend(_prompt_rows(seq, span, first_row))
+            for member in (seq, *seq.siblings):
+                samples.extend(self._strategy.rows(member, span, first_row))
             first_row += span.num_logit_rows
-            if span.end == len(seq.token_ids):
-                samples.extend(_sample_row(member, seq, first_row - 1) for member in (seq, *seq.siblings))
         return tuple(samples), tuple(prompt_rows)
 
     def _scores_prompt(self, seq: Sequence) -> bool:
@@ -259,7 +263,8 @@ class Scheduler:
 
     def _salt(self, seq: Sequence) -> str:
         """Prompt log-probabilities need every prompt token computed, so nothing cached may be used."""
-        return f"{seq.request.salt}\0scored {seq.seq_id}" if self._scores_prompt(seq) else seq.request.salt
+        salt = seq.request.salt + self._strategy.salt(seq)
+        return f"{salt}\0scored {seq.seq_id}" if self._scores_prompt(seq) else salt
 
     def _insert_running(self, seq: Sequence) -> None:
         self._running.append(seq)
@@ -278,17 +283,19 @@ class Scheduler:
             self._insert_running(sibling)
         return siblings
 
-    def _advance(self, seq: Sequence, span: Span, sampled: SampledToken) -> Iterator[Event]:
-        if sampled.error is not None:
-            yield self._end(seq, FinishReason.ERROR, error=sampled.error)
+    def _advance(self, seq: Sequence, span: Span, sampled: list[SampledToken]) -> Iterator[Event]:
+        errors = [token.error for token in sampled if token.error is not None]
+        if errors:
+            yield self._end(seq, FinishReason.ERROR, error=errors[0])
             return
         request = seq.request
-        for token_id in self._strategy.accept(span, sampled):
+        for token in self._strategy.accept(seq, span, sampled):
+            token_id = token.token_id
             seq.token_ids.append(token_id)
             if seq.first_token_s is None:
                 seq.first_token_s = self._clock()
             ends = token_id in request.stop_ids and seq.num_output >= request.params.min_tokens
-            yield TokenEvent(request, seq.index, token_id, sampled.logprob, ends)
+            yield TokenEvent(request, seq.index, token_id, token.logprob, ends)
             if ends:
                 yield self._end(seq, FinishReason.STOP, stop_token_id=token_id)
                 return
@@ -301,6 +308,7 @@ class Scheduler:
     ) -> FinishEvent:
         """Removes an answer wherever it is: queued, running, or still to be forked."""
         request = seq.request
+        self._strategy.forget(seq)
         members = self._sequences[request.request_id]
         members.remove(seq)
         if not members:
@@ -337,21 +345,6 @@ class Scheduler:
             latency_s=now - arrival,
             num_preemptions=seq.num_preemptions,
         )
-
-
-def _sample_row(member: Sequence, computed: Sequence, row: int) -> SampleRow:
-    request = member.request
-    output_ids = computed.token_ids[computed.num_prompt :] if request.params.needs_history else ()
-    return SampleRow(
-        seq_id=member.seq_id,
-        row=row,
-        params=request.params,
-        seed=(request.seed + member.index * SEED_STRIDE) % 2**64,
-        num_output=computed.num_output,
-        prompt_ids=request.prompt_ids,
-        output_ids=output_ids,
-        stop_ids=tuple(request.stop_ids),
-    )
 
 
 def _prompt_rows(seq: Sequence, span: Span, first_row: int) -> Iterator[PromptLogprobRow]:
