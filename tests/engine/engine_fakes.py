@@ -11,8 +11,15 @@ from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampledToken, StepPlan, StepResult, TokenLogprob
 from ridgeline.decoding.strategy import Autoregressive
-from ridgeline.engine.request import FinishEvent, FinishReason, PromptLogprobsEvent, Request, TokenEvent
-from ridgeline.engine.scheduler import SEED_STRIDE, Scheduler
+from ridgeline.engine.request import (
+    SEED_STRIDE,
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    Request,
+    TokenEvent,
+)
+from ridgeline.engine.scheduler import Scheduler
 
 VOCAB = 50
 EOS = 0

@@ -7,7 +7,7 @@ import typer
 
 
 def train(
-    preset: Annotated[str, typer.Argument(help="python-9m, or python-1m, its draft.")],
+    preset: Annotated[str, typer.Argument(help="python-9m, python-1m (its draft), or python-1m-diffusion.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     tokens: Annotated[int | None, typer.Option(help="Tokens to train on, instead of the preset's.", min=1)] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder whose tokenizer.json to share.")] = None,

@@ -2,6 +2,7 @@
 
 python-9m   the model in the box: Llama-shaped, writes Python
 python-1m   its draft, for speculation: the same tokenizer, a tenth of the size
+python-1m-diffusion   the draft's twin that fills in masks, block by block; not in the box: train it where it is needed
 """
 
 import json
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from ridgeline.backends.reference import DenseModel
 from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
 from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_library
+from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -33,17 +36,37 @@ QUICK_EVAL_TOKENS = 32 * CONTEXT_LENGTH  # during training; the card's figure is
 STORED_DTYPE = torch.bfloat16
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # greedy, small models go in circles
 
+MASK_TOKEN = "<|mask|>"
+LLAMA_CONFIG: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+LLADA_CONFIG: dict[str, object] = {
+    "max_sequence_length": CONTEXT_LENGTH,
+    "activation_type": "silu",
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "weight_tying": True,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A bundled model: config.json's varying part, and how it is trained."""
+    """A model of ours: its family, the sizes in its config.json, and how it is trained."""
 
-    config: dict[str, object]
+    model_type: Literal["llama", "llada"]
+    sizes: dict[str, object]
     recipe: Recipe
 
 
 PRESETS = {
     "python-9m": Preset(
+        "llama",
         {
             "hidden_size": 384,
             "intermediate_size": 896,
@@ -55,6 +78,7 @@ PRESETS = {
         Recipe(num_tokens=8_000_000, matrix_rate=5e-3, vector_rate=5e-3),
     ),
     "python-1m": Preset(
+        "llama",
         {
             "hidden_size": 128,
             "intermediate_size": 384,
@@ -63,6 +87,11 @@ PRESETS = {
             "num_key_value_heads": 2,
             "head_dim": 32,
         },
+        Recipe(num_tokens=8_000_000, matrix_rate=1e-2, vector_rate=1e-2),
+    ),
+    "python-1m-diffusion": Preset(
+        "llada",
+        {"d_model": 128, "mlp_hidden_size": 384, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
         Recipe(num_tokens=8_000_000, matrix_rate=1e-2, vector_rate=1e-2),
     ),
 }
@@ -107,12 +136,14 @@ def train_bundled(
         else Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     )
     corpus = Corpus(train_files, held_out_files, _encode(tokenizer, train_files), _encode(tokenizer, held_out_files))
+    if preset.model_type == "llada":
+        tokenizer.add_special_tokens([MASK_TOKEN])
     spec = _write_config(preset, tokenizer, out)
     quick = corpus.held_out_tokens[:QUICK_EVAL_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
     started = time.monotonic()
     for progress, model in train(
-        spec, recipe, corpus.train_tokens, lambda model: bits_per_byte(model, quick, quick_bytes, recipe.dtype)
+        spec, recipe, corpus.train_tokens, lambda model: _held_out_bits(model, spec, quick, quick_bytes, recipe.dtype)
     ):
         report(progress)
         if progress.held_out_bits is not None:
@@ -128,22 +159,19 @@ def _encode(tokenizer: Tokenizer, files: list[SourceFile]) -> TokenStream:
 
 
 def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpec:
-    config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    config = {
+        "model_type": preset.model_type,
         "vocab_size": tokenizer.get_vocab_size(),
-        **preset.config,
-        "max_position_embeddings": CONTEXT_LENGTH,
+        **preset.sizes,
+        **(LLAMA_CONFIG if preset.model_type == "llama" else LLADA_CONFIG),
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": 0,
         "eos_token_id": 0,
         "torch_dtype": "bfloat16",
     }
+    if preset.model_type == "llada":
+        config["mask_token_id"] = tokenizer.token_to_id(MASK_TOKEN)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **GENERATION_DEFAULTS}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -151,11 +179,20 @@ def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpe
     return read_spec(config)
 
 
+def _held_out_bits(
+    model: DenseModel, spec: DecoderSpec, tokens: TokenStream, num_bytes: int, dtype: torch.dtype
+) -> float:
+    """Bits per byte; of a model that fills in masks, the bound on them."""
+    if spec.diffusion is not None:
+        return diffusion_bits(model, tokens, num_bytes, spec.diffusion.mask_id, dtype)
+    return bits_per_byte(model, tokens, num_bytes, dtype)
+
+
 def _facts(name: str, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float) -> TrainingFacts:
     """Measures the folder as stored: bits per byte over all held-out text, in fp32."""
     program = lower(spec)
     stored = DenseModel(program, load_weights(ModelFolder.open(out), spec, program, torch.float32))
-    held_out_bits = bits_per_byte(stored, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)
+    held_out_bits = _held_out_bits(stored, spec, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)
     return TrainingFacts(
         name=name,
         num_parameters=program.num_parameters,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference import DenseModel
+from ridgeline.compress.diffusion import diffusion_loss
 from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec
 
@@ -87,7 +88,7 @@ def train(
         started = time.perf_counter()
         for optimizer, rate in zip(optimizers, base_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _schedule(step, recipe)
-        loss = _loss(model, _batch(tokens, step, recipe, rng), recipe.dtype)
+        loss = _loss(model, spec, _batch(tokens, step, recipe, rng), recipe.dtype, rng)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
         for optimizer in optimizers:
@@ -138,7 +139,12 @@ def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Genera
     return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
 
-def _loss(model: DenseModel, window: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _loss(
+    model: DenseModel, spec: DecoderSpec, window: torch.Tensor, dtype: torch.dtype, rng: np.random.Generator
+) -> torch.Tensor:
+    """Of the next token, or for a model that fills in masks of the masked ones."""
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        if spec.diffusion is not None:
+            return diffusion_loss(model, window[:, :-1], spec.diffusion.mask_id, rng)
         logits = model(window[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())

@@ -52,6 +52,10 @@ class MaskedDiffusion:
             rest = known[start:num_prompt]
             return Span(answer.seq_id, start, rest, 0, mutual=len(rest)) if len(rest) <= max_tokens else None
         length = _options(answer).block_length
+        begun = (start - num_prompt) % length
+        if begun:  # a prefix hit ended within a block
+            rest = known[start : start + length - begun]
+            return Span(answer.seq_id, start, rest, 0, mutual=length) if len(rest) <= max_tokens else None
         final = known[start:]  # whole blocks: after a preemption several
         block = self._block(answer)
         if len(final) + len(block.decided) <= max_tokens:
@@ -84,9 +88,8 @@ class MaskedDiffusion:
         offsets = block.masked()
         for index in self._chosen(answer, block, sampled):
             token = sampled[index]
-            block.decided[offsets[index]] = (
-                token if answer.params.logprobs is not None else replace(token, logprob=None)
-            )
+            wants_logprob = answer.params.logprobs is not None
+            block.decided[offsets[index]] = token if wants_logprob else replace(token, logprob=None)
         block.step += 1
         block.steps_left -= 1
         if block.masked():

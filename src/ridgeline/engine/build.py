@@ -29,6 +29,7 @@ from ridgeline.core.config import Choice, Dtype, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder, usable_cores
+from ridgeline.decoding.diffusion import MaskedDiffusion
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
 from ridgeline.engine.executor import InlineExecutor
@@ -95,7 +96,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     scheduler = Scheduler(
         config.scheduler,
         CacheManager(layout, prefix_caching=config.cache.prefix_caching),
-        Autoregressive(),
+        Autoregressive() if spec.diffusion is None else MaskedDiffusion(spec.diffusion.mask_id),
         max_model_len,
         time.monotonic,
     )
@@ -107,6 +108,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         seed=config.seed,
+        whole_prompt_tokens=None if spec.diffusion is None else config.scheduler.max_num_batched_tokens,
     )
     choices = {
         **backend.choices,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.errors import ContextLengthError, RequestError
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.engine.request import Request
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults
@@ -23,6 +23,7 @@ class Intake:
     """Checks and completes requests for one model.
 
     `eos_ids` end an answer unless it ignores them; `seed` starts the stream of seeds for requests without one.
+    `whole_prompt_tokens`, of masked diffusion models alone: the most tokens that one step can compute together.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Intake:
         max_model_len: int,
         max_num_seqs: int,
         seed: int,
+        whole_prompt_tokens: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._max_num_seqs = max_num_seqs
+        self._whole_prompt_tokens = whole_prompt_tokens
         self._seeds = np.random.default_rng(seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -76,6 +79,7 @@ class Intake:
         that this model or engine does not have.
         """
         self._check(params)
+        self._check_diffusion(len(prompt_ids), params)
         room = self.max_model_len - len(prompt_ids)
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
         if wanted > room:
@@ -108,6 +112,25 @@ class Intake:
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             if ids and max(ids) >= self._vocab_size:
                 raise RequestError(f"{name}: token ids must be below {self._vocab_size}, got {max(ids)}", param=name)
+
+    def _check_diffusion(self, num_prompt: int, params: SamplingParams) -> None:
+        room = self._whole_prompt_tokens
+        if room is None:
+            if params.diffusion is not None:
+                raise RequestError(
+                    "diffusion is for models that fill in masks; this one continues text", param="diffusion"
+                )
+            return
+        if params.prompt_logprobs is not None:
+            raise RequestError("a masked diffusion model has no prompt_logprobs", param="prompt_logprobs")
+        block_length = (params.diffusion or DiffusionParams()).block_length
+        for what, needed in (("prompt", num_prompt), ("pair of blocks", 2 * block_length)):
+            if needed > room:
+                raise RequestError(
+                    f"this model sees a {what} as a whole: {needed} tokens, and a step has {room}; "
+                    "raise max_num_batched_tokens",
+                    param="prompt" if what == "prompt" else "diffusion",
+                )
 
 
 def default_params(generation: GenerationDefaults, **overrides: object) -> SamplingParams:

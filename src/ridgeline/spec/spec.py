@@ -48,6 +48,7 @@ __all__ = [
     "LongRope",
     "Mamba",
     "Mamba2",
+    "MaskedDiffusion",
     "Mixer",
     "MixtureOfExperts",
     "Mlp",
@@ -117,6 +118,13 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskedDiffusion:
+    """Tokens are decided by filling in masks, in any order (arXiv 2502.09992); logits are those of the own token."""
+
+    mask_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens."""
 
@@ -128,6 +136,7 @@ class DecoderSpec:
     final_norm: Norm
     head: Head
     embedding: Embedding = Embedding()
+    diffusion: MaskedDiffusion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,18 @@ from ridgeline.program.ops.attention import AttentionAttrs
 
 
 class DenseMemory:
-    """StepMemory of `batch` equally long sequences that start at position 0; what they keep lives for one run."""
+    """StepMemory of `batch` equally long sequences that start at position 0; what they keep lives for one run.
 
-    def __init__(self, states: Sequence[State], batch: int, num_tokens: int) -> None:
+    `visible_TT`: which keys each token sees, where that is not what causal attention sees.
+    """
+
+    def __init__(
+        self, states: Sequence[State], batch: int, num_tokens: int, visible_TT: torch.Tensor | None = None
+    ) -> None:
         self._states = states
         self._batch = batch
         self._num_tokens = num_tokens
+        self._visible_TT = visible_TT
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
@@ -31,8 +37,8 @@ class DenseMemory:
     ) -> torch.Tensor:
         q = q_TND.unflatten(0, (self._batch, -1))
         k, v = self._kept[attrs.state]
-        no_bias = attrs.softcap is None and attrs.alibi_slopes is None
-        if no_bias and (attrs.window is None or attrs.window >= self._num_tokens):
+        is_causal = self._visible_TT is None and (attrs.window is None or attrs.window >= self._num_tokens)
+        if is_causal and attrs.softcap is None and attrs.alibi_slopes is None:
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -43,13 +49,19 @@ class DenseMemory:
             )
             return out.transpose(1, 2).flatten(0, 1)
         positions = torch.arange(self._num_tokens)[None]
-        visible = visible_keys_SQL(
-            positions, positions, torch.tensor([self._num_tokens]), torch.tensor([1]), attrs.window
-        )
-        mask = mask_of(visible, q.dtype).expand(self._batch, -1, -1)
+        mask = mask_of(self._visible(attrs.window), q.dtype).expand(self._batch, -1, -1)
         bias = alibi_SNQL(attrs.alibi_slopes, positions, positions)
         out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap, bias)
         return out.flatten(0, 1)
+
+    def _visible(self, window: int | None) -> torch.Tensor:
+        """[1, T, T]."""
+        positions = torch.arange(self._num_tokens)[None]
+        if self._visible_TT is None:
+            length, run = torch.tensor([self._num_tokens]), torch.tensor([1])
+            return visible_keys_SQL(positions, positions, length, run, window)
+        assert window is None, "only full attention can be told what it sees"
+        return self._visible_TT[None]
 
     def spans(self) -> Sequence[slice]:
         return [slice(i * self._num_tokens, (i + 1) * self._num_tokens) for i in range(self._batch)]
@@ -81,18 +93,34 @@ class DenseModel(torch.nn.Module):
         """The weights under the program's names."""
         return {name: self.get_parameter(attribute) for name, attribute in self._parameter_names.items()}
 
-    def forward(self, token_ids_BT: torch.Tensor) -> torch.Tensor:
-        """Logits of every position, float32 [B, T, V]."""
-        return dense_logits(self._program, self.named_weights(), token_ids_BT)
+    def forward(
+        self,
+        token_ids_BT: torch.Tensor,
+        positions_T: torch.Tensor | None = None,
+        visible_TT: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `dense_logits`."""
+        return dense_logits(self._program, self.named_weights(), token_ids_BT, positions_T, visible_TT)
 
 
-def dense_logits(program: Program, weights: Mapping[str, torch.Tensor], token_ids_BT: torch.Tensor) -> torch.Tensor:
-    """Logits of every position of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64."""
+def dense_logits(
+    program: Program,
+    weights: Mapping[str, torch.Tensor],
+    token_ids_BT: torch.Tensor,
+    positions_T: torch.Tensor | None = None,
+    visible_TT: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
+
+    Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
+    key]) say otherwise.
+    """
     batch, num_tokens = token_ids_BT.shape
+    positions = torch.arange(num_tokens) if positions_T is None else positions_T
     inputs = {
         TOKEN_IDS: token_ids_BT.flatten(),
-        POSITIONS: torch.arange(num_tokens).repeat(batch),
+        POSITIONS: positions.repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
     }
-    values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens))
+    values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
     return values[LOGITS].unflatten(0, (batch, num_tokens))

@@ -1,0 +1,109 @@
+"""LLaDA: a Llama that fills in masks instead of continuing text; a token sees the whole prompt and its own block."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    MaskedDiffusion,
+    Rename,
+    RmsNorm,
+    Rope,
+)
+from ridgeline.spec.tiny import Choose
+
+TRAINING_ONLY = (
+    *("attention_dropout", "embedding_dropout", "residual_dropout", "precision", "init_cutoff_factor", "init_device"),
+    *("init_fn", "init_std", "flash_attention", "rope_full_precision", "layer_norm_with_affine", "block_group_size"),
+    *("include_bias", "mlp_ratio", "attention_layer_norm_with_affine"),
+)
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    _expect_llama_blocks(config)
+    hidden, heads = config.integer("d_model"), config.integer("n_heads")
+    head_dim = head_size(hidden, heads)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.optional_integer("n_kv_heads") or heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), head_dim),
+        qkv_bias=config.flag("include_qkv_bias", False),
+    )
+    mlp = GatedMlp(config.integer("mlp_hidden_size"), config.choice("activation_type", ACTIVATIONS, "silu"))
+    vocab_size = config.integer("vocab_size")
+    embedding_size = config.optional_integer("embedding_size") or vocab_size
+    mask_id = config.integer("mask_token_id", low=0)
+    if mask_id >= embedding_size:
+        raise ConfigError(f"config.json: mask_token_id {mask_id} is outside the {embedding_size} rows of the embedding")
+    return DecoderSpec(
+        model_type="llada",
+        vocab_size=embedding_size,
+        hidden_size=hidden,
+        max_positions=config.integer("max_sequence_length"),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("n_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("weight_tying", False)),
+        diffusion=MaskedDiffusion(mask_id),
+    )
+
+
+def _expect_llama_blocks(config: ConfigReader) -> None:
+    """LLaDA's code can do more kinds of blocks than its models use."""
+    config.ignore(*TRAINING_ONLY)
+    config.expect("block_type", "llama")
+    config.expect("layer_norm_type", "rms")
+    config.expect("rope", True)
+    for key in ("alibi", "attention_layer_norm", "bias_for_layer_norm", "input_emb_norm", "scale_logits"):
+        config.expect(key, False, None)
+    config.expect("multi_query_attention", None, False)
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    names = {"wte": "embed", "ln_f": "final_norm", "ff_out": "head"}
+    parts = {"attn_norm": "mixer_norm", "ff_norm": "ffn_norm", "attn_out": "attn.o"}
+    parts |= {f"{letter}_proj": f"attn.{letter}" for letter in "qkv"}
+    parts |= {"ff_proj": "ffn.gate", "up_proj": "ffn.up", "ff_out": "ffn.down"}
+    top = [Rename(f"model.transformer.{source}.weight", (f"{target}.weight",)) for source, target in names.items()]
+    return [
+        *top,
+        *(
+            Rename(f"model.transformer.blocks.{{i}}.{source}.{kind}", (f"layers.{{i}}.{target}.{kind}",))
+            for source, target in parts.items()
+            for kind in ("weight", "bias")
+        ),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads = choose(1, 2, 4)
+    vocab_size = choose(97, 256)
+    return {
+        "model_type": "llada",
+        "activation_type": "silu",
+        "block_type": "llama",
+        "d_model": heads * choose(8, 20),
+        "embedding_size": vocab_size,
+        "include_bias": False,
+        "include_qkv_bias": choose(False, True),
+        "layer_norm_type": "rms",
+        "mask_token_id": vocab_size - 1,
+        "max_sequence_length": choose(64, 128),
+        "mlp_hidden_size": choose(40, 72),
+        "n_heads": heads,
+        "n_kv_heads": choose(None, heads),
+        "n_layers": choose(1, 2, 3),
+        "rms_norm_eps": choose(1e-6, 1e-5),
+        "rope": True,
+        "rope_theta": choose(10000.0, 500000.0),
+        "vocab_size": vocab_size,
+        "weight_tying": choose(False, True),
+    }

@@ -1,0 +1,199 @@
+"""Masked diffusion in the engine: the answer is that of a plain loop over whole sequences, however it is computed.
+
+The oracle below is LLaDA read independently, in plain torch: no cache, every step computes prompt and blocks anew.
+"""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from preemption import generate_with_preemption
+from ridgeline import LLM, SamplingParams
+from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import DiffusionParams
+from ridgeline.program.lower import lower
+from ridgeline.spec import families
+from ridgeline.weights.loader import load_weights, save_weights
+
+MAX_MODEL_LEN = 64
+
+
+@pytest.fixture(scope="module", params=[0, 3])
+def folder(request, tmp_path_factory):
+    """A random model with its config, as LLaDA's checkpoints are laid out."""
+    rng = random.Random(request.param)
+    config = families.family("llada").tiny(lambda *options: rng.choice(options))
+    path = tmp_path_factory.mktemp("llada")
+    spec = families.read_spec(config)
+    generator = torch.Generator().manual_seed(request.param)
+    weights = {
+        name: torch.randn(shape, generator=generator) * (1.5 / math.sqrt(shape[-1]) if len(shape) > 1 else 0.1)
+        + (1.0 if name.endswith("norm.weight") else 0.0)
+        for name, shape in lower(spec).weights.items()
+    }
+    save_weights(path, spec, weights, torch.float32)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+class Oracle:
+    """LLaDA's forward pass and its sampling, block by block."""
+
+    def __init__(self, folder):
+        self.config = json.loads((folder / "config.json").read_text())
+        self.tensors = load_file(folder / "model.safetensors")
+        self.mask = self.config["mask_token_id"]
+
+    def get(self, name):
+        return self.tensors["model.transformer." + name]
+
+    def linear(self, x, name):
+        bias = self.tensors.get(f"model.transformer.{name}.bias")
+        return F.linear(x, self.get(f"{name}.weight"), bias)
+
+    def norm(self, x, name):
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"])
+        return x * scale * self.get(f"{name}.weight")
+
+    def rotate(self, x_THD):
+        half = x_THD.shape[-1] // 2
+        angles = torch.arange(len(x_THD))[:, None] * self.config["rope_theta"] ** (-torch.arange(half) / half)
+        cos, sin = torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
+        return x_THD * cos + torch.cat([-x_THD[..., half:], x_THD[..., :half]], -1) * sin
+
+    def logits(self, tokens, visible):
+        """[T, V]; `visible[query, key]`."""
+        heads = self.config["n_heads"]
+        x = self.get("wte.weight")[tokens]
+        for i in range(self.config["n_layers"]):
+            at = f"blocks.{i}"
+            h = self.norm(x, f"{at}.attn_norm")
+            q, k, v = (self.linear(h, f"{at}.{letter}_proj").unflatten(-1, (heads, -1)) for letter in "qkv")
+            scores = torch.einsum("qhd,khd->hqk", self.rotate(q), self.rotate(k)) / math.sqrt(q.shape[-1])
+            weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
+            x = x + self.linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), f"{at}.attn_out")
+            h = self.norm(x, f"{at}.ff_norm")
+            x = x + self.linear(
+                F.silu(self.linear(h, f"{at}.ff_proj")) * self.linear(h, f"{at}.up_proj"), f"{at}.ff_out"
+            )
+        x = self.norm(x, "ln_f")
+        return F.linear(x, self.get("wte.weight" if self.config["weight_tying"] else "ff_out.weight"))
+
+    def generate(self, prompt, max_tokens, block_length, steps, threshold=None):
+        """Greedy tokens; the surest stay."""
+        tokens, runs = list(prompt), [0] * len(prompt)
+        while len(tokens) < len(prompt) + max_tokens:
+            length = min(block_length, len(prompt) + max_tokens - len(tokens))
+            start = len(tokens)
+            tokens += [self.mask] * length
+            runs += [runs[-1] + 1] * length
+            visible = torch.tensor(runs)[None] <= torch.tensor(runs)[:, None]
+            left = min(steps or length, length)
+            while any(token == self.mask for token in tokens[start:]):
+                probabilities = self.logits(torch.tensor(tokens), visible)[start:].softmax(-1)
+                probabilities_allowed = probabilities.clone()
+                probabilities_allowed[:, self.mask] = 0
+                best = probabilities_allowed.max(-1)
+                masked = [i for i in range(length) if tokens[start + i] == self.mask]
+                masked.sort(key=lambda i: -best.values[i].item())
+                count = math.ceil(len(masked) / left)
+                if threshold is not None:
+                    count = max(1, sum(best.values[i].item() >= threshold for i in masked))
+                count = len(masked) if left == 1 else count
+                for i in masked[:count]:
+                    tokens[start + i] = int(best.indices[i])
+                left -= 1
+        return tokens[len(prompt) :]
+
+
+def prompt_of(vocab_size, length, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(vocab_size - 1) for _ in range(length)]
+
+
+def llm_of(folder, backend, **options):
+    defaults = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "block_size": 4}
+    return LLM(
+        str(folder),
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        num_threads=1,
+        backend=backend,
+        **(defaults | options),
+    )
+
+
+def test_logits_are_those_of_the_published_forward_pass(folder):
+    oracle, spec = Oracle(folder), families.read_spec(json.loads((folder / "config.json").read_text()))
+    program = lower(spec, MAX_MODEL_LEN)
+    weights = load_weights(folder, spec, program, torch.float32)
+    tokens = torch.tensor(prompt_of(spec.vocab_size, 21, 1))
+    everything = torch.ones(21, 21, dtype=torch.bool)
+    expected = oracle.logits(tokens, everything)
+    actual = dense_logits(program, weights, tokens[None], visible_TT=everything)[0]
+    assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert program.num_parameters == sum(tensor.numel() for tensor in oracle.tensors.values())
+
+
+CASES = [
+    (DiffusionParams(block_length=8), 16),
+    (DiffusionParams(block_length=8, steps=2), 19),
+    (DiffusionParams(block_length=5, steps=5), 13),
+    (DiffusionParams(block_length=6, steps=6, threshold=0.3), 24),
+]
+
+
+@pytest.mark.parametrize(("options", "max_tokens"), CASES)
+def test_answers_are_those_of_the_plain_loop(folder, backend, options, max_tokens):
+    """Alone, batched with others of other lengths, cached, preempted: always the same tokens."""
+    oracle, llm = Oracle(folder), llm_of(folder, backend)
+    prompts = [prompt_of(oracle.config["vocab_size"], length, length) for length in (3, 17, 10)]
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, diffusion=options)
+    expected = [
+        oracle.generate(prompt, max_tokens, options.block_length, options.steps, options.threshold)
+        for prompt in prompts
+    ]
+    together = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+    assert together == expected
+    again = llm.generate(prompts, params, use_tqdm=False)
+    assert [list(out.outputs[0].token_ids) for out in again] == expected
+    assert again[1].usage.cached_tokens == 16
+    preempted = generate_with_preemption(llm, prompts, params)
+    assert [list(out.outputs[0].token_ids) for out in preempted] == expected
+
+
+def test_blocks_arrive_whole_and_random_answers_repeat_with_their_seed(folder, backend):
+    oracle, llm = Oracle(folder), llm_of(folder, backend)
+    prompt = prompt_of(oracle.config["vocab_size"], 9, 5)
+    options = DiffusionParams(block_length=4, steps=2, remasking="random")
+    params = SamplingParams(temperature=1.5, n=3, seed=11, max_tokens=12, ignore_eos=True, diffusion=options)
+    first, second = (llm.generate([prompt], params, use_tqdm=False)[0].outputs for _ in range(2))
+    assert [list(out.token_ids) for out in first] == [list(out.token_ids) for out in second]
+    assert len({tuple(out.token_ids) for out in first}) == 3
+    assert all(len(out.token_ids) == 12 and oracle.mask not in out.token_ids for out in first)
+
+
+def test_what_a_model_of_masks_cannot_do_is_refused(folder):
+    llm = llm_of(folder, "reference")
+    for params, what in (
+        (SamplingParams(prompt_logprobs=1), "prompt_logprobs"),
+        (SamplingParams(diffusion=DiffusionParams(block_length=24)), "pair of blocks"),
+    ):
+        with pytest.raises(RequestError, match=what):
+            llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    with pytest.raises(RequestError, match="whole"):
+        llm.generate([[1] * 41], SamplingParams(), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "values", [{"block_length": 0}, {"steps": 33}, {"remasking": "best"}, {"threshold": 1.5}, {"steps": 0}]
+)
+def test_options_out_of_range_are_refused(values):
+    with pytest.raises(RequestError, match=next(iter(values))):
+        DiffusionParams(**values)
