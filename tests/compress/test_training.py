@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, DiffusionParams, SamplingParams
 from ridgeline.compress import corpus
 from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
 from ridgeline.compress.bundle import PRESETS, train_bundled
+from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.train import Recipe, bits_per_byte, train
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.families import read_spec
@@ -66,6 +67,48 @@ def test_a_pattern_is_learned_and_the_same_seed_gives_the_same_model():
     assert run() == (losses, bits)
 
 
+def test_masks_are_learned_and_the_bound_is_that_of_the_process():
+    """A period of 16 tokens is known from any one of them; before training every token is one of 64."""
+    config = {
+        "model_type": "llada",
+        "vocab_size": 65,
+        "d_model": 32,
+        "mlp_hidden_size": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "mask_token_id": 64,
+        "max_sequence_length": 64,
+        "weight_tying": True,
+        "block_type": "llama",
+    }
+    tokens = np.tile(np.arange(16, dtype=np.uint16) * 4, 400)
+    recipe = Recipe(
+        num_tokens=100 * 512,
+        batch_tokens=512,
+        sequence_lengths=(64, 64),
+        matrix_rate=2e-2,
+        vector_rate=2e-2,
+        eval_every_steps=100,
+        dtype=torch.float32,
+    )
+
+    def held_out_bits(model):
+        return diffusion_bits(model, tokens[:512], 512, 64, torch.float32)
+
+    steps = list(train(read_spec(config), recipe, tokens, held_out_bits))
+    assert steps[0][0].loss == pytest.approx(np.log(65), rel=0.25)
+    assert steps[-1][0].held_out_bits < 3.0  # 4 bits for who sees only that there are 16 tokens
+    assert held_out_bits(steps[-1][1]) == steps[-1][0].held_out_bits
+
+
+def test_a_diffusion_model_trains_into_a_folder_that_generates(tmp_path):
+    train_bundled("python-1m-diffusion", tmp_path, lambda progress: None, num_tokens=8192)
+    llm = LLM(str(tmp_path), num_threads=1)
+    params = SamplingParams(temperature=0, max_tokens=20, diffusion=DiffusionParams(block_length=8, steps=2))
+    (output,) = llm.generate("def f(self):", params, use_tqdm=False)
+    assert "<|mask|>" not in output.outputs[0].text
+
+
 def test_a_trained_folder_is_an_ordinary_one(tmp_path):
     steps = []
     facts = train_bundled("python-1m", tmp_path, steps.append, num_tokens=8192 * 2)
@@ -89,6 +132,6 @@ def test_a_trained_folder_is_an_ordinary_one(tmp_path):
 
 
 def test_presets_share_a_tokenizer_and_fit_the_box(tmp_path):
-    assert set(PRESETS) == {"python-9m", "python-1m"}
+    assert set(PRESETS) == {"python-9m", "python-1m", "python-1m-diffusion"}
     with pytest.raises(ConfigError, match="no preset 'python-9b'"):
         train_bundled("python-9b", tmp_path, print)

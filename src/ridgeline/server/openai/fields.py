@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import msgspec
 
 from ridgeline.core.errors import RequestError
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import SamplingFields, StreamOptions
+from ridgeline.server.openai.protocol import DiffusionFields, SamplingFields, StreamOptions
 from ridgeline.weights.folder import GenerationDefaults
 
 MAX_PRIORITY = 2**31 - 1
@@ -88,7 +88,14 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
         include_stop_str_in_output=fields.include_stop_str_in_output,
+        diffusion=None if fields.diffusion is None else diffusion_params(fields.diffusion),
     )
+
+
+def diffusion_params(fields: DiffusionFields) -> DiffusionParams:
+    """Fields that are set, else the defaults. Raises RequestError."""
+    given = {name: getattr(fields, name) for name in fields.__struct_fields__ if getattr(fields, name) is not None}
+    return DiffusionParams(**given)
 
 
 def include_usage(fields: SamplingFields) -> bool:

@@ -19,6 +19,15 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class DiffusionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a masked diffusion model fills in its blocks: the fields of `ridgeline.DiffusionParams`."""
+
+    block_length: int | None = None
+    steps: int | None = None
+    remasking: Literal["confidence", "random"] | None = None
+    threshold: float | None = None
+
+
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both request bodies share; ranges are checked by SamplingParams. null is the same as absent."""
 
@@ -43,6 +52,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
+    diffusion: DiffusionFields | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
