@@ -16,6 +16,7 @@
 #include "bind/bind.h"
 #include "bind/gil.h"
 #include "bind/matrix.h"
+#include "bind/recurrent.h"
 #include "runtime/checksum.h"
 #include "runtime/isa.h"
 #include "runtime/tape.h"
@@ -216,6 +217,11 @@ class TapeBuilder {
 
   int64_t size() const { return tape_.size(); }
 
+  // For the bindings of an area, bind/<area>.h.
+  Tape& tape() { return tape_; }
+  const KernelTable& kernels() const { return kernels_; }
+  Buffer* buffer(int index) { return at(index); }
+
   void run(nb::handle batch, Array<float, 2> logits, int64_t begin, int64_t end,
            std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn(running_, std::try_to_lock);
@@ -354,8 +360,8 @@ void bind_runtime(nb::module_& module) {
         return checksum(pointer<const uint8_t>(address), num_bytes);
       },
       "address"_a, "num_bytes"_a, "A 64-bit checksum of memory, for finding damage.");
-  nb::class_<TapeBuilder>(module, "Tape")
-      .def(nb::init<const std::string&, Pool&, bool>(), "level"_a, "pool"_a, "deterministic"_a = false,
+  nb::class_<TapeBuilder> tape(module, "Tape");
+  tape.def(nb::init<const std::string&, Pool&, bool>(), "level"_a, "pool"_a, "deterministic"_a = false,
            nb::keep_alive<1, 3>())
       .def("buffer", &TapeBuilder::add_buffer, "rows"_a, "width"_a)
       .def("slice", &TapeBuilder::add_slice, "buffer"_a, "offset"_a, "width"_a,
@@ -382,6 +388,7 @@ void bind_runtime(nb::module_& module) {
            "seconds"_a.none() = nb::none())
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def("__len__", &TapeBuilder::size);
+  recurrent_bindings::bind(module, tape);
 }
 
 }  // namespace ridgeline

@@ -8,6 +8,7 @@
   void fill_linear(LinearKernels&);         \
   void fill_attention(AttentionKernels&);   \
   void fill_rows(RowKernels&);              \
+  void fill_recurrent(RecurrentKernels&);   \
   void fill_sample(SampleKernels&);         \
   void fill_probe(ProbeKernels&);           \
   }

@@ -3,6 +3,7 @@
 // All functions are safe to call from many threads at once on disjoint outputs, allocate nothing and throw nothing.
 #pragma once
 
+#include "kernels/recurrent_types.h"
 #include "kernels/types.h"
 
 namespace ridgeline {
@@ -67,6 +68,22 @@ struct RowKernels {
   void (*softcap)(float cap, const float* x, int64_t width, float* out);
 };
 
+struct RecurrentKernels {
+  // Each computes a part of one span and takes its state to the span's end, in place. A part's result does not depend
+  // on how channels or blocks are divided, as long as channels are divided at multiples of 32.
+  void (*convolve)(const Convolution& conv, const RecurrentSpan& span, Columns x, Columns out, int64_t begin,
+                   int64_t end);
+  void (*selective_scan)(const SelectiveScan& scan, const RecurrentSpan& span, Columns x, Columns dt, Columns b,
+                         Columns c, Columns out, int64_t begin, int64_t end);
+  // Blocks [begin, end) of Recurrence::blocks(). `by_token` goes token by token also where chunks are faster, so that
+  // the result does not depend on where a sequence is cut into spans. `scratch` is the calling thread's alone.
+  void (*recur)(const Recurrence& recurrence, const RecurrenceRows& rows, const RecurrentSpan& span, int64_t begin,
+                int64_t end, bool by_token, void* scratch);
+  int64_t (*recur_scratch_bytes)(const Recurrence& recurrence);
+  // One row, or one group of it; `weight` is as wide.
+  void (*gated_norm)(const GatedNorm& norm, const float* x, const float* z, const float* weight, float* out);
+};
+
 struct SampleKernels {
   // Decides one row; see kernels/sample_types.h.
   void (*sample)(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch);
@@ -87,6 +104,7 @@ struct KernelTable {
   LinearKernels linear;
   AttentionKernels attention;
   RowKernels rows;
+  RecurrentKernels recurrent;
   SampleKernels sample;
   ProbeKernels probe;
 };

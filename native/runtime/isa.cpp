@@ -20,6 +20,7 @@ namespace {
     level::fill_linear(table.linear);                 \
     level::fill_attention(table.attention);           \
     level::fill_rows(table.rows);                     \
+    level::fill_recurrent(table.recurrent);           \
     level::fill_sample(table.sample);                 \
     level::fill_probe(table.probe);                   \
     return table;                                     \

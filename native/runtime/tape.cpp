@@ -14,10 +14,15 @@ double now_s() {
 
 Tape::Tape(const KernelTable& kernels, Pool& pool, bool deterministic)
     : kernels_(kernels), pool_(pool), deterministic_(deterministic) {
-  const int64_t bytes = std::max(kernels.linear.scratch_bytes, kernels.attention.scratch_bytes);
+  need_scratch(std::max(kernels.linear.scratch_bytes, kernels.attention.scratch_bytes));
+}
+
+void Tape::need_scratch(int64_t bytes) {
   constexpr int64_t kPage = 4096;
-  scratch_stride_ = (bytes + kPage - 1) / kPage * kPage + kCacheLine;  // workers' scratch in different cache sets
-  scratch_.reserve(scratch_stride_ * pool.size());
+  const int64_t stride = (bytes + kPage - 1) / kPage * kPage + kCacheLine;  // workers' scratch in different cache sets
+  if (stride <= scratch_stride_) return;
+  scratch_stride_ = stride;
+  scratch_.reserve(stride * pool_.size());
 }
 
 Buffer* Tape::add_buffer(Rows rows, int64_t width) {

@@ -23,6 +23,9 @@ class Tape {
   SharedPlan* add_plan(const PlanKey& key);
   void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
 
+  // Every worker's scratch has at least this many bytes while the tape runs. Not while it does.
+  void need_scratch(int64_t bytes);
+
   int64_t size() const { return (int64_t)instructions_.size(); }
   bool deterministic() const { return deterministic_; }
 
@@ -42,7 +45,7 @@ class Tape {
   std::deque<SharedPlan> plans_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
   AlignedBuffer scratch_;
-  int64_t scratch_stride_;
+  int64_t scratch_stride_ = 0;
 
   // Of the call that runs.
   const Step* step_ = nullptr;

@@ -140,12 +140,14 @@ def test_everything_runs_natively(model):
     assert isinstance(parts[0], NativePart)
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+FORMATS = [("qwen3", kind, kv) for kind in ("bf16", "int8", "int4") for kv in ("bf16", "int8")]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
-def test_deterministic_results_do_not_depend_on_the_schedule(kind, level, kv, tmp_path):
+@pytest.mark.parametrize(("family", "kind", "kv"), [*FORMATS, ("mamba2", "bf16", "bf16")])
+def test_deterministic_results_do_not_depend_on_the_schedule(family, kind, kv, level, tmp_path):
     """Bitwise: alone, in any batch, at any chunking, by any number of threads."""
-    model = build("qwen3", 1, tmp_path)
+    model = build(family, 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model)
     form = BF16 if kind == "bf16" else MatrixFormat(kind=kind, inputs="int16", group=32 if kind == "int4" else 0)
     settings = {"dtype": "bfloat16", "matrices": form, "head": form, "kv": kv, "deterministic": True}

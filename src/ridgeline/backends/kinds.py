@@ -6,5 +6,6 @@ NATIVE_KINDS = frozenset(
         *("embed", "rope_angles", "rope", "kv_write", "rmsnorm", "layernorm", "linear"),
         *("split_heads", "slice", "scale", "add"),
         *("activation", "gated_activation", "select_rows"),
+        *("causal_conv", "selective_scan", "ssd", "delta_rule", "retention", "gated_norm"),
     }
 )

@@ -6,13 +6,16 @@ Legend: T tokens · R rows that need logits · N query heads · K key/value head
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ridgeline import _native
+from ridgeline.backends.native.memory import address
 from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, interleaved
 from ridgeline.program.op import LOGITS, KvState, Op, Program
 from ridgeline.program.ops.dense import NormAttrs
+from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
 
 
@@ -66,9 +69,11 @@ class Compiler:
         settings: NativeSettings,
         tape: _native.Tape,
         memories: Mapping[int, tuple[_native.KvMemory, int]],
+        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
     ) -> None:
         self.program, self.weights, self.settings, self.tape = program, weights, settings, tape
         self.memories = memories  # KV state -> its memory and its cache group
+        self._recurrent = recurrent  # recurrent state -> its parts, [blocks, ..] each, and its cache group
         self._tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
         self.places: dict[str, Place] = {}
         self._free: dict[tuple[str, int], list[int]] = {}
@@ -100,6 +105,12 @@ class Compiler:
         state = self.program.states[index]
         assert isinstance(state, KvState)
         return state
+
+    def state_part(self, attrs: RecurrentAttrs) -> _native.StatePart:
+        """Where a recurrent op keeps what it knows of a sequence."""
+        parts, group = self._recurrent[attrs.state]
+        part = parts[attrs.part]
+        return _native.StatePart(address(part), part[0].size, group)
 
     def new(self, name: str, width: int | None = None) -> Place:
         """A place for value `name`, as wide as its row unless `width` says otherwise."""

@@ -48,7 +48,7 @@ class NativeExecutable:
         self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
         self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore())
-        compiler = Compiler(program, self._weights, settings, self._tape, self._memories)
+        compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)
         falls_back = {op.op.weights for op in self._parts if isinstance(op, ReferencePart)}
         self._fallback_weights = {name: self._weights.tensor(name) for names in falls_back for name in names}

@@ -81,6 +81,7 @@ def _weight_bytes(program: Program, op: Op, form: MatrixFormat) -> float:
 
 def _kv_bytes(program: Program, settings: NativeSettings) -> float:
     """Of an entry of keys or values."""
-    if settings.kv == "int8":
-        return 1.0 + SCALE_BYTES / next(state.head_dim for state in program.states if isinstance(state, KvState))
-    return 2.0 if settings.kv == "bf16" else 4.0
+    head_dims = [state.head_dim for state in program.states if isinstance(state, KvState)]
+    if settings.kv == "int8" and head_dims:
+        return 1.0 + SCALE_BYTES / head_dims[0]
+    return {"f32": 4.0, "bf16": 2.0, "int8": 1.0}[settings.kv]
