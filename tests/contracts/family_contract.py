@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import LONG_PROMPT, PLAIN, SHORT_PROMPT, TinyModel, build, relative_error, tiny_config
+from tiny_models import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    TinyModel,
+    build,
+    implementation,
+    relative_error,
+    tiny_config,
+)
 from transformers import AutoModelForCausalLM
 
 from ridgeline.backends.reference import dense_logits
@@ -58,7 +66,7 @@ def check_round_trip(model: TinyModel, folder: Path) -> None:
     again = load_weights(ModelFolder.open(folder), model.spec, model.lowered(SHORT_PROMPT), torch.float32)
     assert again.keys() == model.weights.keys()
     assert all(torch.equal(again[name], weight) for name, weight in model.weights.items())
-    oracle = AutoModelForCausalLM.from_pretrained(folder, **PLAIN)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, **implementation(model.spec.model_type))
     expected = dict(model.oracle.named_parameters())
     assert expected.keys() == dict(oracle.named_parameters()).keys()
     assert all(torch.equal(parameter, expected[name]) for name, parameter in oracle.named_parameters())

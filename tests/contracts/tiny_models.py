@@ -24,7 +24,6 @@ from ridgeline.weights.loader import load_weights
 
 SHORT_PROMPT = 9  # below every original context and most windows of the tiny configs
 LONG_PROMPT = 40  # above them
-PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}  # of transformers' implementations
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,15 @@ def tiny_config(family_name: str, seed: int) -> dict[str, object]:
     return families.family(family_name).tiny(lambda *options: rng.choice(options))
 
 
+def implementation(family_name: str) -> dict[str, str]:
+    """The plainest of transformers; of Falcon the second: the plainest adds ALiBi twice, to the mask and the logits."""
+    attention = "sdpa" if family_name == "falcon" else "eager"
+    return {"attn_implementation": attention, "experts_implementation": "eager"}
+
+
 def build(family_name: str, seed: int, path: Path) -> TinyModel:
     config = tiny_config(family_name, seed)
-    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **PLAIN).eval()
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **implementation(family_name)).eval()
     randomize(oracle, seed)
     oracle.save_pretrained(path)
     folder = ModelFolder.open(path)

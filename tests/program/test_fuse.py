@@ -77,11 +77,21 @@ def test_groups_compute_what_the_program_computes(name):
 
 
 PLAIN = ["norm_qkv", "attention", "linear_add", "norm_gated", "linear_add"]
+ACTIVATED = ["norm_qkv", "attention", "linear_add", "norm_activated", "linear_add"]
 LAYER_KINDS = {
+    "bloom": ACTIVATED,
+    "falcon": ["layernorm", *ACTIVATED],  # parallel: the norm has two readers
+    "gpt_bigcode": ACTIVATED,
+    "gpt_neox": ACTIVATED,
+    "phi": ["layernorm", *ACTIVATED],
     "gemma2": ["norm_qkv", "attention", "linear", "rmsnorm", "add", "norm_gated", "linear", "rmsnorm", "add"],
-    "gpt2": ["norm_qkv", "attention", "linear_add", "norm_activated", "linear_add"],
+    "gpt2": ACTIVATED,
 }
-SINGLES = {"gpt2": Counter(embed=2, add=1)}
+SINGLES = {
+    "gpt2": Counter(embed=2, add=1),
+    "gpt_bigcode": Counter(embed=2, add=1),
+    "bloom": Counter(embed=1, layernorm=1),
+}
 
 
 @every_family

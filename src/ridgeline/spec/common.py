@@ -1,6 +1,6 @@
 """What most families share: reading rope parameters, windows and activations, and the Llama tensor names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
@@ -40,6 +40,17 @@ def head_size(hidden_size: int, num_heads: int) -> int:
             f"config.json: the hidden size ({hidden_size}) is not a multiple of the number of heads ({num_heads})"
         )
     return hidden_size // num_heads
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """The slopes of ALiBi (arXiv 2108.12409): 2^(-8 i / n) for i = 1..n where n, the number of heads, is a power of 2.
+
+    Otherwise those of the next lower power, and every other one of the next higher power's until there are enough.
+    """
+    lower = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * i / lower) for i in range(1, lower + 1)]
+    slopes += [2.0 ** (-8 * i / (2 * lower)) for i in range(1, 2 * lower, 2)]
+    return tuple(slopes[:num_heads])
 
 
 def read_rope(
@@ -159,6 +170,24 @@ def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
     step, dense = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Sequence[Rename]:
+    """Renames of the weight and the bias of modules, each of which becomes one of the program's or is cut into several.
+
+    `groups`: as in Rename.
+    """
+    return [
+        Rename(f"{source}.{part}", tuple(f"{to}.{part}" for to in targets), groups=groups)
+        for source, named in names.items()
+        for targets in [(named,) if isinstance(named, str) else named]
+        for part in ("weight", "bias")
+    ]
+
+
+def fused_qkv(at: str) -> Sequence[str]:
+    """What a tensor of queries, keys and values of the layer at `at` is cut into."""
+    return [f"{at}.attn.{letter}" for letter in "qkv"]
 
 
 def llama_renames(*instead: Rename) -> Sequence[Rename]:

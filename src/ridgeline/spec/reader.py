@@ -78,6 +78,10 @@ class ConfigReader:
         """True where the key is present and not null; it counts as understood only once read."""
         return self._config.get(key) is not None
 
+    def spelling(self, *keys: str) -> str:
+        """The one of several keys of the same meaning that is there; the first where none is."""
+        return next((key for key in keys if self.has(key)), keys[0])
+
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

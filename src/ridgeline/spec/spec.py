@@ -100,12 +100,15 @@ AnyLayer = Layer | ParallelLayer
 class Embedding:
     """Token embedding, multiplied by `scale`; `num_positions` > 0 adds a learned position table of that length.
 
+    With a `norm` the sum is normalised before the first layer.
+
     `scale` is exact here and is rounded to the dtype of the table before it multiplies: in bf16, Gemma's
     sqrt(3072) = 55.43 is 55.5, as the model was trained.
     """
 
     scale: float = 1.0
     num_positions: int = 0
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,9 @@ class Rename:
 
     With several `targets` the tensor is cut along its rows, into as many as each target has: one target after the other
     within each of `groups` equal parts. `transpose`: the checkpoint stores [.., in, out] (GPT-2's Conv1D); it is turned
-    to [.., out, in] before cutting. `experts`: the targets are stacks over the experts, `{e}` in the source stands for
-    an expert's number, and without it the tensor holds all experts, each of which is cut.
+    to [.., out, in] before cutting. `{e}` in the source stands for the number of an expert or a head, of which the
+    targets are stacks. `experts`: the targets are stacks over the experts; without `{e}` in the source the tensor holds
+    all of them, each of which is cut.
     Of several renames of one weight, the first says how it is written, and the first that is there how it is read.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """

@@ -75,6 +75,16 @@ def tiny_rope(choose: Choose, rotary_dim: int) -> dict[str, object]:
     return {"rope_theta": theta, "rope_scaling": {spelling: kind, **scaling} if scaling else None}
 
 
+def tiny_partial_rope(choose: Choose, head_dim: int) -> dict[str, object]:
+    """As tiny_rope, on a part of each head: `partial_rotary_factor` beside `rope_theta`, or within the parameters."""
+    partial = choose(0.25, 0.5, 1.0)
+    rope = tiny_rope(choose, int(head_dim * partial))
+    within = rope.get("rope_parameters")
+    if isinstance(within, dict):
+        return {"rope_parameters": {**within, "partial_rotary_factor": partial}}
+    return {**rope, "partial_rotary_factor": partial}
+
+
 def tiny_longrope(choose: Choose, rotary_dim: int) -> dict[str, object]:
     """Other divisors for short contexts than for long ones, and the ways to say the factor on cos and sin."""
     pairs = rotary_dim // 2

@@ -20,9 +20,15 @@ from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats import DecodedCheckpoint, decoded
 from ridgeline.weights.gguf.model import GgufCheckpoint
 
-BASE_PREFIXES = ("model.", "transformer.")  # left out by checkpoints of the model without its head
+BASE_PREFIXES = ("model.", "transformer.", "gpt_neox.")  # left out by checkpoints of the model without its head
 # Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 MAX_LISTED = 10
 
 Weights = dict[str, torch.Tensor]
@@ -216,7 +222,11 @@ def _spelled_as_in(checkpoint: Tensors, renames: Sequence[Rename]) -> Sequence[R
     """The renames without the base model's prefix, where no tensor of the checkpoint has it."""
     if any(name.startswith(BASE_PREFIXES) for name in checkpoint.entries):
         return renames
-    return [replace(r, source=r.source.removeprefix("model.").removeprefix("transformer.")) for r in renames]
+    return [replace(rename, source=_without_base(rename.source)) for rename in renames]
+
+
+def _without_base(source: str) -> str:
+    return next((source.removeprefix(base) for base in BASE_PREFIXES if source.startswith(base)), source)
 
 
 def _check(checkpoint: Tensors, stored: Mapping[str, _Stored], renames: Sequence[Rename], program: Program) -> None:

@@ -64,7 +64,7 @@ def _embed(b: Builder) -> str:
         table = b.weight("positions.weight", spec.embedding.num_positions, spec.hidden_size)
         (p,) = b.emit("embed", "positions", (POSITIONS,), (table,), EmbedAttrs(1.0))
         (x,) = b.emit("add", "embed.sum", (x, p))
-    return x
+    return _optional_norm(b, "embed_norm", spec.embedding.norm, x)
 
 
 def _layer(b: Builder, at: str, layer: AnyLayer, x: str) -> str:

@@ -1,0 +1,95 @@
+"""BLOOM: ALiBi instead of positions, a norm behind the embedding, queries, keys and values fused head by head."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_qkv, head_size, module_renames
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    Embedding,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    LayerNorm,
+    Mlp,
+    Rename,
+)
+from ridgeline.spec.tiny import Choose
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer(config.spelling("hidden_size", "n_embed"))
+    heads = config.integer(config.spelling("num_attention_heads", "n_head"))
+    head_dim = head_size(hidden, heads)
+    config.expect("apply_residual_connection_post_layernorm", False)
+    config.expect("n_inner", None, 4 * hidden)
+    config.ignore(
+        "slow_but_exact",  # the order of sums that were split over devices in training
+        "attention_softmax_in_fp32",
+        "masked_softmax_fusion",
+        "bias_dropout_fusion",
+        "skip_bias_add",
+        "skip_bias_add_qkv",
+        "offset_alibi",
+        "unk_token_id",
+    )
+    norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        alibi=alibi_slopes(heads),
+        qkv_bias=True,
+        out_bias=True,
+    )
+    layer = Layer(attention, Mlp(4 * hidden, "gelu_tanh", bias=True), norm, norm)
+    num_layers = config.integer(config.spelling("num_hidden_layers", "n_layer"), high=MAX_LAYERS)
+    return DecoderSpec(
+        model_type="bloom",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("seq_length", 2048),  # as trained; nothing ends there
+        layers=(layer,) * num_layers,
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", True)),
+        embedding=Embedding(norm=norm),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, GroupedQueryAttention)
+    at, to = "transformer.h.{i}", "layers.{i}"
+    return [
+        *module_renames(
+            {
+                "transformer.word_embeddings": "embed",
+                "transformer.word_embeddings_layernorm": "embed_norm",
+                "transformer.ln_f": "final_norm",
+                "lm_head": "head",
+                f"{at}.input_layernorm": f"{to}.mixer_norm",
+                f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
+                f"{at}.self_attention.dense": f"{to}.attn.o",
+                f"{at}.mlp.dense_h_to_4h": f"{to}.ffn.up",
+                f"{at}.mlp.dense_4h_to_h": f"{to}.ffn.down",
+            }
+        ),
+        *module_renames({f"{at}.self_attention.query_key_value": fused_qkv(to)}, groups=mixer.num_heads),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads = choose(1, 2, 3, 8, 12)
+    return {
+        "model_type": "bloom",
+        "vocab_size": choose(97, 131, 256),
+        choose("hidden_size", "n_embed"): heads * choose(8, 20, 64),
+        choose("num_attention_heads", "n_head"): heads,
+        choose("num_hidden_layers", "n_layer"): choose(1, 2, 3),
+        "layer_norm_epsilon": choose(1e-5, 1e-3),
+        "tie_word_embeddings": choose(True, False),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+    }

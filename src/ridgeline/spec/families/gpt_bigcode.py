@@ -1,0 +1,95 @@
+"""GPT-BigCode (SantaCoder, StarCoder): GPT-2 with one key and value for all queries, and plain linear weights."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_qkv, head_size, module_renames
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.tiny import Choose, tiny_heads
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden, heads = config.integer("n_embd"), config.integer("n_head")
+    positions = config.integer("n_positions", 1024)
+    head_dim = head_size(hidden, heads)
+    kv_heads = 1 if config.flag("multi_query", True) else heads
+    config.expect("num_key_value_heads", kv_heads)
+    config.expect("add_cross_attention", False)
+    config.ignore(
+        "attention_softmax_in_fp32",  # it always is
+        "scale_attention_softmax_in_fp32",
+        "inference_runner",
+        "validate_runner_input",
+        "pre_allocate_kv_cache",
+        "max_sequence_length",
+        "max_batch_size",
+        "pad_key_length",
+        "summary_type",  # a classifier, which is not part of the decoder
+        "summary_use_proj",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_first_dropout",
+    )
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0,
+        qkv_bias=True,
+        out_bias=True,
+    )
+    size = config.optional_integer("n_inner") or 4 * hidden
+    mlp = Mlp(size, config.choice("activation_function", ACTIVATIONS, "gelu_pytorch_tanh"))
+    norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
+    return DecoderSpec(
+        model_type="gpt_bigcode",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=positions,
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("n_layer", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", True)),
+        embedding=Embedding(num_positions=positions),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, GroupedQueryAttention)
+    at, to = "transformer.h.{i}", "layers.{i}"
+    return [
+        *module_renames(
+            {
+                "transformer.wte": "embed",
+                "transformer.wpe": "positions",
+                "transformer.ln_f": "final_norm",
+                "lm_head": "head",
+                f"{at}.ln_1": f"{to}.mixer_norm",
+                f"{at}.ln_2": f"{to}.ffn_norm",
+                f"{at}.attn.c_proj": f"{to}.attn.o",
+                f"{at}.mlp.c_fc": f"{to}.ffn.up",
+                f"{at}.mlp.c_proj": f"{to}.ffn.down",
+            }
+        ),
+        *module_renames({f"{at}.attn.c_attn": fused_qkv(to)}, groups=mixer.num_kv_heads),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, _, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "gpt_bigcode",
+        "vocab_size": choose(97, 131, 256),
+        "n_embd": heads * head_dim,
+        "n_head": heads,
+        "n_layer": choose(1, 2, 3),
+        "n_inner": choose(None, 40),
+        "n_positions": choose(48, 64),
+        "multi_query": choose(True, True, False),
+        "activation_function": choose("gelu_pytorch_tanh", "relu", "gelu"),
+        "layer_norm_epsilon": choose(1e-5, 1e-3),
+        "scale_attn_weights": choose(True, True, False),
+        "tie_word_embeddings": choose(True, False),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }

@@ -1,0 +1,94 @@
+"""GPT-NeoX (Pythia, Dolly): partial rotation, layers parallel or not, projections fused head by head."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_qkv, head_size, module_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    LayerNorm,
+    Mlp,
+    ParallelLayer,
+    Rename,
+)
+from ridgeline.spec.tiny import Choose, tiny_partial_rope
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = head_size(hidden, heads)
+    bias = config.flag("attention_bias", True)
+    config.ignore("classifier_dropout", "is_decoder")
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(
+            config,
+            head_dim,
+            default_theta=config.number("rotary_emb_base", 10000.0, low=1.0),
+            default_partial=config.number("rotary_pct", 0.25, low=0.0, high=1.0),
+        ),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu"))
+    norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0))
+    kind = ParallelLayer if config.flag("use_parallel_residual", True) else Layer
+    return DecoderSpec(
+        model_type="gpt_neox",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 2048),
+        layers=(kind(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, GroupedQueryAttention)
+    at, to = "gpt_neox.layers.{i}", "layers.{i}"
+    return [
+        *module_renames(
+            {
+                "gpt_neox.embed_in": "embed",
+                "gpt_neox.final_layer_norm": "final_norm",
+                "embed_out": "head",
+                f"{at}.input_layernorm": f"{to}.mixer_norm",
+                f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
+                f"{at}.attention.dense": f"{to}.attn.o",
+                f"{at}.mlp.dense_h_to_4h": f"{to}.ffn.up",
+                f"{at}.mlp.dense_4h_to_h": f"{to}.ffn.down",
+            }
+        ),
+        *module_renames({f"{at}.attention.query_key_value": fused_qkv(to)}, groups=mixer.num_heads),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, head_dim = choose(1, 2, 3, 8), choose(16, 24, 64)
+    rope = tiny_partial_rope(choose, head_dim)
+    old_names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    return {
+        "model_type": "gpt_neox",
+        "vocab_size": choose(97, 131, 256),
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_hidden_layers": choose(1, 2, 3),
+        "intermediate_size": choose(40, 72),
+        "attention_bias": choose(True, False),
+        "use_parallel_residual": choose(True, False),
+        "hidden_act": choose("gelu", "gelu_new", "relu"),
+        "layer_norm_eps": choose(1e-5, 1e-3),
+        "max_position_embeddings": choose(24, 128),
+        "tie_word_embeddings": choose(False, True),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **{old_names.get(key, key): value for key, value in rope.items()},
+    }
