@@ -25,7 +25,7 @@ def _one_thread():
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", families.names())
-def test_family_matches_transformers(name, seed, tmp_path):
+def test_family_matches_its_oracle(name, seed, tmp_path):
     check_family(name, seed, tmp_path)
 
 

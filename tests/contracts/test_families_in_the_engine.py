@@ -1,4 +1,4 @@
-"""Every family in the engine: chunked, batched, cached and preempted log-probabilities equal transformers."""
+"""Every family in the engine: chunked, batched, cached and preempted log-probabilities equal the oracle's."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ BOUND = 1e-4  # of the largest logit
 
 @pytest.mark.parametrize("seed", [100, 101, 102, 103])
 @pytest.mark.parametrize("family_name", sorted(set(families.names()) - FILL_IN_MASKS))
-def test_engine_log_probabilities_equal_transformers(family_name, seed, backend, tmp_path):
+def test_engine_log_probabilities_equal_the_oracles(family_name, seed, backend, tmp_path):
     model = build(family_name, seed, tmp_path)
     llm = LLM(
         str(tmp_path),

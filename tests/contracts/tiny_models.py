@@ -1,18 +1,26 @@
-"""Random small models of every family, built by transformers and loaded by Ridgeline: what the contract tests compare.
+"""Random small models of every family, built by an oracle and loaded by Ridgeline: what the contract tests compare.
 
     model = build(family_name, seed, folder)        # writes config.json and model.safetensors into the folder
-    expected = model.oracle_logits(token_ids_BT)    # transformers, eager attention, fp32
+    expected = model.oracle_logits(token_ids_BT)    # transformers, eager attention, or the family's own oracle; fp32
     program, weights = model.lowered(context_length), model.weights
+
+A family that transformers lacks has a file `oracle_<family>.py` here: its class `Model(config)` is a torch module whose
+parameters are named as in published checkpoints and whose `forward(token_ids_BT)` gives logits [B, T, V]. It is written
+from the paper and the published model's own words, with none of Ridgeline's code.
 
 A prompt of `context_length` tokens is what makes the two comparable under dynamic and longrope scaling, whose
 frequencies transformers chooses by the length of the sequence and Ridgeline by the configured context.
 """
 
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_model, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ridgeline.program.lower import lower
@@ -28,10 +36,10 @@ LONG_PROMPT = 40  # above them
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One random model: `config` as the family wrote it, `folder` as transformers saved it."""
+    """One random model: `config` as the family wrote it, `folder` as its oracle saved it."""
 
     config: dict[str, object]
-    oracle: PreTrainedModel
+    oracle: torch.nn.Module
     folder: ModelFolder
     spec: DecoderSpec
     weights: dict[str, torch.Tensor]
@@ -42,7 +50,9 @@ class TinyModel:
     def oracle_logits(self, token_ids_BT: torch.Tensor) -> torch.Tensor:
         """fp32 [B, T, V]."""
         with torch.no_grad():
-            return self.oracle(token_ids_BT, use_cache=False).logits
+            if isinstance(self.oracle, PreTrainedModel):
+                return self.oracle(token_ids_BT, use_cache=False).logits
+            return self.oracle(token_ids_BT)
 
     def prompt(self, num_tokens: int, batch: int = 2) -> torch.Tensor:
         """Random token ids [B, T]."""
@@ -63,16 +73,41 @@ def implementation(family_name: str) -> dict[str, str]:
 
 def build(family_name: str, seed: int, path: Path) -> TinyModel:
     config = tiny_config(family_name, seed)
-    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **implementation(family_name)).eval()
-    randomize(oracle, seed)
-    oracle.save_pretrained(path)
+    if has_own_oracle(family_name):
+        oracle = own_oracle(config)
+        randomize(oracle, seed)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(dict(oracle.named_parameters()), path / "model.safetensors", metadata={"format": "pt"})
+    else:
+        oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **implementation(family_name)).eval()
+        randomize(oracle, seed)
+        oracle.save_pretrained(path)
     folder = ModelFolder.open(path)
     spec = families.read_spec(folder.config)
     return TinyModel(config, oracle, folder, spec, load_weights(folder, spec, lower(spec), torch.float32))
 
 
-def randomize(oracle: PreTrainedModel, seed: int) -> None:
-    """Weights of a size at which every part of the model shows in the logits; transformers starts with 0.02."""
+def has_own_oracle(family_name: str) -> bool:
+    return (Path(__file__).parent / f"oracle_{family_name}.py").exists()
+
+
+def own_oracle(config: Mapping[str, object]) -> torch.nn.Module:
+    return import_module(f"oracle_{config['model_type']}").Model(config).eval()
+
+
+def load_oracle(folder: Path) -> torch.nn.Module:
+    """The oracle of a saved model, from its config.json and its tensors."""
+    config = json.loads((folder / "config.json").read_text())
+    if not has_own_oracle(config["model_type"]):
+        return AutoModelForCausalLM.from_pretrained(folder, **implementation(config["model_type"])).eval()
+    oracle = own_oracle(config)
+    load_model(oracle, folder / "model.safetensors")
+    return oracle
+
+
+def randomize(oracle: torch.nn.Module, seed: int) -> None:
+    """Weights of a size at which every part of the model shows in the logits, more than a fresh model's."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in oracle.parameters():

@@ -14,14 +14,27 @@ from ridgeline.program.lower import lower
 from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program
 from ridgeline.program.passes.fuse import GROUP_KINDS, fuse
 from ridgeline.spec import families
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    LayerNorm,
+    Mlp,
+    ParallelLayer,
+    RmsNorm,
+)
 
 CONTEXT = 12
 every_family = pytest.mark.parametrize("name", families.names())
 
 
-def tiny_program(name: str, seed: int = 0) -> Program:
+def tiny_spec(name: str, seed: int = 0) -> DecoderSpec:
     rng = Random(f"{name} {seed}")
-    return lower(families.read_spec(families.family(name).tiny(lambda *options: rng.choice(options))), CONTEXT)
+    return families.read_spec(families.family(name).tiny(lambda *options: rng.choice(options)))
+
+
+def tiny_program(name: str, seed: int = 0) -> Program:
+    return lower(tiny_spec(name, seed), CONTEXT)
 
 
 def flattened(program: Program) -> tuple[Op, ...]:
@@ -77,33 +90,43 @@ def test_groups_compute_what_the_program_computes(name):
 
 
 PLAIN = ["norm_qkv", "attention", "linear_add", "norm_gated", "linear_add"]
-ACTIVATED = ["norm_qkv", "attention", "linear_add", "norm_activated", "linear_add"]
-LAYER_KINDS = {
-    "bloom": ACTIVATED,
-    "falcon": ["layernorm", *ACTIVATED],  # parallel: the norm has two readers
-    "gpt_bigcode": ACTIVATED,
-    "gpt_neox": ACTIVATED,
-    "phi": ["layernorm", *ACTIVATED],
-    "gemma2": ["norm_qkv", "attention", "linear", "rmsnorm", "add", "norm_gated", "linear", "rmsnorm", "add"],
-    "gpt2": ACTIVATED,
-}
-SINGLES = {
-    "gpt2": Counter(embed=2, add=1),
-    "gpt_bigcode": Counter(embed=2, add=1),
-    "bloom": Counter(embed=1, layernorm=1),
-}
+NORM_KINDS = {RmsNorm: "rmsnorm", LayerNorm: "layernorm"}
+
+
+def kinds_of(layer) -> list[str]:
+    """What a layer of attention and a dense feed-forward should become: nothing is left alone, but for norms that two
+    groups read and norms behind a block."""
+    queries = "norm_qkv" if layer.mixer.kv_from is None else "norm_q"
+    inward = "norm_gated" if isinstance(layer.feed_forward, GatedMlp) else "norm_activated"
+    if isinstance(layer, ParallelLayer):
+        shared = [] if layer.ffn_norm else [NORM_KINDS[type(layer.mixer_norm)]]
+        return [*shared, queries, "attention", "linear_add", inward, "linear_add"]
+    after = [
+        ["linear", NORM_KINDS[type(norm)], "add"] if norm else ["linear_add"]
+        for norm in (layer.mixer_post_norm, layer.ffn_post_norm)
+    ]
+    return [queries, "attention", *after[0], inward, *after[1]]
+
+
+def is_dense(layer) -> bool:
+    mixer, ffn = layer.mixer, layer.feed_forward
+    return isinstance(mixer, GroupedQueryAttention) and not mixer.output_gate and isinstance(ffn, (GatedMlp, Mlp))
 
 
 @every_family
 def test_kinds_of_every_family(name):
-    """Nothing of a layer is left alone, but for the norms that gemma2 has behind its sums."""
-    program = tiny_program(name)
+    spec = tiny_spec(name)
+    program = lower(spec, CONTEXT)
     groups = fuse(program)
-    for number in range(len(program.states)):
-        assert kinds_of_layer(program, number) == LAYER_KINDS.get(name, PLAIN)
+    for number, layer in enumerate(spec.layers):
+        if is_dense(layer):
+            assert kinds_of_layer(program, number) == kinds_of(layer)
     outside = Counter(group.kind for group in groups if not group.label.startswith("layers."))
     num_ropes = sum(op.kind == "rope_angles" for op in program.ops)
-    assert outside - Counter(rope_angles=num_ropes) == SINGLES.get(name, Counter(embed=1)) + Counter(norm_head=1)
+    expected = Counter(embed=1, norm_head=1)
+    expected += Counter(embed=1, add=1) if spec.embedding.num_positions else Counter()
+    expected += Counter([NORM_KINDS[type(spec.embedding.norm)]] if spec.embedding.norm else ())
+    assert outside - Counter(rope_angles=num_ropes) == expected
     for group in groups:
         assert group.kind in GROUP_KINDS or (len(group.ops) == 1 and group.kind == group.ops[0].kind)
     assert len({(group.kind, group.label) for group in groups}) == len(groups)
@@ -161,16 +184,19 @@ def test_any_value_read_elsewhere_keeps_groups_closed(name, seed, data):
     check_inner_values_stay_inside(program)
 
 
-def test_attention_that_reads_another_layers_keys():
-    """A second attention to the same state leaves the group whole; its own queries are ops of their own."""
-    program = tiny_program("llama")
-    first = next(op for op in program.ops if op.kind == "attention")
-    q = next(op for op in program.ops if op.kind == "attention" and op is not first).inputs[0]
-    second = replace(first, label="second", inputs=(q, *first.inputs[1:]), outputs=("second",))
-    shared = replace(program, ops=(*program.ops, second), shapes={**program.shapes, "second": program.shapes[LOGITS]})
-    assert kinds_of_layer(shared, 0) == PLAIN
-    assert "norm_qkv" not in kinds_of_layer(shared, 1)
-    check_order(shared)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "gpt2"])
+def test_attention_that_reads_another_layers_keys(name):
+    """The layer that writes stays as it is; the one that reads has a group of its queries, and no keys and values."""
+    spec = tiny_spec(name, seed=next(s for s in range(99) if len(tiny_spec(name, s).layers) > 1))
+    layers = [replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, kv_from=source)) for source in (None, 0)]
+    program = lower(replace(spec, layers=tuple(layers)), CONTEXT)
+    own, shared = (kinds_of_layer(program, number) for number in (0, 1))
+    assert own[0] == "norm_qkv"
+    assert shared == ["norm_q", *own[1:]]
+    assert len(program.states) == 1
+    assert not any(name.startswith(("layers.1.attn.k", "layers.1.attn.v")) for name in program.weights)
+    check_order(program)
+    check_inner_values_stay_inside(program)
 
 
 def test_residual_of_two_linears_takes_the_later_one():

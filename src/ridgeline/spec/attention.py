@@ -1,19 +1,27 @@
 """Attention that keeps the keys and values of its tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.parts import Norm, Rope
+from ridgeline.spec.parts import Norm, RmsNorm, Rope
+
+QkNormPlace = Literal["head", "row", "rotated head"]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedQueryAttention:
     """Softmax attention with `num_heads` queries over `num_kv_heads` keys and values (arXiv 2305.13245).
 
+    `qk_norm`: of queries and keys, over each head before it is rotated, over each head after it is rotated, or over the
+    row of all heads, which are then cut from it.
     `window`: a query at position p sees keys in (p - window, p]; None sees all.
     `softcap`: logits pass through c * tanh(logits / c).
     `alibi`: one slope per query head; a logit gains slope * (key position - query position) (arXiv 2108.12409).
     `output_gate`: the output is multiplied by the sigmoid of one more projection of the input, of its size.
+    `kv_from`: the number of an earlier layer whose keys and values this one attends to, instead of its own
+    (cross-layer attention, arXiv 2405.12981).
     """
 
     num_heads: int
@@ -22,12 +30,14 @@ class GroupedQueryAttention:
     scale: float
     rope: Rope | None = None
     qk_norm: Norm | None = None
+    qk_norm_over: QkNormPlace = "head"
     window: int | None = None
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     output_gate: bool = False
+    kv_from: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -40,4 +50,31 @@ class GroupedQueryAttention:
         if self.rope is not None and not (0 < self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0):
             raise ConfigError(
                 f"rotary dimension {self.rope.rotary_dim} must be even and within head_dim {self.head_dim}"
+            )
+        norm = self.qk_norm
+        if norm and self.qk_norm_over == "rotated head" and not (isinstance(norm, RmsNorm) and not norm.unit_offset):
+            raise ConfigError(f"the norm of rotated heads must be a plain RMSNorm, got {norm}")
+
+
+def check_shared_kv(mixers: Sequence[object]) -> None:
+    """Raises ConfigError where a layer's `kv_from` names no layer whose keys and values it could read.
+
+    `mixers`: one per layer, of any kind.
+    """
+    for index, mixer in enumerate(mixers):
+        if not isinstance(mixer, GroupedQueryAttention) or mixer.kv_from is None:
+            continue
+        source = mixers[mixer.kv_from] if 0 <= mixer.kv_from < index else None
+        if not isinstance(source, GroupedQueryAttention) or source.kv_from is not None:
+            raise ConfigError(
+                f"layer {index} reads the keys and values of layer {mixer.kv_from}; that must be an earlier layer "
+                "with attention and with keys and values of its own"
+            )
+        own, kept = (
+            f"{m.num_kv_heads} heads of {m.head_dim} entries, window {m.window or 'none'}" for m in (mixer, source)
+        )
+        if own != kept:
+            raise ConfigError(
+                f"layer {index} ({own}) cannot read the keys and values of layer {mixer.kv_from} ({kept}): "
+                "heads, sizes and windows must be equal"
             )

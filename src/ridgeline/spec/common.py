@@ -68,19 +68,50 @@ def read_rope(
     if new is not None and old is not None:
         raise ConfigError("config.json: rope_parameters and rope_scaling are both present; keep one")
     section = new or old
-    scaling: RopeScaling = PlainRope()
-    if section is not None:
-        theta = section.number("rope_theta", theta, low=1.0)
-        partial = section.number("partial_rotary_factor", partial, low=0.0, high=1.0)
-        nested = section.optional_integer("original_max_position_embeddings")
-        if nested and original and nested != original:
-            raise ConfigError(
-                f"config.json: original_max_position_embeddings is {original}, but {nested} within the rope "
-                "parameters; keep one"
-            )
-        original = nested or original
-        scaling = _read_scaling(section, max_positions, original)
-        section.finish()
+    if section is None:
+        return Rope(theta, int(head_dim * partial))
+    nested = section.optional_integer("original_max_position_embeddings")
+    if nested and original and nested != original:
+        raise ConfigError(
+            f"config.json: original_max_position_embeddings is {original}, but {nested} within the rope "
+            "parameters; keep one"
+        )
+    return _read_section(section, theta, partial, head_dim, max_positions, nested or original)
+
+
+def read_local_global_ropes(
+    config: ConfigReader, head_dim: int, *, local_theta: float | None, global_theta: float
+) -> tuple[Rope, Rope]:
+    """The ropes of sliding and of full layers: `rope_parameters` by kind of layer, or as read_rope has them for full
+    layers, and for sliding ones plain with `rope_local_base_freq`.
+
+    Without `local_theta` the sliding layers have the full ones' theta. Raises as read_rope does.
+    """
+    by_kind = config.section("rope_parameters")
+    if by_kind is None or not (by_kind.has("full_attention") or by_kind.has("sliding_attention")):
+        full = read_rope(config, head_dim, default_theta=global_theta)
+        theta = full.theta if local_theta is None else config.number("rope_local_base_freq", local_theta, low=1.0)
+        return Rope(theta, full.rotary_dim), full
+    max_positions = config.integer("max_position_embeddings", 2048)
+    ropes: list[Rope] = []
+    for kind, theta in (("sliding_attention", local_theta or global_theta), ("full_attention", global_theta)):
+        section = by_kind.section(kind)
+        original = section.optional_integer("original_max_position_embeddings") if section else None
+        ropes.append(
+            _read_section(section, theta, 1.0, head_dim, max_positions, original) if section else Rope(theta, head_dim)
+        )
+    by_kind.finish()
+    return ropes[0], ropes[1]
+
+
+def _read_section(
+    section: ConfigReader, theta: float, partial: float, head_dim: int, max_positions: int, original: int | None
+) -> Rope:
+    """The rope of a section of parameters; theta and partial are what counts where it does not say."""
+    theta = section.number("rope_theta", theta, low=1.0)
+    partial = section.number("partial_rotary_factor", partial, low=0.0, high=1.0)
+    scaling = _read_scaling(section, max_positions, original)
+    section.finish()
     return Rope(theta, int(head_dim * partial), scaling)
 
 
@@ -154,6 +185,12 @@ def read_windows(
     if window is None and any(sliding):
         raise ConfigError("config.json: a layer has sliding attention, but there is no sliding_window")
     return [window if slides else None for slides in sliding]
+
+
+def read_pattern_windows(config: ConfigReader, window: int | None, period: int) -> Sequence[int | None]:
+    """`read_windows`, where every layer slides but each `sliding_window_pattern`-th one, by default `period`."""
+    period = config.integer("sliding_window_pattern", period)
+    return read_windows(config, window, lambda index: (index + 1) % period != 0)
 
 
 def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:

@@ -7,7 +7,7 @@ flag on an old one. All of them can be imported from here. Imports nothing but c
 
 from dataclasses import dataclass
 
-from ridgeline.spec.attention import GroupedQueryAttention
+from ridgeline.spec.attention import GroupedQueryAttention, check_shared_kv
 from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
 from ridgeline.spec.parts import (
     Activation,
@@ -129,7 +129,10 @@ class MaskedDiffusion:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens."""
+    """A whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
+
+    Raises ConfigError where a layer shares the keys and values of one that does not fit.
+    """
 
     model_type: str
     vocab_size: int
@@ -140,6 +143,9 @@ class DecoderSpec:
     head: Head
     embedding: Embedding = Embedding()
     diffusion: MaskedDiffusion | None = None
+
+    def __post_init__(self) -> None:
+        check_shared_kv([layer.mixer for layer in self.layers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,7 @@ class Rename:
     targets are stacks. `experts`: the targets are stacks over the experts; without `{e}` in the source the tensor holds
     all of them, each of which is cut.
     Of several renames of one weight, the first says how it is written, and the first that is there how it is read.
+    Without targets, all tensors whose names begin with `source` are left unread: parts of the model beside its decoder.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """
 

@@ -5,6 +5,7 @@ vocabularies that are no multiple of anything, windows shorter and longer than a
 contexts that a prompt of 9 tokens stays below and one of 40 exceeds.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -41,8 +42,13 @@ def tiny_heads(choose: Choose) -> tuple[int, int, int]:
     return num_heads, kv_heads, head_dim if num_heads * head_dim <= 512 else choose(8, 20)
 
 
-def tiny_rope(choose: Choose, rotary_dim: int) -> dict[str, object]:
-    """Every type of rope in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
+def tiny_rope(
+    choose: Choose, rotary_dim: int, *, spellings: Sequence[str] = ("type", "rope_type")
+) -> dict[str, object]:
+    """Every type of rope in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`.
+
+    `spellings`: of the key in `rope_scaling` that says the type.
+    """
     theta = choose(10000.0, 500000.0)
     kind = choose("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     scaling: dict[str, object] = {}
@@ -71,7 +77,7 @@ def tiny_rope(choose: Choose, rotary_dim: int) -> dict[str, object]:
             pass
     if choose(False, True):
         return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **scaling}}
-    spelling = choose("type", "rope_type")
+    spelling = choose(*spellings)
     return {"rope_theta": theta, "rope_scaling": {spelling: kind, **scaling} if scaling else None}
 
 
@@ -83,6 +89,16 @@ def tiny_partial_rope(choose: Choose, head_dim: int) -> dict[str, object]:
     if isinstance(within, dict):
         return {"rope_parameters": {**within, "partial_rotary_factor": partial}}
     return {**rope, "partial_rotary_factor": partial}
+
+
+def tiny_local_global_ropes(choose: Choose, head_dim: int, *, local_key: str | None = None) -> dict[str, object]:
+    """Ropes of sliding and of full layers: by kind of layer, or in the old spelling, where `local_key`, if there is
+    one, is the theta of sliding layers and otherwise all have the default theta."""
+    scaled = tiny_rope(choose, head_dim, spellings=("rope_type",))
+    if "rope_parameters" in scaled:
+        local: dict[str, object] = {"rope_type": "default", "rope_theta": choose(10000.0, 20000.0)}
+        return {"rope_parameters": {"sliding_attention": local, "full_attention": scaled["rope_parameters"]}}
+    return scaled | ({local_key: choose(10000.0, 20000.0)} if local_key else {"rope_theta": 500000.0})
 
 
 def tiny_longrope(choose: Choose, rotary_dim: int) -> dict[str, object]:
@@ -122,3 +138,10 @@ def tiny_sparse_layers(choose: Choose, sizes: dict[str, object]) -> dict[str, ob
         {"decoder_sparse_step": 1, "mlp_only_layers": []},
     ]
     return choose(*some)
+
+
+def tiny_layer_types(choose: Choose, sizes: dict[str, object]) -> list[str]:
+    """For each layer whether it slides."""
+    num_layers = sizes["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    return [choose("full_attention", "sliding_attention") for _ in range(num_layers)]

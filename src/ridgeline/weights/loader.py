@@ -166,7 +166,11 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, torch.Te
     tensors: Weights = {}
     written: set[str] = set()
     for rename in expand(families.family(spec.model_type).renames(spec), spec):
-        if all(target in weights for target in rename.targets) and written.isdisjoint(rename.targets):
+        if (
+            rename.targets
+            and all(target in weights for target in rename.targets)
+            and written.isdisjoint(rename.targets)
+        ):
             tensors.update(
                 _stored_tensors(rename, [weights[target].detach().to("cpu", dtype) for target in rename.targets])
             )
@@ -234,12 +238,17 @@ def _check(checkpoint: Tensors, stored: Mapping[str, _Stored], renames: Sequence
     followed = {tensor.rename for tensor in stored.values()}
     named = Counter(target for rename in followed for target in rename.targets)
     allowed = set(stored) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
+    unread = tuple(rename.source for rename in renames if not rename.targets)
     present = {
         name: (entries[name], _stored_shape(tensor, program)) for name, tensor in stored.items() if name in entries
     }
     problems = {
         "missing": [name for name in stored if name not in entries],
-        "unexpected": [name for name in entries if name not in allowed and not name.endswith(IGNORED_SUFFIXES)],
+        "unexpected": [
+            name
+            for name in entries
+            if name not in allowed and not name.startswith(unread) and not name.endswith(IGNORED_SUFFIXES)
+        ],
         "stored in two ways": [name for name, count in named.items() if count > 1],
         "of another shape": [
             f"{name} {list(entry.shape)} instead of {list(shape)}"

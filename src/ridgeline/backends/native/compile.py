@@ -3,6 +3,7 @@
 Legend: T tokens · R rows that need logits · N query heads · K key/value heads · D head size · V vocabulary.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -147,10 +148,14 @@ class Compiler:
             assert isinstance(width, int)
             return _native.Norm("rms", op.attrs.eps, self.weights.vector(f"ones.{width}", lambda: torch.ones(width)))
         offset = 1.0 if op.attrs.unit_offset else 0.0
-        weight, *bias = op.weights
-        scale = self.weights.vector(weight, lambda: self.weights.tensor(weight).float() + offset)
+        weights, bias = (op.weights, ()) if op.kind == "rmsnorm" else (op.weights[:1], op.weights[1:])
+
+        def product() -> torch.Tensor:
+            return functools.reduce(torch.mul, (self.weights.tensor(name).float() + offset for name in weights))
+
+        scale = self.weights.vector("*".join(weights), product)
         shift = self.weights.vector(bias[0], lambda: self.weights.tensor(bias[0])) if bias else 0
-        by_head = len(self.program.weights[weight]) > 1
+        by_head = any(len(self.program.weights[name]) > 1 for name in weights)
         return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift, by_head)
 
     def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:

@@ -3,12 +3,12 @@
 Every emitter gives places to the values that leave its group. Called by the compiler, which frees them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter
+from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.emit_recurrent import RECURRENT_EMITTERS
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
@@ -119,24 +119,53 @@ def _norm_head(at: Compiler, group: Group) -> None:
 def _norm_qkv(at: Compiler, group: Group) -> None:
     write = group.ops[-1] if group.ops[-1].kind == "kv_write" else _ops(group, "kv_write")[0]
     assert isinstance(write.attrs, KvWriteAttrs)
-    linears = _ops(group, "linear")
-    chains = {linear.label: _chain(group, linear) for linear in linears}
-    key, value = (next(op for op in linears if chains[op.label][-1] == name) for name in write.inputs)
-    (query,) = (op for op in linears if op.label not in (key.label, value.label))
-    norm = _leading_norm(group, query)
-    x = at.place((norm or query).inputs[0])
-    matrix, bias = at.matrix([query, key, value])
-    sizes = [at.program.weights[op.weights[0]][0] for op in (query, key, value)]
-    q_name = chains[query.label][-1]
+    chains = {chain[-1].outputs[0]: chain for chain in (_chain(group, op) for op in _ops(group, "linear"))}
+    keys, values = (chains.pop(name) for name in write.inputs)
+    ((q_name, queries),) = chains.items()
+    linears = [chain[0] for chain in (queries, keys, values)]
+    norm = _leading_norm(group, linears[0])
+    x = at.place((norm or linears[0]).inputs[0])
+    matrix, bias = at.matrix(linears)
+    sizes = [at.program.weights[op.weights[0]][0] for op in linears]
     qkv = at.new(q_name, sum(sizes))
     at.tape.linear(matrix, at.norm(norm), x.buffer, qkv.buffer, bias=bias)
     q, k, v = (at.slice(qkv, sum(sizes[:part]), size) for part, size in enumerate(sizes))
     at.places[q_name] = q
     memory, cache_group = at.memories[write.attrs.state]
-    norms = [next((op for op in _ops(group, *NORMS) if op.outputs[0] in chains[p.label]), None) for p in (query, key)]
-    q_norm, k_norm = (at.norm(norm) for norm in norms)
-    rotation = _rotation(at, _ops(group, "rope")[0]) if _ops(group, "rope") else (None, None, False, 0)
+    at_once = [_emit_but_last_steps(at, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
+    q_norm, k_norm = (at.norm(next((op for op in steps if op.kind in NORMS), None)) for steps in at_once)
+    ropes = [op for op in at_once[0] if op.kind == "rope"]
+    rotation = _rotation(at, ropes[0]) if ropes else (None, None, False, 0)
     at.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
+
+
+def _norm_q(at: Compiler, group: Group) -> None:
+    linear, *steps = _chain(group, _ops(group, "linear")[0])
+    norm = _leading_norm(group, linear)
+    x = at.place((norm or linear).inputs[0])
+    matrix, bias = at.matrix([linear])
+    q = at.new(steps[-1].outputs[0])
+    at.tape.linear(matrix, at.norm(norm), x.buffer, q.buffer, bias=bias)
+    _emit_steps(at, steps, q)
+
+
+def _emit_but_last_steps(at: Compiler, steps: Sequence[Op], place: Place) -> Sequence[Op]:
+    """The steps of queries or keys, in place, up to those that `heads` does at once: a norm of heads, then a rope."""
+    first = next(index for index, op in enumerate(steps) if op.kind == "split_heads") + 1
+    if [op.kind for op in steps[first : first + 1]] == ["rope"]:
+        first = len(steps) - 1
+    _emit_steps(at, steps[:first], place)
+    return steps[first:]
+
+
+def _emit_steps(at: Compiler, steps: Sequence[Op], place: Place) -> None:
+    """Norms and ropes of queries or keys, in place."""
+    for op in steps:
+        head_dim = _head_dim(at, op.inputs[0])
+        if op.kind in NORMS:
+            at.tape.normalize(at.norm(op), place.buffer, place.buffer, head_dim)
+        elif op.kind == "rope":
+            at.tape.rotate(place.buffer, place.buffer, head_dim, *_rotation(at, op))
 
 
 def _rotation(at: Compiler, rope: Op) -> tuple[int, int, bool, int]:
@@ -170,13 +199,13 @@ def _head_dim(at: Compiler, name: str) -> int:
     return head_dim
 
 
-def _chain(group: Group, linear: Op) -> list[str]:
-    """The values of the group that follow from `linear` alone, in order."""
-    names = [linear.outputs[0]]
+def _chain(group: Group, linear: Op) -> list[Op]:
+    """`linear` and the ops of the group that follow from it alone, in order."""
+    chain = [linear]
     for op in group.ops:
-        if op.inputs[:1] == (names[-1],) and op.outputs and op.label != linear.label:
-            names.append(op.outputs[0])
-    return names
+        if op.inputs[:1] == chain[-1].outputs and op.outputs:
+            chain.append(op)
+    return chain
 
 
 def _attention(at: Compiler, group: Group) -> None:
@@ -246,6 +275,7 @@ def _select_rows(at: Compiler, group: Group) -> None:
 
 EMITTERS: Mapping[str, Emitter] = {
     "norm_qkv": _norm_qkv,
+    "norm_q": _norm_q,
     "attention": _attention,
     "linear_add": _linear_add,
     "norm_gated": _norm_gated,

@@ -1,34 +1,53 @@
 """Softmax attention over keys and values in the cache."""
 
-from ridgeline.program.lower.builder import Builder
+from typing import Literal
+
+from ridgeline.program.lower.builder import Builder, KeptKv
 from ridgeline.program.op import KvState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, SplitHeadsAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, NormAttrs, SplitHeadsAttrs
 from ridgeline.spec.spec import GroupedQueryAttention
 
 
 def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> str:
-    heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-    q = _heads(b, f"{at}.q", mixer, heads, b.linear(f"{at}.q", x, heads * dim, mixer.qkv_bias))
-    k = _heads(b, f"{at}.k", mixer, kv_heads, b.linear(f"{at}.k", x, kv_heads * dim, mixer.qkv_bias))
-    v = b.linear(f"{at}.v", x, kv_heads * dim, mixer.qkv_bias)
-    (v,) = b.emit("split_heads", f"{at}.v.heads", (v,), (), SplitHeadsAttrs(kv_heads))
-    state = b.state(KvState(kv_heads, dim, mixer.window))
-    b.emit("kv_write", f"{at}.kv_write", (k, v), (), KvWriteAttrs(state))
+    """`at`: layers.<number>.attn."""
+    q = _heads(b, at, "q", mixer, x)
+    if mixer.kv_from is None:
+        b.kept[at] = _keys_and_values(b, at, mixer, x)
+    state, k, v = b.kept[at if mixer.kv_from is None else f"layers.{mixer.kv_from}.attn"]
     attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap, mixer.alibi)
     (o,) = b.emit("attention", f"{at}.attention", (q, k, v), (), attrs)
     if mixer.output_gate:
-        gate = b.linear(f"{at}.gate", x, heads * dim, mixer.qkv_bias)
+        gate = b.linear(f"{at}.gate", x, mixer.num_heads * mixer.head_dim, mixer.qkv_bias)
         (o,) = b.emit("gated_activation", f"{at}.gated", (gate, o), (), ActivationAttrs("sigmoid"))
     return b.linear(f"{at}.o", o, b.spec.hidden_size, mixer.out_bias)
 
 
-def _heads(b: Builder, at: str, mixer: GroupedQueryAttention, num_heads: int, x: str) -> str:
-    """Queries or keys by head: normalised and rotated where the mixer says so."""
-    (x,) = b.emit("split_heads", f"{at}.heads", (x,), (), SplitHeadsAttrs(num_heads))
-    if mixer.qk_norm:
-        x = b.norm(f"{at}_norm", mixer.qk_norm, x)
+def _keys_and_values(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> KeptKv:
+    """The layer's own, written to a state of its own."""
+    k = _heads(b, at, "k", mixer, x)
+    v = b.linear(f"{at}.v", x, mixer.num_kv_heads * mixer.head_dim, mixer.qkv_bias)
+    (v,) = b.emit("split_heads", f"{at}.v.heads", (v,), (), SplitHeadsAttrs(mixer.num_kv_heads))
+    state = b.state(KvState(mixer.num_kv_heads, mixer.head_dim, mixer.window))
+    b.emit("kv_write", f"{at}.kv_write", (k, v), (), KvWriteAttrs(state))
+    return KeptKv(state, k, v)
+
+
+def _heads(b: Builder, at: str, which: Literal["q", "k"], mixer: GroupedQueryAttention, x: str) -> str:
+    """Queries or keys of `x` by head: normalised and rotated where the mixer says so."""
+    label, norm = f"{at}.{which}", mixer.qk_norm
+    num_heads = mixer.num_heads if which == "q" else mixer.num_kv_heads
+    x = b.linear(label, x, num_heads * mixer.head_dim, mixer.qkv_bias)
+    if norm and mixer.qk_norm_over == "row":
+        x = b.norm(f"{label}_norm", norm, x)
+    (x,) = b.emit("split_heads", f"{label}.heads", (x,), (), SplitHeadsAttrs(num_heads))
+    if norm and mixer.qk_norm_over == "head":
+        x = b.norm(f"{label}_norm", norm, x)
     if mixer.rope:
         cos, sin = b.rope_angles(mixer.rope)
-        (x,) = b.emit("rope", f"{at}.rope", (x, cos, sin), (), RopeAttrs(mixer.rope.interleaved))
+        (x,) = b.emit("rope", f"{label}.rope", (x, cos, sin), (), RopeAttrs(mixer.rope.interleaved))
+    if norm and mixer.qk_norm_over == "rotated head":
+        # Nothing but the product follows, so the keys' weight goes to the queries: layers that share keys may differ.
+        weights = [b.weight(f"{at}.{letter}_norm.weight", mixer.head_dim) for letter in "qk" if which == "q"]
+        (x,) = b.emit("rmsnorm", f"{label}_norm", (x,), tuple(weights), NormAttrs(norm.eps))
     return x

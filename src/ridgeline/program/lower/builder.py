@@ -1,6 +1,6 @@
 """Builder: appends ops to a program in the making. Every part of the lowering writes its ops through it."""
 
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
@@ -10,6 +10,14 @@ from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.opset import OPSET
 from ridgeline.spec.rope import frequencies
 from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope, UnweightedRmsNorm
+
+
+class KeptKv(NamedTuple):
+    """Keys and values that an attention wrote: the state's number, and the values' names."""
+
+    state: int
+    k: str
+    v: str
 
 
 class Builder:
@@ -23,6 +31,7 @@ class Builder:
         self._weights: dict[str, tuple[int, ...]] = {}
         self._states: list[State] = []
         self._angles: dict[Rope, tuple[str, str]] = {}
+        self.kept: dict[str, KeptKv] = {}  # by the label of the attention that writes it
 
     def program(self) -> Program:
         """What has been written down."""

@@ -140,7 +140,7 @@ def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weig
 
 ROWS: Mapping[str, OpRow] = {
     "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
-    "rmsnorm": OpRow(NormAttrs, 1, (0, 1), "x [..,H], w [H]? -> [..,H]", _norm_shape, pointwise(4)),
+    "rmsnorm": OpRow(NormAttrs, 1, (0, 1, 2), "x [..,H], product of weights [H] -> [..,H]", _norm_shape, pointwise(4)),
     "layernorm": OpRow(NormAttrs, 1, (1, 2), "x [..,H], w [H], b [H]? -> [..,H]", _norm_shape, pointwise(7)),
     "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _matmul_cost),
     "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, free),

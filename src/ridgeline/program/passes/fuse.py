@@ -15,12 +15,13 @@ MATRIX_OPS = ("linear", "lm_head")
 
 # What each kind of group holds, parts in brackets where the program has them:
 #   norm_qkv         [norm], linears of q, k and v, their heads, [norms and rope of q and k], kv_write
+#   norm_q           [norm], linear of q, its heads, [norm and rope of q]: of an attention to another layer's keys
 #   attention        attention
 #   linear_add       linear, add onto the residual
 #   norm_gated       [norm], linears of gate and up, gated_activation
 #   norm_activated   [norm], linear, activation
 #   norm_head        [select_rows], [norm], lm_head, [softcap]
-GROUP_KINDS = ("norm_qkv", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head")
+GROUP_KINDS = ("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +121,19 @@ def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
     linears = [chain[0] for chain in chains if chain]
     if len(linears) != 3 or len({op.label for op in ops}) != len(ops) or len({op.inputs[0] for op in linears}) != 1:
         return None
-    if not _turn_alike([op for op in ops if op.kind == "rope"]):
+    if not _made_alike(chains[0], chains[1]):
         return None
     norm = flow.with_norm(linears)[:-3]
     return "norm_qkv", [*norm, *ops, write]
 
 
-def _turn_alike(ropes: Sequence[Op]) -> bool:
-    """Whether queries and keys turn by the same angles, or neither turns."""
-    return len(ropes) in (0, 2) and len({(rope.inputs[1:], rope.attrs) for rope in ropes}) <= 1
+def _made_alike(queries: Sequence[Op], keys: Sequence[Op]) -> bool:
+    """Whether both chains have the same steps in the same order, and turn by the same angles if they do."""
+
+    def steps(chain: Sequence[Op]) -> list[object]:
+        return [(op.kind, op.inputs[1:], op.attrs) if op.kind == "rope" else op.kind for op in chain]
+
+    return steps(queries) == steps(keys)
 
 
 def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:
@@ -144,22 +149,28 @@ def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:
 
 
 def _heads(flow: _Dataflow, name: str, readers: Sequence[Op], *, rotated: bool) -> list[Op]:
-    """linear, split_heads, [norm], [rope], nothing but the end read elsewhere; empty where `name` is made otherwise."""
+    """linear and split_heads, with a norm and a rope if `rotated`; nothing but the end is read elsewhere.
+
+    Empty where `name` is made otherwise.
+    """
     chain: list[Op] = []
-    for kinds, optional in ((("rope",), True), (NORMS, True), (("split_heads",), False), (("linear",), False)):
-        if optional and not rotated:
-            continue
-        op = flow.source(name, kinds, readers)
-        if op is not None:
-            chain.append(op)
-            name, readers = op.inputs[0], [op]
-        elif not optional:
-            return []
-    return chain[::-1]
+    kinds = {"linear", "split_heads", *(("rope", *NORMS) if rotated else ())}
+    while (op := flow.source(name, tuple(kinds), readers)) is not None:
+        chain.insert(0, op)
+        if op.kind == "linear":
+            break
+        kinds -= set(NORMS if op.kind in NORMS else (op.kind,))
+        name, readers = op.inputs[0], [op]
+    return chain if op is not None and "split_heads" not in kinds else []
 
 
-def _attention(flow: _Dataflow, op: Op) -> _Match | None:
-    return "attention", [op]
+def _q(flow: _Dataflow, attention: Op) -> _Match | None:
+    """The queries of an attention that is not the first to what it reads: no norm_qkv has them."""
+    first = next(op for op in flow.consumers(attention.inputs[1]) if op.kind == "attention")
+    queries = _heads(flow, attention.inputs[0], [attention], rotated=True)
+    if first.label == attention.label or not queries:
+        return None
+    return "norm_q", [*flow.with_norm(queries[:1])[:-1], *queries]
 
 
 def _linear_add(flow: _Dataflow, add: Op) -> _Match | None:
@@ -190,7 +201,7 @@ def _head(flow: _Dataflow, head: Op) -> _Match | None:
 
 _MATCHERS: Mapping[str, Callable[[_Dataflow, Op], _Match | None]] = {
     "kv_write": _qkv,
-    "attention": _attention,
+    "attention": _q,
     "add": _linear_add,
     "gated_activation": _gated,
     "activation": _activated,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
 
 NORMS = {  # Llama's name of the second norm is the first block's post-norm here
     "post_attention_layernorm": "mixer_post_norm",
@@ -60,9 +60,6 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 def tiny(choose: Choose) -> dict[str, object]:
     heads, kv_heads, head_dim = tiny_heads(choose)
     sizes = tiny_sizes(choose)
-    num_layers = sizes["num_hidden_layers"]
-    assert isinstance(num_layers, int)
-    layer_types = [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
     return {
         "model_type": "gemma2",
         "hidden_size": heads * choose(4, 6),
@@ -75,7 +72,7 @@ def tiny(choose: Choose) -> dict[str, object]:
         "hidden_activation": choose("gelu_pytorch_tanh", "gelu"),
         "attention_bias": choose(False, True),
         "sliding_window": choose(1, 4, 16, 64),
-        "layer_types": choose(None, layer_types),
+        "layer_types": choose(None, tiny_layer_types(choose, sizes)),
         **sizes,
         **tiny_rope(choose, head_dim),
     }

@@ -1,5 +1,6 @@
 """Look-ups, norms, matrix products and what is done to each entry."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -29,11 +30,11 @@ def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -
 
 def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, NormAttrs)
-    x = inputs[0]
+    x, shape = inputs[0], inputs[0].shape[-1:]
     if not weights or not attrs.unit_offset:
-        return (F.rms_norm(x, (x.shape[-1],), weights[0] if weights else None, attrs.eps),)
-    normed = F.rms_norm(x.float(), (x.shape[-1],), 1.0 + weights[0].float(), attrs.eps)
-    return (normed.to(x.dtype),)
+        return (F.rms_norm(x, shape, functools.reduce(torch.mul, weights) if weights else None, attrs.eps),)
+    scale = functools.reduce(torch.mul, (1.0 + weight.float() for weight in weights))
+    return (F.rms_norm(x.float(), shape, scale, attrs.eps).to(x.dtype),)
 
 
 def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
