@@ -60,6 +60,12 @@ class StepBatch:
     groups: Sequence[GroupStep]
     copies: Sequence[BlockCopy]
     draws: DrawRows
+    adapters_T: IntArray | None = None  # number of each token's adapter, 0 for none; None: no token has one
+
+    @property
+    def adapters_or_none_T(self) -> IntArray:
+        """`adapters_T`, zeros where no token has an adapter."""
+        return self.adapters_T if self.adapters_T is not None else np.zeros(len(self.token_ids_T), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ridgeline.core.config import (
     QuantizationScheme,
     QuantizeConfig,
 )
+from ridgeline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,9 @@ class Compute:
     isa: Annotated[
         str | None, typer.Option(help="Instructions of the native backend, such as avx2. Default: the widest.")
     ] = None
+    lora: Annotated[
+        list[str] | None, typer.Option(help="A LoRA adapter in PEFT's format: name=folder. May be given several times.")
+    ] = None
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same answer whatever else is running; slower.")
     ] = False
@@ -59,6 +63,21 @@ class Compute:
             inputs=self.quantize_inputs,
             embeddings=not self.no_quantize_embeddings,
         )
+
+    def adapters(self) -> dict[str, str]:
+        """Folders by name. Raises ConfigError for an option that is not name=folder, or a name given twice."""
+        pairs = [option.partition("=") for option in self.lora or ()]
+        named = {name: folder for name, _, folder in pairs}
+        if len(named) < len(pairs) or not all(name and folder for name, folder in named.items()):
+            raise ConfigError(f"--lora takes name=folder, each name once; got {' '.join(self.lora or ())!r}")
+        return named
+
+    def only_adapter(self) -> str | None:
+        """The name of the one adapter, None without any. Raises ConfigError for several."""
+        names = list(self.adapters())
+        if len(names) > 1:
+            raise ConfigError(f"this command runs one adapter, got {', '.join(names)}; `ridgeline serve` takes several")
+        return names[0] if names else None
 
     def backend_config(self) -> BackendConfig:
         return BackendConfig(backend=self.backend, isa=self.isa, deterministic=self.deterministic)

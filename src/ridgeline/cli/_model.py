@@ -47,6 +47,7 @@ def open_llm(model: str, dtype: Dtype, max_model_len: int | None, compute: Compu
         backend=compute.backend,
         isa=compute.isa,
         deterministic=compute.deterministic,
+        adapters=compute.adapters(),
     )
 
 

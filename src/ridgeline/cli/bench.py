@@ -263,6 +263,7 @@ def _engine(
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             quantize=compute.quantize_config(),
             backend=compute.backend_config(),
+            adapters=compute.adapters(),
             num_threads=num_threads,
         )
     )

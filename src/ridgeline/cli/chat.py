@@ -61,7 +61,8 @@ def chat(
         min_p=min_p,
         seed=seed,
     )
-    conversation = _Conversation(llm, params, [] if system is None else [{"role": "system", "content": system}])
+    opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    conversation = _Conversation(llm, params, opening, compute.only_adapter())
     while (line := _read_line()) is not None and line.strip() != "/exit":
         if line.strip() == "/reset":
             conversation.reset()
@@ -72,10 +73,11 @@ def chat(
 class _Conversation:
     """The messages so far: those of `opening`, which are never dropped, then user and assistant in turn."""
 
-    def __init__(self, llm: "LLM", params: "SamplingParams", opening: list[Message]) -> None:
+    def __init__(self, llm: "LLM", params: "SamplingParams", opening: list[Message], adapter: str | None) -> None:
         self._llm = llm
         self._params = params
         self._opening = opening
+        self._adapter = adapter
         self._turns: list[Message] = []
         self._template = llm.chat_template()
 
@@ -93,7 +95,7 @@ class _Conversation:
         if num_dropped:
             typer.echo(f"[the context is full: the oldest {num_dropped} messages were dropped]", err=True)
         answer = ""
-        for delta in self._llm.stream(prompt_ids, self._params):
+        for delta in self._llm.stream(prompt_ids, self._params, adapter=self._adapter):
             show(delta.text)
             answer += delta.text
             if delta.finish is not None and delta.finish.error is not None:

@@ -61,7 +61,7 @@ def generate(
 
     The prompt and its continuation go to standard output as they come, one line of counts and speeds to standard error.
     """
-    text = _standard_input() if prompt == "-" else prompt
+    text, adapter = _standard_input() if prompt == "-" else prompt, compute.only_adapter()
     llm = open_llm(model, dtype, max_model_len, compute)
     params = sampling_params(
         llm,
@@ -75,21 +75,21 @@ def generate(
         stop=stop,
     )
     if json:
-        (output,) = llm.generate(text, params, use_tqdm=False)
+        (output,) = llm.generate(text, params, adapter=adapter, use_tqdm=False)
         typer.echo(_as_json(output))
         _check(output.outputs)
         return
-    answers = [_stream(llm, text, params)] if n == 1 else _collect(llm, text, params)
+    answers = [_stream(llm, text, params, adapter)] if n == 1 else _collect(llm, text, params, adapter)
     typer.echo(summary(answers), err=True)
     _check(answers)
 
 
-def _stream(llm: "LLM", prompt: str, params: "SamplingParams") -> "CompletionOutput":
+def _stream(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "CompletionOutput":
     from ridgeline.engine.outputs import CompletionOutput
 
     answer = CompletionOutput(0)
     unshown = prompt  # shown once the engine has accepted it
-    for delta in llm.stream(prompt, params):
+    for delta in llm.stream(prompt, params, adapter=adapter):
         show(unshown + delta.text)
         unshown = ""
         answer.extend(delta)
@@ -97,8 +97,8 @@ def _stream(llm: "LLM", prompt: str, params: "SamplingParams") -> "CompletionOut
     return answer
 
 
-def _collect(llm: "LLM", prompt: str, params: "SamplingParams") -> "list[CompletionOutput]":
-    (output,) = llm.generate(prompt, params, use_tqdm=False)
+def _collect(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "list[CompletionOutput]":
+    (output,) = llm.generate(prompt, params, adapter=adapter, use_tqdm=False)
     for answer in output.outputs:
         typer.echo(f"--- {answer.index + 1} of {len(output.outputs)}", err=True)
         show(f"{prompt}{answer.text}\n")

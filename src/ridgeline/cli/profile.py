@@ -48,6 +48,7 @@ def profile(
         scheduler=scheduler_config(batch, prompt),
         quantize=compute.quantize_config(),
         backend=compute.backend_config(),
+        adapters=compute.adapters(),
         num_threads=threads,
     )
     hardware = ceilings(find_native())

@@ -92,6 +92,7 @@ def serve(
         ),
         quantize=compute.quantize_config(),
         backend=compute.backend_config(),
+        adapters=compute.adapters(),
         num_threads=num_threads,
     )
     try:

@@ -1,6 +1,7 @@
 """Frozen slices of the configuration, as the user gives them. `engine/build.py` gives every None and auto a value."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ridgeline.core.errors import ConfigError
@@ -136,7 +137,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All slices. `num_threads` None: one per core that this process may use."""
+    """All slices. `num_threads` None: one per core that this process may use; `adapters`: folders of LoRA by name."""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
@@ -145,8 +146,11 @@ class EngineConfig:
     backend: BackendConfig = BackendConfig()
     num_threads: int | None = None
     seed: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
+        if any(not name for name in self.adapters):
+            raise ConfigError("an adapter needs a name: name=folder")
         _positive("num_threads", self.num_threads)
         if self.num_threads is not None and self.num_threads > MOST_THREADS:
             raise ConfigError(f"num_threads is at most {MOST_THREADS:,}, got {self.num_threads:,}")

@@ -35,6 +35,7 @@ class Span:
     num_logit_rows: int
     mutual: int = 1
     num_kept: int | None = None
+    adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
 
     @property
     def num_tokens(self) -> int:

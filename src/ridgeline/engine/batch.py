@@ -35,6 +35,7 @@ def build_batch(plan: StepPlan, layout: CacheLayout, draws: DrawRows) -> StepBat
         ],
         copies=plan.copies,
         draws=draws,
+        adapters_T=_adapters(plan, lengths_S),
     )
 
 
@@ -54,3 +55,9 @@ def _state_step(tables: tuple[BlockTable, ...], span_of_T: IntArray) -> GroupSte
     """Of a recurrent group: a table's only block is the state that its span reads and writes."""
     tables_SB = np.asarray([table.blocks for table in tables], dtype=np.int64)
     return GroupStep(tables_SB[span_of_T, 0], tables_SB, np.zeros(len(tables), dtype=np.int64))
+
+
+def _adapters(plan: StepPlan, lengths_S: IntArray) -> IntArray | None:
+    if not any(span.adapter for span in plan.spans):
+        return None
+    return np.repeat(np.asarray([span.adapter for span in plan.spans], dtype=np.int64), lengths_S)

@@ -1,8 +1,10 @@
 """EngineConfig -> a running engine's parts. Every automatic choice becomes a value here, with the reason for it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -41,11 +43,13 @@ from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
+from ridgeline.program.passes.adapt import adapted
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults, ModelFolder
 from ridgeline.weights.loader import StreamedWeights, load_weights
+from ridgeline.weights.lora import Adapter, ranks, read_adapters, stacked
 from ridgeline.weights.packstore import PackName, PackStore
 
 log = get_logger("build")
@@ -90,8 +94,10 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
-    program = lower(spec, max_model_len)
-    executable = _bind(config, backend, folder, spec, program, layout, num_threads)
+    base = lower(spec, max_model_len)
+    adapters = read_adapters(config.adapters, spec, base)
+    program = adapted(base, ranks(adapters), len(adapters))
+    executable = _bind(config, backend, folder, spec, base, adapters, program, layout, num_threads)
     tokenizer = folder.tokenizer()
     scheduler = Scheduler(
         config.scheduler,
@@ -108,6 +114,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         seed=config.seed,
+        adapters=[adapter.name for adapter in adapters],
         whole_prompt_tokens=None if spec.diffusion is None else config.scheduler.max_num_batched_tokens,
     )
     choices = {
@@ -137,20 +144,27 @@ def _bind(
     backend: BackendChoice,
     folder: ModelFolder,
     spec: DecoderSpec,
+    base: Program,
+    adapters: Sequence[Adapter],
     program: Program,
     layout: CacheLayout,
     num_threads: int,
 ) -> Executable:
-    """The program with its weights, which the native backend may find packed by an earlier start.
+    """`program`, which is `base` with its adapters, bound to its weights.
 
-    It reads each tensor once and keeps its own copy; the reference keeps what it reads.
+    The native backend may find them packed by an earlier start; it reads each tensor once and keeps its own copy. The
+    reference keeps what it reads.
     """
 
     def load() -> Mapping[str, torch.Tensor]:
         read = StreamedWeights if backend.backend == "native" else load_weights
-        return read(folder, spec, program, DTYPES[backend.dtype])
+        dtype = DTYPES[backend.dtype]
+        weights = read(folder, spec, base, dtype)
+        if not adapters:
+            return weights
+        return ChainMap(dict(stacked(adapters, dtype)), cast("dict[str, torch.Tensor]", weights))
 
-    store = _open_store(config, backend, folder, program, num_threads)
+    store = None if adapters else _open_store(config, backend, folder, program, num_threads)
     executable = build_executable(backend, config, program, load, layout, num_threads, store)
     if store is not None:
         store.commit()

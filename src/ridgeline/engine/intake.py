@@ -23,6 +23,7 @@ class Intake:
     """Checks and completes requests for one model.
 
     `eos_ids` end an answer unless it ignores them; `seed` starts the stream of seeds for requests without one.
+    `adapters` are the names of the loaded ones.
     `whole_prompt_tokens`, of masked diffusion models alone: the most tokens that one step can compute together.
     """
 
@@ -36,6 +37,7 @@ class Intake:
         max_num_seqs: int,
         seed: int,
         whole_prompt_tokens: int | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -43,9 +45,15 @@ class Intake:
         self._eos_ids = eos_ids
         self._max_num_seqs = max_num_seqs
         self._whole_prompt_tokens = whole_prompt_tokens
+        self._adapters = tuple(adapters)
         self._seeds = np.random.default_rng(seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the loaded adapters."""
+        return self._adapters
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""
@@ -72,14 +80,16 @@ class Intake:
         request_id: str | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
+        adapter: str | None = None,
     ) -> Request:
-        """A Request ready for the scheduler. `deadline_s` is seconds from now.
+        """A Request ready for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one.
 
         Raises ContextLengthError if prompt plus max_tokens exceeds the context, RequestError for ids or counts
         that this model or engine does not have.
         """
         self._check(params)
         self._check_diffusion(len(prompt_ids), params)
+        number_of_adapter = self._number_of(adapter)
         room = self.max_model_len - len(prompt_ids)
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
         if wanted > room:
@@ -102,7 +112,17 @@ class Intake:
             stop_ids=stops if params.ignore_eos else stops | self._eos_ids,
             priority=priority,
             deadline_s=None if deadline_s is None else now + deadline_s,
+            adapter=number_of_adapter,
+            salt="" if adapter is None else f"adapter {adapter}",
         )
+
+    def _number_of(self, adapter: str | None) -> int:
+        if adapter is None:
+            return 0
+        if adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise RequestError(f"no adapter {adapter[:200]!r} is loaded; there is {known}", param="adapter")
+        return self._adapters.index(adapter) + 1
 
     def _check(self, params: SamplingParams) -> None:
         if params.n > self._max_num_seqs:

@@ -44,8 +44,9 @@ class _Job:
 class LLM:
     """A model in this process: `generate`, `chat` and `stream`.
 
-    `model` is a folder, a hub id or the name of a bundled model. Options left at None are chosen by the engine, and
-    `engine.choices` says why. Raises ConfigError for settings that cannot be honoured, ModelLoadError for bad files.
+    `model` is a folder, a hub id or the name of a bundled model; `adapters` are folders of LoRA adapters by name.
+    Options left at None are chosen by the engine, and `engine.choices` says why. Raises ConfigError for settings that
+    cannot be honoured, ModelLoadError for bad files.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class LLM:
         pack_cache: bool = True,
         num_threads: int | None = None,
         seed: int = 0,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model=model, revision=revision, dtype=dtype, max_model_len=max_model_len),
@@ -95,6 +97,7 @@ class LLM:
             backend=BackendConfig(backend=backend, isa=isa, deterministic=deterministic, pack_cache=pack_cache),
             num_threads=num_threads,
             seed=seed,
+            adapters=dict(adapters or {}),
         )
         self._unread: dict[str, list[OutputDelta]] = {}  # by request, for those that somebody reads
         self.engine: Engine = build_engine(config, self._deliver)
@@ -113,21 +116,26 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. Raises RequestError before anything runs if any prompt is wrong."""
+        """One RequestOutput per prompt, in order. `adapter` is the name of a loaded one, for all prompts or for each.
+
+        Raises RequestError before anything runs if any prompt is wrong.
+        """
         batch = _as_batch(prompts)
         jobs = [self._job(p, params) for p, params in zip(batch, self._params(sampling_params, len(batch)))]
-        return self._run(jobs, priority, use_tqdm)
+        return self._run(jobs, priority, use_tqdm, _for_each("adapters", adapter, len(jobs)))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, through the model's chat template.
+        """Answers one conversation or several, through the model's chat template; `adapter` as in `generate`.
 
         Raises RequestError for messages that the template refuses or a model without one.
         """
@@ -138,12 +146,14 @@ class LLM:
             _Job(text, self.engine.intake.encode(text, add_special_tokens=False), params)
             for text, params in zip(texts, self._params(sampling_params, len(texts)))
         ]
-        return self._run(jobs, None, use_tqdm)
+        return self._run(jobs, None, use_tqdm, _for_each("adapters", adapter, len(jobs)))
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputDelta]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[OutputDelta]:
         """Deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
         job = self._job(prompt, self._params(sampling_params, 1)[0])
-        request = self.engine.intake.request(job.token_ids, job.params)
+        request = self.engine.intake.request(job.token_ids, job.params, adapter=adapter)
         self._submit([request])
         unfinished = job.params.n
         try:
@@ -177,11 +187,15 @@ class LLM:
             raise RequestError(f"{count} prompts but {len(given)} sampling_params: give one, or one for each prompt")
         return list(given)
 
-    def _run(self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool) -> list[RequestOutput]:
+    def _run(
+        self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool, adapters: Sequence[str | None]
+    ) -> list[RequestOutput]:
         if priority is not None and len(priority) != len(jobs):
             raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
         requests = [
-            self.engine.intake.request(job.token_ids, job.params, priority=priority[i] if priority else 0)
+            self.engine.intake.request(
+                job.token_ids, job.params, priority=priority[i] if priority else 0, adapter=adapters[i]
+            )
             for i, job in enumerate(jobs)
         ]
         outputs = {
@@ -241,6 +255,15 @@ class LLM:
             del self._unread[request.request_id]
             self.engine.loop.abort(request.request_id)
         self.engine.loop.settle()
+
+
+def _for_each(what: str, given: str | Sequence[str | None] | None, count: int) -> Sequence[str | None]:
+    """One for all prompts, or one for each. Raises RequestError where they are fewer or more."""
+    if given is None or isinstance(given, str):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{count} prompts but {len(given)} {what}: give one, or one for each prompt")
+    return given
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -36,6 +36,7 @@ class Request:
     stop_ids: frozenset[int]
     priority: int = 0  # lower runs first
     deadline_s: float | None = None
+    adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
     salt: str = ""  # prefixes are shared only among requests of equal salt
 
 

@@ -7,7 +7,7 @@ the second catch up with the first under one token budget (Orca, OSDI 2022; Sara
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.cache.manager import CacheManager, CacheStats
 from ridgeline.core.config import SchedulerConfig
@@ -241,7 +241,9 @@ class Scheduler:
         start = seq.num_computed
         end = self._cache.span_end(start, min(start + budget, len(seq.token_ids)))
         most = end - start if end < len(seq.token_ids) else budget
-        return self._strategy.next_span(seq, most, score_all=self._scores_prompt(seq))
+        span = self._strategy.next_span(seq, most, score_all=self._scores_prompt(seq))
+        adapter = seq.request.adapter
+        return replace(span, adapter=adapter) if span is not None and adapter else span
 
     def _rows(self, spans: list[tuple[Sequence, Span]]) -> tuple[tuple[SampleRow, ...], tuple[PromptLogprobRow, ...]]:
         """Which logit row decides which token, and which rows score prompt tokens."""

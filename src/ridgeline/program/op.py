@@ -12,9 +12,10 @@ Shape = tuple[Dim, ...]
 
 TOKEN_IDS = "token_ids"  # int [T]
 POSITIONS = "positions"  # int [T]
+ADAPTERS = "adapters"  # int [T], 0: none, else the number of the adapter, from 1
 LOGIT_ROWS = "logit_rows"  # int [R], indices into T
 LOGITS = "logits"  # float32 [R, V]
-STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), LOGIT_ROWS: ("R",)}
+STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), ADAPTERS: ("T",), LOGIT_ROWS: ("R",)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,13 @@ class Service:
         tokenizer = engine.engine.tokenizer
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, engine.engine.intake.max_model_len)
-        self.model_names = settings.served_model_names or (engine.engine.model_name,)
+        self._adapters = engine.engine.intake.adapters
+        self.model_names = (*(settings.served_model_names or (engine.engine.model_name,)), *self._adapters)
         self.created_unix_s = int(time.time())
+
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that a served name stands for; None: the model as it is."""
+        return model if model in self._adapters else None
 
     def require_model(self, name: str | None) -> str:
         """The served name; a request that names none gets the first. Raises ModelNotFoundError."""

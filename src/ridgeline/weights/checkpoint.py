@@ -53,6 +53,11 @@ class Checkpoint:
                 raise ModelLoadError(f"{folder / INDEX} says that {name!r} is in {shard}, and it is not")
         return cls(folder, entries)
 
+    @classmethod
+    def of_file(cls, file: Path) -> "Checkpoint":
+        """The tensors of one safetensors file. Raises ModelLoadError for a broken one."""
+        return cls(file.parent, dict(_headers(file)))
+
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """The named tensors, file by file: views of the mapped file, private to this process (writes are not saved)."""
         by_file: dict[Path, list[str]] = {}

@@ -139,6 +139,12 @@ def _read(
     return weights
 
 
+def cut_rows(rename: Rename, tensor: torch.Tensor, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
+    """Rows for each output of the layer `rename.source`, given to the weights that the layer's rows become."""
+    rows_only = replace(rename, transpose=False)
+    return _pieces(tensor, _Stored(rows_only), program)
+
+
 def _pieces(tensor: torch.Tensor, stored: _Stored, program: Program) -> Iterator[tuple[str, torch.Tensor]]:
     """The program's weights, or one expert of each, that a tensor of the checkpoint holds."""
     rename, dim = stored.rename, _row_dim(stored)

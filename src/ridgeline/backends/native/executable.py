@@ -19,7 +19,7 @@ from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
-from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, KvState, Program, RecurrentState
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, KvState, Program, RecurrentState
 from ridgeline.program.opset import OPSET
 
 PANEL = 32
@@ -124,6 +124,8 @@ class NativeExecutable:
 
     def _step_input(self, name: str, step: StepBatch) -> torch.Tensor:
         arrays = {TOKEN_IDS: step.token_ids_T, POSITIONS: step.positions_T, LOGIT_ROWS: step.logit_rows_R}
+        if name == ADAPTERS:
+            return torch.from_numpy(step.adapters_or_none_T)
         if name in arrays:
             return torch.from_numpy(arrays[name])
         # Keys and values that went to the cache natively: attention reads them there, and here only their shape.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
-from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
 from ridgeline.program.ops.attention import AttentionAttrs
 
 
@@ -109,11 +109,12 @@ def dense_logits(
     token_ids_BT: torch.Tensor,
     positions_T: torch.Tensor | None = None,
     visible_TT: torch.Tensor | None = None,
+    adapter: int = 0,
 ) -> torch.Tensor:
     """Logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
 
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
-    key]) say otherwise.
+    key]) say otherwise. `adapter`: the number of the LoRA adapter of all tokens, 0 for none.
     """
     batch, num_tokens = token_ids_BT.shape
     positions = torch.arange(num_tokens) if positions_T is None else positions_T
@@ -121,6 +122,7 @@ def dense_logits(
         TOKEN_IDS: token_ids_BT.flatten(),
         POSITIONS: positions.repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
+        ADAPTERS: torch.full((batch * num_tokens,), adapter),
     }
     values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
     return values[LOGITS].unflatten(0, (batch, num_tokens))

@@ -19,6 +19,7 @@ from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
 from ridgeline.program.op import (
+    ADAPTERS,
     LOGIT_ROWS,
     LOGITS,
     POSITIONS,
@@ -82,6 +83,7 @@ class ReferenceExecutable:
             TOKEN_IDS: torch.from_numpy(step.token_ids_T),
             POSITIONS: torch.from_numpy(step.positions_T),
             LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
+            ADAPTERS: torch.from_numpy(step.adapters_or_none_T),
         }
         return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
 

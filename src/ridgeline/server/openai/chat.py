@@ -90,6 +90,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         request_id=chat_id,
         priority=body.priority or 0,
         deadline_s=service.settings.request_timeout_s,
+        adapter=service.adapter_of(model),
     )
     return _Chat(model, int(time.time()), body, request, TokenNames(engine.tokenizer), usage_chunk)
 

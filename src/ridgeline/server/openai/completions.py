@@ -100,6 +100,7 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
                 request_id=f"{completion_id}-{index}",
                 priority=body.priority or 0,
                 deadline_s=service.settings.request_timeout_s,
+                adapter=service.adapter_of(model),
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -1,0 +1,159 @@
+"""LoRA adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors.
+
+Read whole, checked against the base model's program, and stacked for the ops of `program/passes/adapt.py`. Called by
+the engine's build.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.program.op import Program
+from ridgeline.program.passes.adapt import adapter_weights
+from ridgeline.spec import families
+from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.jsonfile import read_json_object
+from ridgeline.weights.loader import cut_rows, expand
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+MAX_RANK = 1024
+# Options that change what an adapter computes, and the values that leave it at y + scale * b (a x).
+PLAIN: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "lora_bias": (False, None),
+    "alora_invocation_tokens": (None,),
+    "trainable_token_indices": (None,),
+    "layer_replication": (None, []),
+    "use_qalora": (False, None),
+    "target_parameters": (None, []),
+}
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.(?:default\.)?weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter: for each linear weight of the program its factors a [r, I] and b [O, r], the scale within b."""
+
+    name: str
+    factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -> Adapter:
+    """Raises ModelLoadError, naming file and entry, for what is broken, not LoRA, or does not fit the base model."""
+    config = read_json_object(folder / CONFIG)
+    for key, allowed in PLAIN.items():
+        if key in config and config[key] not in allowed:
+            raise ModelLoadError(f"{folder / CONFIG}: {key}={config[key]!r} is not supported, only {allowed[0]!r}")
+    if not (folder / TENSORS).exists():
+        raise ModelLoadError(f"{folder} has no {TENSORS}: save the adapter with PEFT's save_pretrained, as safetensors")
+    checkpoint = Checkpoint.of_file(folder / TENSORS)
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in checkpoint.tensors(list(checkpoint.entries)):
+        match = _FACTOR.fullmatch(key.removeprefix(PREFIX))
+        if match is None or tensor.ndim != 2:
+            raise ModelLoadError(f"{folder / TENSORS}: {key!r} {list(tensor.shape)} is no factor of a linear layer")
+        halves.setdefault(match["module"], {})[match["factor"]] = tensor.float()
+    sources = {rename.source: rename for rename in expand(families.family(spec.model_type).renames(spec), spec)}
+    factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module, pair in halves.items():
+        rename = sources.get(f"{module}.weight") or sources.get(f"model.{module}.weight")
+        factors.update(_fitted(folder / TENSORS, module, pair, rename, program, _Scale.of(config, folder / CONFIG)))
+    if not factors:
+        raise ModelLoadError(f"{folder / TENSORS} holds no adapter")
+    return Adapter(name, factors)
+
+
+def stacked(adapters: Sequence[Adapter], dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+    """The factors of all adapters side by side, by the program's weight names; smaller ranks are filled with zeros."""
+    weights: dict[str, torch.Tensor] = {}
+    for target, rank in ranks(adapters).items():
+        pairs = [adapter.factors.get(target) for adapter in adapters]
+        a, b = next(pair for pair in pairs if pair is not None)
+        a_ArI = torch.zeros(len(adapters), rank, a.shape[1], dtype=dtype)
+        b_AOr = torch.zeros(len(adapters), b.shape[0], rank, dtype=dtype)
+        for index, pair in enumerate(pairs):
+            if pair is not None:
+                a_ArI[index, : pair[0].shape[0]] = pair[0]
+                b_AOr[index, :, : pair[1].shape[1]] = pair[1]
+        for name, factor in zip(adapter_weights(target), (a_ArI, b_AOr)):
+            weights[name] = factor
+    return weights
+
+
+def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
+    """The largest rank on each linear weight that any adapter changes."""
+    largest: dict[str, int] = {}
+    for adapter in adapters:
+        for target, (a, _) in adapter.factors.items():
+            largest[target] = max(largest.get(target, 0), a.shape[0])
+    return largest
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What an adapter's product is multiplied by: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    stabilised: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, object], path: Path) -> "_Scale":
+        alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise ModelLoadError(f"{path}: lora_alpha must be a number, got {alpha!r}")
+        if not isinstance(patterns, dict) or any(not isinstance(x, (int, float)) for x in patterns.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            raise ModelLoadError(f"{path}: alpha_pattern must give a number for each module")
+        return cls(float(alpha), cast("Mapping[str, float]", patterns), config.get("use_rslora") is True)
+
+    def at(self, module: str, rank: int) -> float:
+        """A pattern is the end of a module's name."""
+        found = [alpha for end, alpha in self.alphas.items() if module == end or module.endswith(f".{end}")]
+        return (found[0] if found else self.alpha) / (math.sqrt(rank) if self.stabilised else rank)
+
+
+def _fitted(
+    path: Path,
+    module: str,
+    pair: Mapping[str, torch.Tensor],
+    rename: Rename | None,
+    program: Program,
+    scale: _Scale,
+) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The factors on each of the program's weights that the module is made of."""
+    linears = {op.weights[0] for op in program.ops if op.kind == "linear"}
+    if rename is None or "{e}" in rename.source or not linears.issuperset(rename.targets):
+        raise ModelLoadError(f"{path}: {module} is no linear layer of the model that can be adapted")
+    if len(pair) != 2:
+        raise ModelLoadError(f"{path}: {module} has only one of lora_A and lora_B")
+    a, b = pair["A"], pair["B"]
+    shape = (sum(program.weights[target][0] for target in rename.targets), program.weights[rename.targets[0]][1])
+    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != shape or not 1 <= a.shape[0] <= MAX_RANK:
+        raise ModelLoadError(
+            f"{path}: {module} has factors {list(a.shape)} and {list(b.shape)}, which do not make a layer "
+            f"{list(shape)} of rank 1 to {MAX_RANK}"
+        )
+    scaled = b * scale.at(module, a.shape[0])
+    return {target: (a, piece) for target, piece in cut_rows(rename, scaled, program)}
+
+
+def read_adapters(paths: Mapping[str, str], spec: DecoderSpec, program: Program) -> Sequence[Adapter]:
+    """All adapters of a configuration, in its order. Raises ConfigError for a path that is no folder."""
+    adapters: list[Adapter] = []
+    for name, path in paths.items():
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"adapter {name!r}: {path!r} is not a folder")
+        adapters.append(read_adapter(name, folder, spec, program))
+    return adapters
