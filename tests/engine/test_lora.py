@@ -98,9 +98,8 @@ def adapters(base, tmp_path_factory):
 
 
 def llm_of(model, backend, **options):
-    return LLM(
-        str(model), dtype="float32", num_threads=1, backend=backend, block_size=4, max_num_batched_tokens=16, **options
-    )
+    sizes = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    return LLM(str(model), dtype="float32", num_threads=1, backend=backend, **sizes, **options)
 
 
 def prompts_of(count):
@@ -177,7 +176,7 @@ def broken(kind, folder):
         case "no such layer":
             for factor in "AB":
                 key = f"base_model.model.model.layers.7.self_attn.q_proj.lora_{factor}.weight"
-                tensors[key] = tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{factor}.weight"]
+                tensors[key] = tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{factor}.weight"].clone()
         case "head":
             tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(4, HIDDEN)
             tensors["base_model.model.lm_head.lora_B.weight"] = torch.zeros(VOCAB, 4)
