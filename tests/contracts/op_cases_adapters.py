@@ -9,9 +9,8 @@ from ridgeline.program.op import Plain
 
 def lora(rng: Random) -> Case:
     wide, tall, rank, count = (rng.randint(1, 6) for _ in range(4))
-    return Case(
-        Plain(), [("T", wide), ("T", tall), ("T",)], [(count, rank, wide), (count, tall, rank)], below={2: count + 1}
-    )
+    factors = [(count, rank, wide), (count, tall, rank)]
+    return Case(Plain(), [("T", wide), ("T", tall), ("T",)], factors, below={2: count + 1})
 
 
 CASES = {"lora": lora}
