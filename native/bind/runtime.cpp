@@ -7,7 +7,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "bind/gil.h"
 #include "bind/matrix.h"
 #include "bind/recurrent.h"
+#include "bind/step.h"
 #include "runtime/checksum.h"
 #include "runtime/isa.h"
 #include "runtime/tape.h"
@@ -27,8 +27,6 @@ using namespace nanobind::literals;
 namespace ridgeline {
 namespace {
 
-template <class T, size_t Dims>
-using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using Ids = Array<const int64_t, 1>;
 
 template <class T>
@@ -45,91 +43,6 @@ KvKind kv_kind_of(const std::string& name) {
 
 Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bias, bool by_head) {
   return {norm_kind_of(kind), eps, pointer<const float>(weight), pointer<const float>(bias), by_head};
-}
-
-struct GroupArrays {
-  Ids write_slots;
-  Array<const int64_t, 2> tables;
-  Ids first_token;
-};
-
-// The step's arrays, checked against one another, for as long as one step runs.
-struct StepArrays {
-  Step step{};
-  std::vector<nb::object> owners;
-  std::vector<SampleRow> draws;
-};
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-template <class T, size_t Dims>
-Array<T, Dims> hold(StepArrays& arrays, nb::handle object) {
-  arrays.owners.push_back(nb::borrow(object));
-  return nb::cast<Array<T, Dims>>(object);
-}
-
-// Reads a ridgeline.backends.step.StepBatch.
-void read_step(nb::handle batch, StepArrays& arrays) {
-  Step& step = arrays.step;
-  const auto ids = [&](const char* name) { return hold<const int64_t, 1>(arrays, batch.attr(name)); };
-  const auto tokens = ids("token_ids_T"), positions = ids("positions_T"), rows = ids("logit_rows_R");
-  const auto start = ids("span_start_S"), length = ids("span_length_S"), kv_length = ids("kv_length_S");
-  const auto mutual = ids("mutual_S");
-  require(tokens.shape(0) == positions.shape(0), "a step has one position per token");
-  require(start.shape(0) == length.shape(0) && start.shape(0) == kv_length.shape(0) &&
-              start.shape(0) == mutual.shape(0),
-          "a step has one start, length, KV length and run of mutual tokens per span");
-  step.num_tokens = (int64_t)tokens.shape(0);
-  step.num_spans = (int64_t)start.shape(0);
-  step.num_rows = (int64_t)rows.shape(0);
-  step.token_ids = tokens.data();
-  step.positions = positions.data();
-  step.logit_rows = rows.data();
-  step.span_start = start.data();
-  step.span_length = length.data();
-  step.kv_length = kv_length.data();
-  step.mutual = mutual.data();
-  require(std::all_of(step.mutual, step.mutual + step.num_spans, [](int64_t run) { return run > 0; }),
-          "mutual_S must be at least 1");
-  for (nb::handle group : batch.attr("groups")) {
-    const auto slots = hold<const int64_t, 1>(arrays, group.attr("write_slots_T"));
-    const auto tables = hold<const int64_t, 2>(arrays, group.attr("tables_SB"));
-    const auto first = hold<const int64_t, 1>(arrays, group.attr("first_token_S"));
-    require(slots.shape(0) == tokens.shape(0), "a cache group has one slot per token");
-    require(tables.shape(0) == start.shape(0) && first.shape(0) == start.shape(0),
-            "a cache group has one table and first token per span");
-    step.groups.push_back({slots.data(), tables.data(), (int64_t)tables.shape(1), first.data()});
-  }
-}
-
-void read_draws(nb::handle draws, StepArrays& arrays) {
-  const auto rows = hold<const int64_t, 1>(arrays, draws.attr("logit_row"));
-  const auto temperature = hold<const float, 1>(arrays, draws.attr("temperature"));
-  const auto top_k = hold<const int32_t, 1>(arrays, draws.attr("top_k"));
-  const auto top_p = hold<const double, 1>(arrays, draws.attr("top_p"));
-  const auto min_p = hold<const double, 1>(arrays, draws.attr("min_p"));
-  const auto seed = hold<const uint64_t, 1>(arrays, draws.attr("seed"));
-  const auto num_output = hold<const uint64_t, 1>(arrays, draws.attr("num_output"));
-  const size_t count = rows.shape(0);
-  require(temperature.shape(0) == count && top_k.shape(0) == count && top_p.shape(0) == count &&
-              min_p.shape(0) == count && seed.shape(0) == count && num_output.shape(0) == count,
-          "every option of the rows to draw has one value per row");
-  for (size_t i = 0; i < count; i++) {
-    require(rows.data()[i] >= 0 && rows.data()[i] < arrays.step.num_rows, "a row to draw is not a row of logits");
-    SampleRow& draw = arrays.draws.emplace_back(SampleRow{});
-    draw.temperature = temperature.data()[i];
-    draw.top_k = top_k.data()[i];
-    draw.top_p = static_cast<decltype(draw.top_p)>(top_p.data()[i]);
-    draw.min_p = static_cast<decltype(draw.min_p)>(min_p.data()[i]);
-    draw.seed = seed.data()[i];
-    draw.num_output = num_output.data()[i];
-    draw.logit_row = rows.data()[i];
-    draw.token = -1;
-  }
-  arrays.step.draws = arrays.draws.data();
-  arrays.step.num_draws = (int64_t)count;
 }
 
 // A Tape whose buffers and plans have numbers.
@@ -212,6 +125,43 @@ class TapeBuilder {
         {group, spec.num_heads, layout.num_heads, layout.head_dim, spec.window, layout.block_size});
     tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), at(out)));
   }
+
+  // `group_score`: "max" or "top2_sum".
+  void route(int logits, int ids, int weights, const std::string& scoring, bool normalize, float scale,
+             int64_t num_groups, int64_t top_groups, const std::string& group_score, uintptr_t bias) {
+    require(scoring == "softmax" || scoring == "sigmoid", "experts are scored by 'softmax' or 'sigmoid'");
+    require(group_score == "max" || group_score == "top2_sum", "groups are scored by 'max' or 'top2_sum'");
+    const int64_t count = at(logits)->width, top_k = at(ids)->width;
+    require(at(weights)->width == top_k, "a token has as many weights as experts");
+    require(0 < top_groups && top_groups <= num_groups && count % num_groups == 0, "the groups do not fit the experts");
+    require(top_k <= count / num_groups * top_groups, "a token has more experts than are in its groups");
+    tape_.add(std::make_unique<Route>(Route::Options{top_k, scoring == "softmax", normalize, scale, num_groups,
+                                                     top_groups, group_score == "top2_sum",
+                                                     pointer<const float>(bias)},
+                                      Route::Operands{at(logits), at(ids), at(weights)}));
+  }
+
+  // The matrices and biases are those of the first expert. `limit` > 0: the clamped gate of kernels/types.h.
+  void experts(int64_t num_experts, const NativeMatrix& gate_up, const NativeMatrix& down, int x, int ids, int weights,
+               int out, const std::string& activation, float limit, float alpha, uintptr_t gate_up_bias,
+               uintptr_t down_bias) {
+    require(num_experts >= at(ids)->width, "a token has more experts than there are");
+    require(gate_up.matrix.inputs == at(x)->width && down.matrix.outputs == at(out)->width &&
+                down.matrix.inputs <= gate_up.matrix.num_panels * kPanel / 2,
+            "the experts' matrices do not fit their rows");
+    const auto product = [](const NativeMatrix& matrix, EpilogueKind kind, uintptr_t bias) {
+      return Experts::Product{matrix.matrix, {kind, {}, 0.0f, pointer<const float>(bias), nullptr, 0}};
+    };
+    Experts::Product first = product(gate_up, EpilogueKind::gate, gate_up_bias);
+    first.epilogue.activation = activation_of(activation);
+    first.epilogue.limit = limit;
+    first.epilogue.alpha = alpha;
+    tape_.add(std::make_unique<Experts>(num_experts, first, product(down, EpilogueKind::store, down_bias),
+                                        Experts::Operands{at(x), at(ids), at(weights), at(out)},
+                                        tape_.experts_memory(), tape_.deterministic()));
+  }
+
+  void gate_rows(int x, int gate, int out) { row_wise(RowWise::Function::gate_rows, x, gate, out, {}); }
 
   void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
 
@@ -383,6 +333,11 @@ void bind_runtime(nb::module_& module) {
       .def("heads", &TapeBuilder::heads, "q"_a.none(), "k"_a, "v"_a, "memory"_a, "group"_a, "q_norm"_a, "k_norm"_a,
            "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none(), "interleaved"_a = false, "offset"_a = 0)
       .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "out"_a)
+      .def("route", &TapeBuilder::route, "logits"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a, "scale"_a,
+           "num_groups"_a = 1, "top_groups"_a = 1, "group_score"_a = "max", "bias"_a = 0)
+      .def("experts", &TapeBuilder::experts, "num_experts"_a, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a,
+           "out"_a, "activation"_a, "limit"_a = 0.0f, "alpha"_a = 0.0f, "gate_up_bias"_a = 0, "down_bias"_a = 0)
+      .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
       .def("draw", &TapeBuilder::draw, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
            "seconds"_a.none() = nb::none())

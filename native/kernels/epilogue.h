@@ -12,6 +12,13 @@ struct PanelSums {
   Floats part[kPanel / kLanes];
 };
 
+// A NaN stays a NaN.
+RL_INLINE Floats clamped_gate(Floats gate, Floats up, float limit, float alpha) {
+  const Floats g = gate > limit ? splat(limit) : gate;
+  const Floats u = up > limit ? splat(limit) : up < -limit ? splat(-limit) : up;
+  return (u + 1.0f) * g / (1.0f + exp(-alpha * g));
+}
+
 // Finishes row `row` of panel `panel`. Always inlined, so that the sums never leave the registers.
 RL_INLINE void finish(const Epilogue& epilogue, PanelSums sums, int64_t row, int64_t panel) {
   constexpr int kParts = kPanel / kLanes, kHalf = kPanel / 2;
@@ -19,8 +26,11 @@ RL_INLINE void finish(const Epilogue& epilogue, PanelSums sums, int64_t row, int
     for (int i = 0; i < kParts; i++) sums.part[i] += load<Floats>(epilogue.bias + panel * kPanel + i * kLanes);
   if (epilogue.kind == EpilogueKind::gate) {
     float* out = epilogue.out + row * epilogue.stride + panel * kHalf;
-    for (int i = 0; i < kParts / 2; i++)
-      store(out + i * kLanes, apply(epilogue.activation, sums.part[i]) * sums.part[i + kParts / 2]);
+    for (int i = 0; i < kParts / 2; i++) {
+      const Floats gate = sums.part[i], up = sums.part[i + kParts / 2];
+      store(out + i * kLanes, epilogue.limit > 0.0f ? clamped_gate(gate, up, epilogue.limit, epilogue.alpha)
+                                                    : apply(epilogue.activation, gate) * up);
+    }
     return;
   }
   float* out = epilogue.out + row * epilogue.stride + panel * kPanel;

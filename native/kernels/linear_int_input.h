@@ -59,6 +59,7 @@ static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& 
   layout.unit_bytes = layout.unit_inputs * (layout.bytes ? layout.planes : 2);
   layout.row_bytes = panel.inputs / layout.unit_inputs * layout.unit_bytes;
   // A tile has block_rows rows in the last block too, so it reads past the end of the values.
+  static_assert(16 * 128 + 4 * 64 <= kInputSlack, "rows and bytes of a unit, and three pieces rounded up");
   const int64_t slack = tiled ? layout.block_rows * layout.unit_bytes : 0;
   layout.scales = round_up(num_rows * layout.row_bytes + slack, 64);
   layout.corrections = layout.scales + round_up(num_rows * panel.groups * 4, 64);

@@ -141,6 +141,12 @@ static inline void scale(const float* x, float factor, int64_t width, float* out
       [&](int64_t i) { out[i] = x[i] * factor; });
 }
 
+static inline void add_scaled(const float* x, float factor, int64_t width, float* out) {
+  for_row(
+      width, [&](int64_t i) { store(out + i, load<Floats>(out + i) + load<Floats>(x + i) * factor); },
+      [&](int64_t i) { out[i] += x[i] * factor; });
+}
+
 // tanh(x) = 1 - 2 / (e^2x + 1); near 0 a polynomial, where the difference would lose digits.
 RL_INLINE Floats tanh(Floats x) {
   const Floats wide = 1.0f - 2.0f / (exp(2.0f * min(max(x, splat(-10.0f)), splat(10.0f))) + 1.0f);

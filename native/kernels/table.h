@@ -21,7 +21,8 @@ struct LinearKernels {
                const int64_t* order, int64_t begin, int64_t end);
   // Packed output n as float32 [K].
   void (*unpack_output)(const Matrix& matrix, int64_t output, float* to);
-  // Bytes that prepare_input needs for `rows` rows: a level's own form of the inputs, 64-byte aligned.
+  // Bytes that prepare_input needs for `rows` rows: a level's own form of the inputs, 64-byte aligned. At most `rows`
+  // times that of one row, and kInputSlack.
   int64_t (*input_bytes)(const Matrix& matrix, int64_t rows);
   // Normalises rows [begin, end) of x (row r at x + (index ? index[r] : r) * stride) and brings them into the form in
   // which `multiply` reads them. `num_rows` is what input_bytes was asked for.
@@ -64,6 +65,8 @@ struct RowKernels {
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   void (*add)(const float* x, const float* y, int64_t width, float* out);
   void (*scale)(const float* x, float factor, int64_t width, float* out);
+  // out += factor * x.
+  void (*add_scaled)(const float* x, float factor, int64_t width, float* out);
   void (*activate)(Activation activation, const float* x, const float* gated, int64_t width, float* out);
   void (*softcap)(float cap, const float* x, int64_t width, float* out);
 };

@@ -41,6 +41,10 @@ struct Matrix {
 // Inputs of an int8 matrix share a scale in groups of this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.
 inline constexpr int32_t kInt8Group = 256;
 
+// Bytes of inputs that prepare_input may need beyond those of single rows: the end of a last tile, and what is lost to
+// alignment. A multiple of 64.
+inline constexpr int64_t kInputSlack = 2304;
+
 enum class NormKind : uint8_t { none, rms, layer };
 
 // Normalisation of a row before it enters a kernel. The weight holds any unit offset already.
@@ -64,7 +68,7 @@ enum class EpilogueKind : uint8_t {
   store,     // out = y
   add,       // out += y
   activate,  // out = act(y)
-  gate       // a panel is 16 gates and 16 ups: out = act(gate) * up, 16 a panel
+  gate       // a panel is 16 gates and 16 ups: out = act(gate) * up, 16 a panel; with a `limit`, see there
 };
 
 // What happens to y = x W^T + bias, the 32 sums of a panel and row at a time.
@@ -75,6 +79,8 @@ struct Epilogue {
   const float* bias;  // [num_panels * 32] in the order of the packed outputs, or null
   float* out;
   int64_t stride;  // floats between rows of `out`
+  // > 0, `gate` only: out = (u + 1) * g * sigmoid(alpha * g), g = min(gate, limit), u = up within -limit and limit.
+  float limit = 0, alpha = 0;
 };
 
 enum class KvKind : uint8_t { f32, bf16, int8 };

@@ -76,6 +76,9 @@ void RowWise::run(const Worker& worker) {
       case Function::gate:
         kernels.activate(options_.activation, x, operands_.y->row(r), width, out);
         break;
+      case Function::gate_rows:
+        kernels.scale(x, 1.0f / (1.0f + std::exp(-operands_.y->row(r)[0])), width, out);
+        break;
       case Function::softcap:
         kernels.softcap(options_.factor, x, width, out);
         break;

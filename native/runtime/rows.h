@@ -46,10 +46,10 @@ class RopeAngles final : public Instruction {
 // A row-wise function of one or two buffers.
 class RowWise final : public Instruction {
  public:
-  enum class Function : uint8_t { normalize, add, scale, activate, gate, softcap, select };
+  enum class Function : uint8_t { normalize, add, scale, activate, gate, gate_rows, softcap, select };
   struct Operands {
     const Buffer* x;
-    const Buffer* y;  // the second operand of add and gate
+    const Buffer* y;  // the second operand of add and gate, and the gates of gate_rows, one a row
     Buffer* out;      // may be x
   };
   struct Options {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/attention.h"
+#include "runtime/experts.h"
 #include "runtime/instruction.h"
 #include "runtime/linear.h"
 #include "runtime/rows.h"
@@ -21,6 +22,8 @@ class Tape {
   Buffer* add_slice(const Buffer* buffer, int64_t offset, int64_t width);
   // Layers with the same key share one plan per step.
   SharedPlan* add_plan(const PlanKey& key);
+  // What all layers with experts share.
+  ExpertsMemory* experts_memory() { return &experts_memory_; }
   void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
 
   // Every worker's scratch has at least this many bytes while the tape runs. Not while it does.
@@ -43,6 +46,7 @@ class Tape {
   const bool deterministic_;
   std::deque<Buffer> buffers_;
   std::deque<SharedPlan> plans_;
+  ExpertsMemory experts_memory_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
   AlignedBuffer scratch_;
   int64_t scratch_stride_ = 0;

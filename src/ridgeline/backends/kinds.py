@@ -7,5 +7,6 @@ NATIVE_KINDS = frozenset(
         *("split_heads", "slice", "scale", "add"),
         *("activation", "gated_activation", "select_rows"),
         *("causal_conv", "selective_scan", "ssd", "delta_rule", "retention", "gated_norm"),
+        *("route", "experts", "gate_rows"),
     }
 )

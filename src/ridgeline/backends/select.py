@@ -4,6 +4,7 @@ Called by `engine/build.py` before the model is built. torch only for tensors' t
 only where it is there.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -71,7 +72,8 @@ class BackendChoice:
             return plain
         chosen = scheme(quantize.scheme)
         for name in quantized_names(program, embeddings=quantize.embeddings):
-            num_outputs, num_inputs = program.weights[name]
+            *outputs, num_inputs = program.weights[name]
+            num_outputs = math.prod(outputs)
             plain -= num_outputs * num_inputs * ELEMENT_BYTES[self.dtype]
             plain += chosen.stored_bytes((num_outputs, num_inputs), quantize.group_size, quantize.zero_points)
         return plain

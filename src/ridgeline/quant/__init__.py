@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from ridgeline.program.op import TOKEN_IDS, Program
+from ridgeline.program.ops.experts import routers
 from ridgeline.quant.scheme import Quantized, Scheme, names, scheme
 
 __all__ = ["Quantized", "Scheme", "dequantize", "dequantized_weights", "names", "quantize", "quantized_names", "scheme"]
@@ -24,11 +25,12 @@ def dequantize(name: str, quantized: Quantized) -> torch.Tensor:
 
 
 def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
-    """The weights that a scheme applies to: the matrices of linear layers, with `embeddings` also token table and head.
+    """The weights that a scheme applies to: the matrices of linear layers and of experts, [N, K] or [E, N, K].
 
-    Norms, biases and learned positions stay as they are.
+    With `embeddings` also token table and head. Routers, norms, biases and learned positions stay as they are.
     """
-    layers = {op.weights[0] for op in program.ops if op.kind == "linear"}
+    layers = {op.weights[0] for op in program.ops if op.kind == "linear"} - routers(program)
+    layers |= {name for op in program.ops if op.kind == "experts" for name in op.weights[:3]}
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = {op.weights[0] for op in program.ops if op.kind == "embed" and op.inputs == (TOKEN_IDS,)}
     return frozenset(layers | heads | tables if embeddings else layers - heads - tables)
@@ -48,9 +50,9 @@ def dequantized_weights(
     Exact in float32; a narrower dtype rounds once more.
     """
     chosen = quantized_names(program, embeddings=embeddings)
-    return {
-        key: dequantize(name, quantize(name, weight, group_size, zero_points)).to(weight.dtype)
-        if key in chosen
-        else weight
-        for key, weight in weights.items()
-    }
+
+    def round_trip(weight: torch.Tensor) -> torch.Tensor:
+        rows_NK = weight.flatten(0, -2)
+        return dequantize(name, quantize(name, rows_NK, group_size, zero_points)).to(weight.dtype).view_as(weight)
+
+    return {key: round_trip(weight) if key in chosen else weight for key, weight in weights.items()}

@@ -12,7 +12,7 @@ import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import address
-from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
+from ridgeline.backends.native.settings import NativeSettings, format_of
 from ridgeline.backends.native.weights import NativeWeights, interleaved
 from ridgeline.program.op import LOGITS, KvState, Op, Program
 from ridgeline.program.ops.dense import NormAttrs
@@ -75,7 +75,6 @@ class Compiler:
         self.program, self.weights, self.settings, self.tape = program, weights, settings, tape
         self.memories = memories  # KV state -> its memory and its cache group
         self._recurrent = recurrent  # recurrent state -> its parts, [blocks, ..] each, and its cache group
-        self._tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
         self.places: dict[str, Place] = {}
         self._free: dict[tuple[str, int], list[int]] = {}
         self._last_reader: dict[str, int] = {}
@@ -161,7 +160,7 @@ class Compiler:
     def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:
         """The weights of linear ops with the same input as one packed matrix, and the address of their bias or 0."""
         names = [op.weights[0] for op in ops]
-        form = self._format(ops[0])
+        form = format_of(self.settings, self.program, ops[0])
         shape = (sum(self.program.weights[name][0] for name in names), self.program.weights[names[0]][1])
         matrix = self.weights.matrix("+".join(names), names, shape, form, interleave=interleave)
         if all(len(op.weights) == 1 for op in ops):
@@ -180,10 +179,6 @@ class Compiler:
             return torch.where(order >= 0, joined[order.clamp(min=0)], 0.0)
 
         return matrix, self.weights.vector("+".join(names) + ".bias", bias)
-
-    def _format(self, op: Op) -> MatrixFormat:
-        is_head = op.kind == "lm_head" or op.weights[0] in self._tables
-        return self.settings.head if is_head else self.settings.matrices
 
     def _release(self, group: Group) -> None:
         """Gives back the buffers whose values nobody reads any more."""

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.program.op import Op, Program
+from ridgeline.program.ops.experts import routers
+
 LAYOUT_VERSION = 2  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
@@ -38,3 +41,14 @@ class NativeSettings:
     kv: KvKind
     deterministic: bool = False
     embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`
+
+
+def format_of(settings: NativeSettings, program: Program, op: Op) -> MatrixFormat:
+    """How the matrices of a linear, an lm_head or experts are stored; a router's are as the model has them."""
+    tables = {other.weights[0] for other in program.ops if other.kind == "embed"}
+    if op.kind == "lm_head" or op.weights[0] in tables:
+        return settings.head
+    if op.weights[0] in routers(program):
+        kind = "f32" if settings.dtype == "float32" else "bf16"
+        return MatrixFormat(kind=kind, inputs=kind)
+    return settings.matrices

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
-from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings
+from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings, format_of
 from ridgeline.cost.roofline import OpTiming, bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
 from ridgeline.program.passes.fuse import MATRIX_OPS, Group
@@ -52,10 +52,9 @@ class TapeTimings:
 def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTiming:
     inputs: InputKind = "f32"
     weight = float(ROW_BYTES)
-    tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
     for op in group.ops:
-        if op.kind in MATRIX_OPS:
-            form = settings.head if op.kind == "lm_head" or op.weights[0] in tables else settings.matrices
+        if op.kind in (*MATRIX_OPS, "experts"):
+            form = format_of(settings, program, op)
             inputs, weight = form.inputs, _weight_bytes(program, op, form)
         elif op.kind == "embed":
             weight = _table_bytes(program, op, settings)
@@ -75,8 +74,13 @@ def _table_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
 
 
 def _weight_bytes(program: Program, op: Op, form: MatrixFormat) -> float:
-    num_inputs = program.weights[op.weights[0]][1]
-    return bytes_per_weight(form.kind, num_inputs, form.group, zero_points=form.zero_points)
+    """Of an entry of the op's matrices, which experts have three equally large ones of."""
+    names = op.weights[:3] if op.kind == "experts" else op.weights[:1]
+    each = [
+        bytes_per_weight(form.kind, program.weights[name][-1], form.group, zero_points=form.zero_points)
+        for name in names
+    ]
+    return sum(each) / len(each)
 
 
 def _kv_bytes(program: Program, settings: NativeSettings) -> float:

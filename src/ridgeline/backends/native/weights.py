@@ -94,10 +94,17 @@ class NativeWeights:
         return address(part), bytes(kind).decode()
 
     def matrix(
-        self, name: str, sources: Sequence[str], shape: tuple[int, int], form: MatrixFormat, *, interleave: bool = False
+        self,
+        name: str,
+        sources: Sequence[str],
+        shape: tuple[int, int],
+        form: MatrixFormat,
+        *,
+        interleave: bool = False,
+        num_experts: int = 1,
     ) -> _native.Matrix:
         """The rows of `sources` as one packed matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
-        sources side by side in a panel."""
+        sources side by side in a panel. Of sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
         if name not in self._matrices:
             outputs, inputs = shape
             order = interleaved(outputs // 2) if interleave else np.arange(outputs)
@@ -107,8 +114,12 @@ class NativeWeights:
                 return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
 
             def packed() -> np.ndarray:
-                memory = allocate(describe(0).num_bytes)
-                self._pack(describe(address(memory)), _joined([self.tensor(source) for source in sources]), form, order)
+                tensors = [self.tensor(source) for source in sources]
+                num_bytes = describe(0).num_bytes
+                memory = allocate(num_experts * num_bytes)
+                for expert in range(num_experts):
+                    rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors]
+                    self._pack(describe(address(memory) + expert * num_bytes), _joined(rows), form, order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Plain, Shape
+from ridgeline.program.op import Attrs, Plain, Program, Shape
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 from ridgeline.spec.experts import GroupScore, Scoring
 from ridgeline.spec.spec import Activation
@@ -43,6 +43,12 @@ class ExpertsAttrs(Attrs):
 def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
     """How many experts `num_tokens` tokens go to, on average, if every choice is equally likely and independent."""
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
+
+
+def routers(program: Program) -> frozenset[str]:
+    """The matrices that make the logits of routes. They are small, and what they decide is all or nothing."""
+    logits = {op.inputs[0] for op in program.ops if op.kind == "route"}
+    return frozenset(op.weights[0] for op in program.ops if op.kind == "linear" and op.outputs[0] in logits)
 
 
 def _route_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:

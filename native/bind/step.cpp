@@ -1,0 +1,84 @@
+#include "bind/step.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace nb = nanobind;
+
+namespace ridgeline {
+namespace {
+
+template <class T, size_t Dims>
+Array<T, Dims> hold(StepArrays& arrays, nb::handle object) {
+  arrays.owners.push_back(nb::borrow(object));
+  return nb::cast<Array<T, Dims>>(object);
+}
+
+}  // namespace
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+void read_step(nb::handle batch, StepArrays& arrays) {
+  Step& step = arrays.step;
+  const auto ids = [&](const char* name) { return hold<const int64_t, 1>(arrays, batch.attr(name)); };
+  const auto tokens = ids("token_ids_T"), positions = ids("positions_T"), rows = ids("logit_rows_R");
+  const auto start = ids("span_start_S"), length = ids("span_length_S"), kv_length = ids("kv_length_S");
+  const auto mutual = ids("mutual_S");
+  require(tokens.shape(0) == positions.shape(0), "a step has one position per token");
+  require(start.shape(0) == length.shape(0) && start.shape(0) == kv_length.shape(0) &&
+              start.shape(0) == mutual.shape(0),
+          "a step has one start, length, KV length and run of mutual tokens per span");
+  step.num_tokens = (int64_t)tokens.shape(0);
+  step.num_spans = (int64_t)start.shape(0);
+  step.num_rows = (int64_t)rows.shape(0);
+  step.token_ids = tokens.data();
+  step.positions = positions.data();
+  step.logit_rows = rows.data();
+  step.span_start = start.data();
+  step.span_length = length.data();
+  step.kv_length = kv_length.data();
+  step.mutual = mutual.data();
+  require(std::all_of(step.mutual, step.mutual + step.num_spans, [](int64_t run) { return run > 0; }),
+          "mutual_S must be at least 1");
+  for (nb::handle group : batch.attr("groups")) {
+    const auto slots = hold<const int64_t, 1>(arrays, group.attr("write_slots_T"));
+    const auto tables = hold<const int64_t, 2>(arrays, group.attr("tables_SB"));
+    const auto first = hold<const int64_t, 1>(arrays, group.attr("first_token_S"));
+    require(slots.shape(0) == tokens.shape(0), "a cache group has one slot per token");
+    require(tables.shape(0) == start.shape(0) && first.shape(0) == start.shape(0),
+            "a cache group has one table and first token per span");
+    step.groups.push_back({slots.data(), tables.data(), (int64_t)tables.shape(1), first.data()});
+  }
+}
+
+void read_draws(nb::handle draws, StepArrays& arrays) {
+  const auto rows = hold<const int64_t, 1>(arrays, draws.attr("logit_row"));
+  const auto temperature = hold<const float, 1>(arrays, draws.attr("temperature"));
+  const auto top_k = hold<const int32_t, 1>(arrays, draws.attr("top_k"));
+  const auto top_p = hold<const double, 1>(arrays, draws.attr("top_p"));
+  const auto min_p = hold<const double, 1>(arrays, draws.attr("min_p"));
+  const auto seed = hold<const uint64_t, 1>(arrays, draws.attr("seed"));
+  const auto num_output = hold<const uint64_t, 1>(arrays, draws.attr("num_output"));
+  const size_t count = rows.shape(0);
+  require(temperature.shape(0) == count && top_k.shape(0) == count && top_p.shape(0) == count &&
+              min_p.shape(0) == count && seed.shape(0) == count && num_output.shape(0) == count,
+          "every option of the rows to draw has one value per row");
+  for (size_t i = 0; i < count; i++) {
+    require(rows.data()[i] >= 0 && rows.data()[i] < arrays.step.num_rows, "a row to draw is not a row of logits");
+    SampleRow& draw = arrays.draws.emplace_back(SampleRow{});
+    draw.temperature = temperature.data()[i];
+    draw.top_k = top_k.data()[i];
+    draw.top_p = static_cast<decltype(draw.top_p)>(top_p.data()[i]);
+    draw.min_p = static_cast<decltype(draw.min_p)>(min_p.data()[i]);
+    draw.seed = seed.data()[i];
+    draw.num_output = num_output.data()[i];
+    draw.logit_row = rows.data()[i];
+    draw.token = -1;
+  }
+  arrays.step.draws = arrays.draws.data();
+  arrays.step.num_draws = (int64_t)count;
+}
+
+}  // namespace ridgeline
