@@ -32,6 +32,7 @@ from ridgeline.program.op import Plain, RecurrentState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     ActivationAttrs,
+    AddRowAttrs,
     EmbedAttrs,
     NormAttrs,
     ScaleAttrs,
@@ -115,6 +116,11 @@ def add(rng: Random) -> Case:
     return Case(Plain(), [shape, shape])
 
 
+def add_row(rng: Random) -> Case:
+    rows, width = rng.randint(1, 3), rng.randint(1, 7)
+    return Case(AddRowAttrs(rng.randrange(rows)), [("T", width)], [(rows, width)])
+
+
 def activation(rng: Random) -> Case:
     return Case(ActivationAttrs(rng.choice(get_args(Activation))), [("T", rng.randint(1, 7))])
 
@@ -139,7 +145,7 @@ CASES: dict[str, Callable[[Random], Case]] = {
     case.__name__.removesuffix("_columns"): case
     for case in (
         embed, rmsnorm, layernorm, linear, split_heads, slice_columns, scale, rope_angles, rope, kv_write, attention,
-        add, activation, gated_activation, select_rows, lm_head, softcap,
+        add, add_row, activation, gated_activation, select_rows, lm_head, softcap,
     )
 }  # fmt: skip
 for area in sorted(Path(__file__).parent.glob("op_cases_*.py")):
@@ -240,6 +246,8 @@ def test_priced_bytes_are_those_of_the_tensors(kind, seed):
     match kind:
         case "embed":
             moved = nbytes([call.inputs[0], outputs[0], outputs[0]])
+        case "add_row":
+            moved = nbytes([call.inputs[0], outputs[0], call.weights[0][0]])
         case "select_rows":
             moved = nbytes([call.inputs[1], outputs[0], outputs[0]])
         case "split_heads":

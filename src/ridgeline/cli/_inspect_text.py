@@ -51,9 +51,14 @@ def _table(title: str, plain: bool, *columns: str, left: int = 1) -> Table:
 def _parameters(inspection: Inspection, plain: bool) -> Table:
     program, size = inspection.program, inspection.element
     embedding, head = cost.embedding_parameters(program), cost.head_parameters(program)
+    head_spec = inspection.spec.head
+    tied = head_spec is not None and head_spec.tied
     table = _table("Parameters", plain, "", "count", f"bytes in {inspection.dtype}")
     for name, count in (
-        ("embedding, also the head" if inspection.spec.head.tied else "embedding", embedding),
+        (
+            "embedding, also the head" if tied else "embedding",
+            embedding,
+        ),
         ("head", head),
         ("layers and norms", program.num_parameters - embedding - head),
         ("total", program.num_parameters),
@@ -71,8 +76,9 @@ def _layers(inspection: Inspection, plain: bool) -> Table:
         named = {field.name: getattr(layer, field.name) for field in fields(layer)}
         lines = [f"{name}: {_describe(value)}" for name, value in named.items() if value is not None]
         table.add_row(f"layer {_numbers(numbers)}", "\n".join(lines))
-    table.add_row("final_norm", _describe(spec.final_norm))
-    table.add_row("head", _describe(spec.head))
+    for name, part in (("final_norm", spec.final_norm), ("head", spec.head)):
+        if part is not None:
+            table.add_row(name, _describe(part))
     return table
 
 

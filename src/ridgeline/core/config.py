@@ -9,6 +9,7 @@ from ridgeline.core.errors import ConfigError
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
+Task = Literal["auto", "generate", "embed"]
 QuantizationScheme = Literal["int8", "int4"]
 InputBits = Literal["int16", "int8"]
 BackendName = Literal["auto", "native", "reference"]
@@ -39,15 +40,20 @@ def _one_of(name: str, value: str, literal: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, in which dtype, for how long a context. `model` is a folder, a hub id or a bundled model's name."""
+    """Which model, in which dtype, for how long a context. `model` is a folder, a hub id or a bundled model's name.
+
+    `task` auto: a model with a head generates, an encoder embeds.
+    """
 
     model: str
     revision: str | None = None
     dtype: Dtype = "auto"
+    task: Task = "auto"
     max_model_len: int | None = None  # tokens; None: what the model declares, less where the cache is too small
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, Dtype)
+        _one_of("task", self.task, Task)
         _positive("max_model_len", self.max_model_len)
 
 

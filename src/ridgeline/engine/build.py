@@ -34,6 +34,7 @@ from ridgeline.core.machine import cache_folder, usable_cores
 from ridgeline.decoding.diffusion import MaskedDiffusion
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
+from ridgeline.engine.embedding import Embedder
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
@@ -51,6 +52,7 @@ from ridgeline.weights.folder import GenerationDefaults, ModelFolder
 from ridgeline.weights.loader import StreamedWeights, load_weights
 from ridgeline.weights.lora import Adapter, ranks, read_adapters, stacked
 from ridgeline.weights.packstore import PackName, PackStore
+from ridgeline.weights.pooling import PoolingKind, read_pooling
 
 log = get_logger("build")
 
@@ -77,6 +79,8 @@ class Engine:
     generation: GenerationDefaults
     tokenizer: Tokenizer | None
     choices: Mapping[str, Choice]
+    embedder: Embedder | None  # of a model that embeds instead of generating
+    pooling: PoolingKind
 
 
 @collector_paused()
@@ -94,7 +98,10 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
-    base = lower(spec, max_model_len)
+    if spec.head is None and config.model.task == "generate":
+        raise ConfigError(f"{folder.name} is an encoder: it has no head to generate with; use task=embed")
+    embeds = spec.head is None or config.model.task == "embed"
+    base = lower(spec, max_model_len, hidden=embeds)
     adapters = read_adapters(config.adapters, spec, base)
     program = adapted(base, ranks(adapters), len(adapters))
     executable = _bind(config, backend, folder, spec, base, adapters, program, layout, num_threads)
@@ -136,6 +143,10 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         generation=folder.generation_config,
         tokenizer=tokenizer,
         choices=choices,
+        embedder=Embedder(executable, layout, config.scheduler.max_num_batched_tokens, whole=spec.head is None)
+        if embeds
+        else None,
+        pooling=read_pooling(folder.path) or ("mean" if spec.head is None else "last"),
     )
 
 

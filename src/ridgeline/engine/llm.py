@@ -18,15 +18,18 @@ from ridgeline.core.config import (
     QuantizeConfig,
     SchedulerConfig,
     SchedulingPolicy,
+    Task,
 )
-from ridgeline.core.errors import RequestError
+from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.embedding import Pooling
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from ridgeline.engine.outputs import CompletionOutput, EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.pooling import PoolingKind
 
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
 Message = Mapping[str, object]
@@ -42,7 +45,7 @@ class _Job:
 
 
 class LLM:
-    """A model in this process: `generate`, `chat` and `stream`.
+    """A model in this process: `generate`, `chat` and `stream`, or with task=embed and for encoders `embed`.
 
     `model` is a folder, a hub id or the name of a bundled model; `adapters` are folders of LoRA adapters by name.
     Options left at None are chosen by the engine, and `engine.choices` says why. Raises ConfigError for settings that
@@ -54,6 +57,7 @@ class LLM:
         model: str,
         *,
         dtype: Dtype = "auto",
+        task: Task = "auto",
         revision: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -77,7 +81,7 @@ class LLM:
         adapters: Mapping[str, str] | None = None,
     ) -> None:
         config = EngineConfig(
-            model=ModelConfig(model=model, revision=revision, dtype=dtype, max_model_len=max_model_len),
+            model=ModelConfig(model=model, revision=revision, dtype=dtype, task=task, max_model_len=max_model_len),
             cache=CacheConfig(
                 block_size=block_size,
                 kv_cache_bytes=kv_cache_bytes,
@@ -152,6 +156,7 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[OutputDelta]:
         """Deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
+        self._require_head()
         job = self._job(prompt, self._params(sampling_params, 1)[0])
         request = self.engine.intake.request(job.token_ids, job.params, adapter=adapter)
         self._submit([request])
@@ -165,12 +170,42 @@ class LLM:
         finally:
             self._forget([request])
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: PoolingKind | None = None,
+        normalize: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """A vector for each prompt, in order, of length 1 unless `normalize` is off.
+
+        `pooling`: which tokens' outputs it is made of; None: what the model's files say, else the last token's of a
+        decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
+        """
+        embedder = self.engine.embedder
+        if embedder is None:
+            raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
+        jobs = [self._job(prompt, SamplingParams(max_tokens=1)) for prompt in _as_batch(prompts)]
+        for job in jobs:
+            if len(job.token_ids) > self.engine.intake.max_model_len:
+                raise ContextLengthError(
+                    f"this model's context is {self.engine.intake.max_model_len} tokens; "
+                    f"the prompt has {len(job.token_ids)}"
+                )
+        chosen = Pooling(pooling or self.engine.pooling, normalize)
+        vectors = embedder.embed([job.token_ids for job in jobs], chosen)
+        return [EmbeddingOutput(job.text, job.token_ids, vector) for job, vector in zip(jobs, vectors)]
+
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
         template = None if self.engine.tokenizer is None else ChatTemplate.from_tokenizer(self.engine.tokenizer)
         if template is None:
             raise RequestError("this model has no chat template: use generate with a plain prompt", param="messages")
         return template
+
+    def _require_head(self) -> None:
+        if self.engine.embedder is not None:
+            raise RequestError("this model was loaded to embed: load it without task=embed to generate", param="task")
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         if isinstance(prompt, Mapping):
@@ -190,6 +225,7 @@ class LLM:
     def _run(
         self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool, adapters: Sequence[str | None]
     ) -> list[RequestOutput]:
+        self._require_head()
         if priority is not None and len(priority) != len(jobs):
             raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
         requests = [

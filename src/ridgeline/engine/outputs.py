@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.request import FinishReason, Timings
 
@@ -28,6 +31,15 @@ class OutputDelta:
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt, float32 [H]."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)

@@ -99,6 +99,11 @@ class Program:
     context_length: int
 
     @property
+    def result(self) -> str:
+        """The value that a step is computed for: the logits, or without a head the last layer's output."""
+        return self.ops[-1].outputs[0]
+
+    @property
     def num_parameters(self) -> int:
         return sum(_product(shape) for shape in self.weights.values())
 

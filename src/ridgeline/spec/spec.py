@@ -55,6 +55,7 @@ __all__ = [
     "Norm",
     "ParallelLayer",
     "PlainRope",
+    "PostNormLayer",
     "Rename",
     "RmsNorm",
     "Rope",
@@ -93,14 +94,25 @@ class ParallelLayer:
     ffn_norm: Norm | None = None
 
 
-AnyLayer = Layer | ParallelLayer
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """x = norm(x + mixer(x)), then x = ffn_norm(x + feed_forward(x)), as the first Transformers had it."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    mixer_norm: Norm
+    ffn_norm: Norm
+
+
+AnyLayer = Layer | ParallelLayer | PostNormLayer
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """Token embedding, multiplied by `scale`; `num_positions` > 0 adds a learned position table of that length.
 
-    With a `norm` the sum is normalised before the first layer.
+    `num_types` > 0 adds the first row of a table of token types. With a `norm` the sum is normalised before the first
+    layer.
 
     `scale` is exact here and is rounded to the dtype of the table before it multiplies: in bf16, Gemma's
     sqrt(3072) = 55.43 is 55.5, as the model was trained.
@@ -108,6 +120,7 @@ class Embedding:
 
     scale: float = 1.0
     num_positions: int = 0
+    num_types: int = 0
     norm: Norm | None = None
 
 
@@ -131,6 +144,7 @@ class MaskedDiffusion:
 class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
 
+    Without a `head` it is an encoder: its tokens all see one another, and what it gives is the last layer's output.
     Raises ConfigError where a layer shares the keys and values of one that does not fit.
     """
 
@@ -139,8 +153,8 @@ class DecoderSpec:
     hidden_size: int
     max_positions: int
     layers: tuple[AnyLayer, ...]
-    final_norm: Norm
-    head: Head
+    final_norm: Norm | None
+    head: Head | None
     embedding: Embedding = Embedding()
     diffusion: MaskedDiffusion | None = None
 

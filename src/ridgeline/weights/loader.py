@@ -89,7 +89,7 @@ def _open(
     followed = _followed(checkpoint, renames, program)
     stored = {name: tensor for rename in followed for name, tensor in _names(rename, program)}
     _check(checkpoint, stored, renames, program)
-    if spec.head.tied:
+    if spec.head is not None and spec.head.tied and "head.weight" not in program.weights:
         _check_tied(checkpoint, renames)
     return checkpoint, stored
 

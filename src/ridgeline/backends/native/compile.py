@@ -86,6 +86,7 @@ class Compiler:
         """The parts of the step in order. Groups that `native` lacks are taken apart, ops that it lacks fall back."""
         groups = [part for group in fuse(self.program) for part in _known(group, native)]
         self._last_reader = {name: at for at, group in enumerate(groups) for op in group.ops for name in op.inputs}
+        self._last_reader[self.program.result] = len(groups)  # read when the tape has run
         for self._now, group in enumerate(groups):
             emit = native.get(group.kind)
             if emit is None:

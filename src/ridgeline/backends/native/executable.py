@@ -50,10 +50,11 @@ class NativeExecutable:
         self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore())
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)
+        self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         falls_back = {op.op.weights for op in self._parts if isinstance(op, ReferencePart)}
         self._fallback_weights = {name: self._weights.tensor(name) for names in falls_back for name in names}
         self._weights.release()
-        self._logits_width = -(-program.vocab_size // PANEL) * PANEL
+        self._logits_width = -(-program.vocab_size // PANEL) * PANEL if self._result is None else PANEL
         self._timings = TapeTimings(program, settings, self._parts)
         self._draw_at = len(self._tape)
         self._tape.draw(program.vocab_size)
@@ -104,6 +105,8 @@ class NativeExecutable:
                 self._tape.run(step, logits, part.begin, part.end, drawn, seconds)
         if isinstance(last, ReferencePart):
             self._tape.run(step, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
+        if self._result is not None:
+            return StepOutput(torch.from_numpy(self._rows(self._result, step).copy()))
         return StepOutput(torch.from_numpy(logits)[:, : self._program.vocab_size], drawn)
 
     def _fall_back(self, part: ReferencePart, step: StepBatch, logits: np.ndarray) -> None:

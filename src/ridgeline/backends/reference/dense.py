@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
 from ridgeline.backends.reference.ops import interpret
-from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
 from ridgeline.program.ops.attention import AttentionAttrs
 
 
@@ -125,4 +125,4 @@ def dense_logits(
         ADAPTERS: torch.full((batch * num_tokens,), adapter),
     }
     values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
-    return values[LOGITS].unflatten(0, (batch, num_tokens))
+    return values[program.result].unflatten(0, (batch, num_tokens))

@@ -21,7 +21,6 @@ from ridgeline.cost.roofline import OpTiming
 from ridgeline.program.op import (
     ADAPTERS,
     LOGIT_ROWS,
-    LOGITS,
     POSITIONS,
     TOKEN_IDS,
     KvState,
@@ -61,7 +60,7 @@ class ReferenceExecutable:
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step and updates the cache; draws no tokens."""
         values, memory = self._start(step)
-        return StepOutput(interpret(self._program, self._weights, values, memory)[LOGITS])
+        return StepOutput(interpret(self._program, self._weights, values, memory)[self._program.result])
 
     @torch.inference_mode()
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
@@ -74,7 +73,7 @@ class ReferenceExecutable:
             inputs = "bf16" if self._is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
             timings.append(OpTiming(op.label, op.kind, (op.label,), now - since, self._element, inputs))
             since = time.perf_counter()
-        return StepOutput(values[LOGITS]), timings
+        return StepOutput(values[self._program.result]), timings
 
     def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
         """The program's inputs and its keys and values for one step."""

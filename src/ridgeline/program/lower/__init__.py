@@ -17,7 +17,7 @@ from ridgeline.program.lower.recurrent import (
     lower_mamba2,
 )
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
-from ridgeline.program.ops.dense import EmbedAttrs, SoftcapAttrs
+from ridgeline.program.ops.dense import AddRowAttrs, EmbedAttrs, SoftcapAttrs
 from ridgeline.spec.spec import (
     AnyLayer,
     DecoderSpec,
@@ -25,6 +25,7 @@ from ridgeline.spec.spec import (
     GatedDeltaNet,
     GatedMlp,
     GroupedQueryAttention,
+    Head,
     Layer,
     LightningAttention,
     Mamba,
@@ -34,21 +35,24 @@ from ridgeline.spec.spec import (
     Mlp,
     Norm,
     ParallelLayer,
+    PostNormLayer,
 )
 
 
-def lower(spec: DecoderSpec, context_length: int | None = None) -> Program:
+def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool = False) -> Program:
     """The program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
 
-    Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.
+    It ends in the logits of the selected rows; with `hidden`, and for a model without a head, in what the head would
+    read. Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.
     """
     b = Builder(spec, context_length or spec.max_positions)
     x = _embed(b)
     for index, layer in enumerate(spec.layers):
         x = _layer(b, f"layers.{index}", layer, x)
     (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
-    x = b.norm("final_norm", spec.final_norm, x)
-    _head(b, x)
+    x = _optional_norm(b, "final_norm", spec.final_norm, x)
+    if spec.head is not None and not hidden:
+        _head(b, spec.head, x)
     return b.program()
 
 
@@ -64,6 +68,9 @@ def _embed(b: Builder) -> str:
         table = b.weight("positions.weight", spec.embedding.num_positions, spec.hidden_size)
         (p,) = b.emit("embed", "positions", (POSITIONS,), (table,), EmbedAttrs(1.0))
         (x,) = b.emit("add", "embed.sum", (x, p))
+    if spec.embedding.num_types:
+        table = b.weight("types.weight", spec.embedding.num_types, spec.hidden_size)
+        (x,) = b.emit("add_row", "embed.type", (x,), (table,), AddRowAttrs(0))
     return _optional_norm(b, "embed_norm", spec.embedding.norm, x)
 
 
@@ -73,6 +80,8 @@ def _layer(b: Builder, at: str, layer: AnyLayer, x: str) -> str:
             return _sequential(b, at, layer, x)
         case ParallelLayer():
             return _parallel(b, at, layer, x)
+        case PostNormLayer():
+            return _post_normed(b, at, layer, x)
         case _:
             assert_never(layer)
 
@@ -98,6 +107,13 @@ def _parallel(b: Builder, at: str, layer: ParallelLayer, x: str) -> str:
     (x,) = b.emit("add", f"{at}.mixer_sum", (x, h))
     f = _feed_forward(b, f"{at}.ffn", layer.feed_forward, f)
     return b.emit("add", f"{at}.ffn_sum", (x, f))[0]
+
+
+def _post_normed(b: Builder, at: str, layer: PostNormLayer, x: str) -> str:
+    (x,) = b.emit("add", f"{at}.mixer_sum", (x, _mixer(b, at, layer.mixer, x)))
+    x = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
+    (x,) = b.emit("add", f"{at}.ffn_sum", (x, _feed_forward(b, f"{at}.ffn", layer.feed_forward, x)))
+    return b.norm(f"{at}.ffn_norm", layer.ffn_norm, x)
 
 
 def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:
@@ -132,8 +148,7 @@ def _optional_norm(b: Builder, at: str, norm: Norm | None, x: str) -> str:
     return x if norm is None else b.norm(at, norm, x)
 
 
-def _head(b: Builder, x: str) -> None:
-    head = b.spec.head
+def _head(b: Builder, head: Head, x: str) -> None:
     table = "embed.weight" if head.tied else b.weight("head.weight", b.spec.vocab_size, b.spec.hidden_size)
     weights = (table, b.weight("head.bias", b.spec.vocab_size)) if head.bias else (table,)
     if head.softcap is None:

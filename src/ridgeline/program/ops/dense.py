@@ -33,6 +33,13 @@ class NormAttrs(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class AddRowAttrs(Attrs):
+    """Row `row` of a table is added to every token."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class SplitHeadsAttrs(Attrs):
     """[T, heads * head_dim] seen as [T, heads, head_dim]."""
 
@@ -73,6 +80,12 @@ def _embed_cost(x: Operands) -> OpCost:
     )
 
 
+def _add_row_cost(x: Operands) -> OpCost:
+    """One row of the table is read."""
+    row_bytes = x.element.weight * x.weights[0][1]
+    return OpCost(flops=elements(x.outputs[0]), weight_bytes=row_bytes, activation_bytes=activation_bytes(x))
+
+
 def _select_rows_cost(x: Operands) -> OpCost:
     """Rows that are not selected are not read."""
     moved = (x.input_bytes[0] + x.output_bytes[0]) * elements(x.outputs[0])
@@ -104,6 +117,12 @@ def _norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightS
         if weight not in (rows[-1:], rows[1:]):
             raise ConfigError(f"norm weight of shape {weight} over rows of {rows[-1]}")
     return (rows,)
+
+
+def _same_width(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    if weights[0][1] != inputs[0][-1]:
+        raise ConfigError(f"a table of rows of {weights[0][1]} over rows of {inputs[0][-1]}")
+    return (inputs[0],)
 
 
 def _rows_of_table(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -146,6 +165,7 @@ ROWS: Mapping[str, OpRow] = {
     "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, free),
     "slice": OpRow(SliceAttrs, 1, (0,), "x [T,W] -> some of its columns [T,S], a view", _columns, free),
     "scale": OpRow(ScaleAttrs, 1, (0,), "x -> c * x", _same, pointwise(1)),
+    "add_row": OpRow(AddRowAttrs, 1, (1,), "x [T,H], table [N,H] -> x + table[row]", _same_width, _add_row_cost),
     "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, pointwise(1)),
     "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, pointwise(8)),
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, pointwise(9)),

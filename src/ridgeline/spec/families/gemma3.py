@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.families import gemma3_text
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.spec.spec import DecoderSpec, Head, Rename
 from ridgeline.spec.tiny import Choose
 
 VISION = ("vision_tower", "multi_modal_projector")
@@ -20,7 +20,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     spec = gemma3_text.read(text)
     text.finish()
-    return replace(spec, model_type="gemma3", head=replace(spec.head, tied=tied))
+    return replace(spec, model_type="gemma3", head=Head(tied))
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:

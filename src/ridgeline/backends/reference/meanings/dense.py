@@ -11,6 +11,7 @@ from ridgeline.backends.reference.memory import Meaning, StepMemory, Tensors
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops.dense import (
     ActivationAttrs,
+    AddRowAttrs,
     EmbedAttrs,
     NormAttrs,
     ScaleAttrs,
@@ -26,6 +27,11 @@ def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -
     rows = F.embedding(inputs[0], weights[0])
     # The factor is rounded to the weights' dtype first, as the models that use one were trained.
     return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
+
+
+def add_row(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, AddRowAttrs)
+    return (inputs[0] + weights[0][attrs.row],)
 
 
 def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
@@ -123,6 +129,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "slice": slice_columns,
     "scale": scale,
     "add": add,
+    "add_row": add_row,
     "activation": activation,
     "gated_activation": gated_activation,
     "select_rows": select_rows,
