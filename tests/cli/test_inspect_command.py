@@ -154,7 +154,7 @@ def test_folder_and_errors(ridgeline, model_folder, tmp_path):
     for content, code, words in (
         ("{", 3, "not valid JSON"),
         (json.dumps(LLAMA_3_8B | {"frobnication_rate": 1}), 2, "frobnication_rate"),
-        (json.dumps(LLAMA_3_8B | {"model_type": "mamba"}), 2, "'mamba' is not supported"),
+        (json.dumps(LLAMA_3_8B | {"model_type": "resnet"}), 2, "'resnet' is not supported"),
     ):
         path = tmp_path / "config.json"
         path.write_text(content)

@@ -62,7 +62,7 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     }
     stored = [
         Rename(f"{prefix}{source}.{part}", (f"{target}.{part}",))
-        for prefix in ("", "bert.")
+        for prefix in ("bert.", "")
         for source, target in names.items()
         for part in ("weight", "bias")
     ]
