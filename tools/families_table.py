@@ -1,6 +1,6 @@
 """The README's table of model families, made from the registry: what each is, what it keeps, and what runs natively.
 
-Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test compares it with the README.
+Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test holds the README to it.
 """
 
 import argparse
