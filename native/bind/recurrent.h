@@ -34,7 +34,7 @@ template <class Builder>
 void causal_conv(Builder& at, int x, int out, int64_t taps, uintptr_t weight, const StatePart& state, uintptr_t bias,
                  const std::optional<std::string>& activation) {
   const int64_t channels = at.buffer(x)->width;
-  check(taps >= 2 && taps <= Convolution::kMaxTaps, "a convolution has 2 to 16 taps");
+  check(taps >= 2 && taps <= Convolution::kMaxTaps, "a convolution has 2 to 64 taps");
   check(at.buffer(out)->width == channels && state.size == channels * (taps - 1), "the state does not fit the rows");
   const Convolution conv{channels,     taps,
                          floats(weight), bias ? floats(bias) : nullptr,

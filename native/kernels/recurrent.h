@@ -32,7 +32,7 @@ RL_INLINE Floats softplus(Floats x) {
 
 RL_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }
 
-inline constexpr int64_t kConvChannels = 512;  // whose past fits in the nearest cache
+inline constexpr int64_t kConvChannels = 128;  // whose past fits in the nearest cache
 
 // Channels [begin, end) of a span. Not in place.
 static inline void convolve(const Convolution& conv, const RecurrentSpan& span, Columns x, Columns out, int64_t begin,

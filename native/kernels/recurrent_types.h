@@ -26,7 +26,7 @@ struct RecurrentSpan {
 
 // The state is [C][W - 1], the inputs before the span, oldest first.
 struct Convolution {
-  static constexpr int64_t kMaxTaps = 16;
+  static constexpr int64_t kMaxTaps = 64;
   int64_t channels, taps;  // 2 <= taps <= kMaxTaps
   const float* weight;     // [W][C]
   const float* bias;       // [C] or null

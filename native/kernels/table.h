@@ -3,13 +3,19 @@
 // All functions are safe to call from many threads at once on disjoint outputs, allocate nothing and throw nothing.
 #pragma once
 
-#include "kernels/recurrent_types.h"
 #include "kernels/types.h"
 
 namespace ridgeline {
 
-struct SampleRow;   // kernels/sample_types.h
+struct SampleRow;  // kernels/sample_types.h
 struct AttentionItem;
+struct Columns;  // this and the following: kernels/recurrent_types.h
+struct RecurrentSpan;
+struct Convolution;
+struct SelectiveScan;
+struct Recurrence;
+struct RecurrenceRows;
+struct GatedNorm;
 
 struct LinearKernels {
   // Bytes of one panel of a matrix of this kind; `inputs` is K.

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/recurrent_types.h"
 #include "kernels/sample_types.h"
 #include "runtime/isa.h"
 #include "runtime/tape.h"
@@ -208,6 +209,36 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
   }
 }
 
+void recurrent(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kTokens = 70, kHeads = 2, kKeys = 12, kValues = 20, kWidth = kHeads * kValues;
+  const RecurrentKernels& k = kernels.recurrent;
+  std::vector<float> v = numbers.floats(kTokens * kWidth), z = numbers.floats(kTokens * kWidth), out(v.size());
+  std::vector<float> q = numbers.floats(kTokens * kKeys), keys = numbers.floats(kTokens * kKeys);
+  std::vector<float> gates = numbers.floats(kTokens * kHeads), state(kWidth * kKeys);
+  const std::vector<float> weight = numbers.floats(kWidth * kKeys), rate(kWidth * kKeys, -0.5f);
+  const Columns x{v.data(), kWidth}, to{out.data(), kWidth}, a{q.data(), kKeys}, b{keys.data(), kKeys};
+  const Columns gate{gates.data(), kHeads}, step{z.data(), kWidth};
+  const RecurrentSpan span{0, kTokens, true, state.data()};
+  const auto keep = [&](const std::string& name) {
+    results.near(name, out.data(), (int64_t)out.size());
+    results.near(name + " state", state.data(), (int64_t)state.size());
+  };
+  for (const auto kind : {RecurrenceKind::ssd, RecurrenceKind::delta, RecurrenceKind::retention})
+    for (const bool by_token : {false, true}) {
+      const Recurrence r{kind,          kHeads,        1,    kKeys, kValues, rate.data(),
+                         weight.data(), weight.data(), 0.0f, 2.0f};
+      const Memory<uint8_t> scratch(k.recur_scratch_bytes(r));
+      k.recur(r, {a, b, x, gate, gate, to}, span, 0, r.blocks(), by_token, scratch.data());
+      keep("recurrence " + std::to_string((int)kind) + (by_token ? " by token" : ""));
+    }
+  k.selective_scan({kWidth, kKeys, rate.data(), weight.data()}, span, x, step, a, b, to, 0, kWidth);
+  keep("selective scan");
+  k.convolve({kWidth, 4, weight.data(), weight.data(), true, Activation::silu}, span, x, to, 0, kWidth);
+  keep("convolution");
+  k.gated_norm({kWidth, 1e-6f, true}, v.data(), z.data(), weight.data(), out.data());
+  keep("gated norm");
+}
+
 void sample(const KernelTable& kernels, Numbers& numbers, Results& results) {
   constexpr int64_t kVocab = 1003;
   const Memory<uint8_t> scratch(kernels.sample.scratch_bytes(kVocab));
@@ -309,6 +340,7 @@ int write(const char* path) {
   linear(kernels, numbers, results);
   rows(kernels, numbers, results);
   attention(kernels, numbers, results);
+  recurrent(kernels, numbers, results);
   sample(kernels, numbers, results);
   tape(kernels, numbers, results);
   return out.flush() ? 0 : 1;

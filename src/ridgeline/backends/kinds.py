@@ -2,7 +2,7 @@
 
 NATIVE_KINDS = frozenset(
     {
-        *("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head"),
+        *("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head", "norm_linears"),
         *("embed", "rope_angles", "rope", "kv_write", "rmsnorm", "layernorm", "linear"),
         *("split_heads", "slice", "scale", "add"),
         *("activation", "gated_activation", "select_rows"),

@@ -106,6 +106,18 @@ def _norm_activated(at: Compiler, group: Group) -> None:
     at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, epilogue="activate", activation=function, bias=bias)
 
 
+def _norm_linears(at: Compiler, group: Group) -> None:
+    linears = _ops(group, "linear")
+    norm = _leading_norm(group, linears[0])
+    x = at.place((norm or linears[0]).inputs[0])
+    matrix, bias = at.matrix(linears)
+    sizes = [at.program.weights[op.weights[0]][0] for op in linears]
+    out = at.new(linears[0].outputs[0], sum(sizes))
+    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, bias=bias)
+    for part, (op, size) in enumerate(zip(linears, sizes)):
+        at.places[op.outputs[0]] = at.slice(out, sum(sizes[:part]), size)
+
+
 def _norm_head(at: Compiler, group: Group) -> None:
     (head,) = _ops(group, "lm_head")
     norm = _leading_norm(group, head)
@@ -282,6 +294,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "norm_gated": _norm_gated,
     "norm_activated": _norm_activated,
     "norm_head": _norm_head,
+    "norm_linears": _norm_linears,
     "embed": _embed,
     "rope_angles": _rope_angles,
     "rmsnorm": _norm,

@@ -4,7 +4,7 @@ Pattern matching on who produces and who consumes a value; no model is known by 
 `ridgeline inspect`. A group means its ops one after the other, so a backend may run any group op by op. No torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.program.op import LOGITS, Op, Program
@@ -21,7 +21,17 @@ MATRIX_OPS = ("linear", "lm_head")
 #   norm_gated       [norm], linears of gate and up, gated_activation
 #   norm_activated   [norm], linear, activation
 #   norm_head        [select_rows], [norm], lm_head, [softcap]
-GROUP_KINDS = ("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head")
+#   norm_linears     [norm], two or more linears of the same input that are in none of the above
+GROUP_KINDS = (
+    "norm_qkv",
+    "norm_q",
+    "attention",
+    "linear_add",
+    "norm_gated",
+    "norm_activated",
+    "norm_head",
+    "norm_linears",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,8 @@ def fuse(program: Program) -> tuple[Group, ...]:
     """Every op of `program` in exactly one group, the groups in an order that can be executed.
 
     All that leaves a group is made by its last op, but for the q, k and v of a norm_qkv, which only attentions read
-    that come after all of its ops. Groups in the order of their last ops therefore run after what they read.
+    that come after all of its ops. Groups in the order of their last ops therefore run after what they read. A
+    norm_linears reads one value, made before any of its ops: it has the place of its first one.
     """
     flow = _Dataflow(program)
     grouped: set[str] = set()
@@ -54,8 +65,11 @@ def fuse(program: Program) -> tuple[Group, ...]:
             assert not grouped.intersection(member.label for member in members)
             grouped.update(member.label for member in members)
             groups.append(Group(kind, _label(members), tuple(members)))
+    for members in _linears(flow, [op for op in program.ops if op.label not in grouped]):
+        grouped.update(member.label for member in members)
+        groups.append(Group("norm_linears", _label(members), tuple(members)))
     groups += [Group(op.kind, op.label, (op,)) for op in program.ops if op.label not in grouped]
-    return tuple(sorted(groups, key=lambda group: flow.position(group.ops[-1])))
+    return tuple(sorted(groups, key=lambda group: flow.position(group.ops[0 if group.kind == "norm_linears" else -1])))
 
 
 def _label(ops: Sequence[Op]) -> str:
@@ -197,6 +211,15 @@ def _head(flow: _Dataflow, head: Op) -> _Match | None:
     rows = flow.source(ops[0].inputs[0], ("select_rows",), [ops[0]])
     softcap = flow.next(head, "softcap")
     return "norm_head", [*([rows] if rows else []), *ops, *([softcap] if softcap else [])]
+
+
+def _linears(flow: _Dataflow, ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Linears of the same input, with its norm, but for routers: those are not stored as other matrices are."""
+    of_input: dict[str, list[Op]] = {}
+    for op in ops:
+        if op.kind == "linear" and not any(reader.kind == "route" for reader in flow.consumers(op.outputs[0])):
+            of_input.setdefault(op.inputs[0], []).append(op)
+    return (flow.with_norm(linears) for linears in of_input.values() if len(linears) > 1)
 
 
 _MATCHERS: Mapping[str, Callable[[_Dataflow, Op], _Match | None]] = {

@@ -1,0 +1,201 @@
+"""Decoding with a state of fixed size: a token should cost the same after a thousand tokens as after 64 thousand.
+
+usage: python -m benchmarks.recurrent_decode [--model FOLDER] [--contexts 1024 4096 16384 65536] [--quantize int8]
+
+FOLDER is written where it is not there: a Mamba-2 of random weights, 0.4 billion parameters (needs transformers). For
+each context, in one process: the read stream of the memory, a prompt in steps of a fixed number of tokens, then decode
+steps at batch 1, half of them with a clock at every op. Beside the time of a step stand what the cost model predicts
+for it from the machine's ceilings, and the share of the stream: (bytes of weights and state that a step moves) / (time
+of a step from plan to commit) / (stream before and after).
+"""
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.decode_stream import STREAM_BYTES
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline import _native
+from ridgeline.backends.probe import ceilings, find_native
+from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
+from ridgeline.bench.profile import Profiler, StepProfile
+from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
+from ridgeline.core.machine import usable_cores
+from ridgeline.engine.build import build_engine
+
+RECURRENT = frozenset({"causal_conv", "selective_scan", "ssd", "delta_rule", "retention", "gated_norm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """Steps of `tokens` tokens of a prompt. `recurrent_share` is the part of a step in the recurrent ops."""
+
+    tokens: int
+    tokens_per_s: float
+    predicted_tokens_per_s: float
+    recurrent_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Steps of one token; `recurrent_s` is the time of a step in the recurrent ops."""
+
+    context: int
+    step_s: float
+    predicted_s: float
+    recurrent_s: float
+    bytes_per_step: float
+    stream_bytes_per_s: float
+    share_of_stream: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentReport:
+    name: str
+    created_utc: str
+    machine: MachineFacts
+    software: SoftwareFacts
+    quantize: str | None
+    threads: int
+    steps: int
+    prefill: Prefill
+    decode: list[Decode]
+    longest_over_shortest: float  # time of a step at the longest context / at the shortest
+
+
+def write_checkpoint(folder: Path) -> None:
+    """A Mamba-2 of random weights in bfloat16, without a tokenizer."""
+    import torch
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    config = Mamba2Config(
+        vocab_size=50288,
+        hidden_size=1024,
+        num_hidden_layers=48,
+        num_heads=32,
+        head_dim=64,
+        state_size=128,
+        n_groups=1,
+        expand=2,
+        conv_kernel=4,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    Mamba2ForCausalLM(config).save_pretrained(folder)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[Decode]]:
+    threads, contexts = options.threads, sorted(options.contexts)
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder), dtype="bfloat16", max_model_len=contexts[-1]),
+        cache=CacheConfig(prefix_caching=False),
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=options.chunk),
+        quantize=QuantizeConfig(scheme=options.quantize),
+        num_threads=threads,
+    )
+    profiler = Profiler(build_engine(config, lambda deltas: None), ceilings(find_native()), threads)
+    level = _native.best_level()
+
+    def stream() -> float:
+        return statistics.median(_native.read_stream(level, threads, STREAM_BYTES, 5))
+
+    prompt = profiler.prefill(options.chunk, 4)
+    decode: list[Decode] = []
+    for context in contexts:
+        before = stream()
+        profile = profiler.decode(1, context, options.steps)
+        stream_bytes_per_s = statistics.fmean((before, stream()))
+        num_bytes = moved_bytes(profile)
+        step_s = profile.untimed_step_s
+        decode.append(
+            Decode(
+                context=context,
+                step_s=step_s,
+                predicted_s=profile.predicted_s,
+                recurrent_s=recurrent_s(profile),
+                bytes_per_step=num_bytes,
+                stream_bytes_per_s=stream_bytes_per_s,
+                share_of_stream=num_bytes / step_s / stream_bytes_per_s,
+            )
+        )
+    prefill = Prefill(
+        tokens=options.chunk,
+        tokens_per_s=options.chunk / prompt.untimed_step_s,
+        predicted_tokens_per_s=options.chunk / prompt.predicted_s,
+        recurrent_share=recurrent_s(prompt) / prompt.step_s,
+    )
+    return prefill, decode
+
+
+def moved_bytes(profile: StepProfile) -> float:
+    """Weights and state, read and written."""
+    costs = [op.cost for op in profile.ops]
+    return sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
+
+
+def recurrent_s(profile: StepProfile) -> float:
+    return sum(op.measured_s for op in profile.ops if op.kind in RECURRENT)
+
+
+def show(prefill: Prefill, decode: list[Decode]) -> None:
+    table = Table("context", "step ms", "predicted ms", "recurrent ops ms", "MB a step", "share of the stream")
+    for run in decode:
+        table.add_row(
+            f"{run.context:,}",
+            f"{run.step_s * 1e3:.2f}",
+            f"{run.predicted_s * 1e3:.2f}",
+            f"{run.recurrent_s * 1e3:.2f}",
+            f"{run.bytes_per_step / 1e6:.0f}",
+            f"{run.share_of_stream:.0%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"prefill, {prefill.tokens:,} tokens a step: {prefill.tokens_per_s:,.0f} tokens/s, predicted "
+        f"{prefill.predicted_tokens_per_s:,.0f}; {prefill.recurrent_share:.0%} of the time in the recurrent ops"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--quantize", choices=["int8", "int4"])
+    parser.add_argument("--chunk", type=int, default=2048, help="tokens of a prompt in a step")
+    parser.add_argument("--steps", type=int, default=32, help="of each kind and context, timed")
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.model or Path(temporary)
+        if not (folder / "config.json").exists():
+            write_checkpoint(folder)
+        prefill, decode = measure(folder, options)
+    show(prefill, decode)
+    if options.out:
+        report = RecurrentReport(
+            name="recurrent-decode",
+            created_utc=utc_now(),
+            machine=machine_facts(),
+            software=software_facts(),
+            quantize=options.quantize,
+            threads=options.threads,
+            steps=options.steps,
+            prefill=prefill,
+            decode=decode,
+            longest_over_shortest=decode[-1].step_s / decode[0].step_s,
+        )
+        print(write_report(result_path(options.out, report), report))
+
+
+if __name__ == "__main__":
+    main()
