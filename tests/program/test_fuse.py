@@ -104,8 +104,9 @@ def kinds_of(layer) -> list[str]:
     if isinstance(layer, ParallelLayer):
         shared = [] if layer.ffn_norm else [NORM_KINDS[type(layer.mixer_norm)]]
         return [*shared, queries, "attention", "linear_add", inward, "linear_add"]
+    scale = [] if layer.residual_scale == 1.0 else ["scale"]
     after = [
-        ["linear", NORM_KINDS[type(norm)], "add"] if norm else ["linear_add"]
+        ["linear", *([NORM_KINDS[type(norm)]] if norm else []), *scale, "add"] if norm or scale else ["linear_add"]
         for norm in (layer.mixer_post_norm, layer.ffn_post_norm)
     ]
     return [queries, "attention", *after[0], inward, *after[1]]
@@ -129,6 +130,8 @@ def test_kinds_of_every_family(name):
     expected = Counter(embed=1, norm_head=1)
     expected += Counter(embed=1, add=1) if spec.embedding.num_positions else Counter()
     expected += Counter([NORM_KINDS[type(spec.embedding.norm)]] if spec.embedding.norm else ())
+    if spec.head.scale != 1.0:
+        expected += Counter(["select_rows", NORM_KINDS[type(spec.final_norm)], "scale"])
     assert outside - Counter(rope_angles=num_ropes) == expected
     for group in groups:
         assert group.kind in GROUP_KINDS or (len(group.ops) == 1 and group.kind == group.ops[0].kind)

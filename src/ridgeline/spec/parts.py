@@ -27,11 +27,13 @@ class LayerNorm:
     """(x - mean) / sqrt(var + eps) * weight, plus a bias if it has one.
 
     `per_head`: over the heads of queries or keys, each head with a weight and bias of its own.
+    `unit_offset`: the weight is stored as its difference from 1 (Nemotron).
     """
 
     eps: float
     bias: bool = True
     per_head: bool = False
+    unit_offset: bool = False
 
 
 Norm = RmsNorm | UnweightedRmsNorm | LayerNorm

@@ -73,7 +73,8 @@ FeedForward = GatedMlp | Mlp | MixtureOfExperts
 class Layer:
     """x += post(mixer(pre(x))), then x += post(feed_forward(pre(x))).
 
-    A missing norm is the identity; a missing mixer or feed-forward leaves its half out.
+    A missing norm is the identity; a missing mixer or feed-forward leaves its half out. Each half's output is
+    multiplied by `residual_scale` before it is added.
     """
 
     mixer: Mixer | None
@@ -82,6 +83,7 @@ class Layer:
     ffn_norm: Norm | None = None
     mixer_post_norm: Norm | None = None
     ffn_post_norm: Norm | None = None
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,12 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Projection to the vocabulary; `tied` reuses the token embedding."""
+    """Projection to the vocabulary, of the final norm's output times `scale`; `tied` reuses the token embedding."""
 
     tied: bool
     bias: bool = False
     softcap: float | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

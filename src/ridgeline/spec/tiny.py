@@ -83,7 +83,8 @@ def tiny_rope(
 
 def tiny_partial_rope(choose: Choose, head_dim: int) -> dict[str, object]:
     """As tiny_rope, on a part of each head: `partial_rotary_factor` beside `rope_theta`, or within the parameters."""
-    partial = choose(0.25, 0.5, 1.0)
+    # An odd number of entries has no pairs, and type dynamic has no frequencies for a single one.
+    partial = choose(*(part for part in (0.25, 0.5, 1.0) if int(head_dim * part) in range(4, head_dim + 1, 2)))
     rope = tiny_rope(choose, int(head_dim * partial))
     within = rope.get("rope_parameters")
     if isinstance(within, dict):

@@ -17,7 +17,7 @@ from ridgeline.program.lower.recurrent import (
     lower_mamba2,
 )
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
-from ridgeline.program.ops.dense import AddRowAttrs, EmbedAttrs, SoftcapAttrs
+from ridgeline.program.ops.dense import AddRowAttrs, EmbedAttrs, ScaleAttrs, SoftcapAttrs
 from ridgeline.spec.spec import (
     AnyLayer,
     DecoderSpec,
@@ -91,12 +91,12 @@ def _sequential(b: Builder, at: str, layer: Layer, x: str) -> str:
         h = _optional_norm(b, f"{at}.mixer_norm", layer.mixer_norm, x)
         h = _mixer(b, at, layer.mixer, h)
         h = _optional_norm(b, f"{at}.mixer_post_norm", layer.mixer_post_norm, h)
-        (x,) = b.emit("add", f"{at}.mixer_sum", (x, h))
+        (x,) = b.emit("add", f"{at}.mixer_sum", (x, _scaled(b, f"{at}.mixer_scale", layer.residual_scale, h)))
     if layer.feed_forward is not None:
         h = _optional_norm(b, f"{at}.ffn_norm", layer.ffn_norm, x)
         h = _feed_forward(b, f"{at}.ffn", layer.feed_forward, h)
         h = _optional_norm(b, f"{at}.ffn_post_norm", layer.ffn_post_norm, h)
-        (x,) = b.emit("add", f"{at}.ffn_sum", (x, h))
+        (x,) = b.emit("add", f"{at}.ffn_sum", (x, _scaled(b, f"{at}.ffn_scale", layer.residual_scale, h)))
     return x
 
 
@@ -148,7 +148,12 @@ def _optional_norm(b: Builder, at: str, norm: Norm | None, x: str) -> str:
     return x if norm is None else b.norm(at, norm, x)
 
 
+def _scaled(b: Builder, at: str, factor: float, x: str) -> str:
+    return x if factor == 1.0 else b.emit("scale", at, (x,), (), ScaleAttrs(factor))[0]
+
+
 def _head(b: Builder, head: Head, x: str) -> None:
+    x = _scaled(b, "head.scale", head.scale, x)
     table = "embed.weight" if head.tied else b.weight("head.weight", b.spec.vocab_size, b.spec.hidden_size)
     weights = (table, b.weight("head.bias", b.spec.vocab_size)) if head.bias else (table,)
     if head.softcap is None:

@@ -85,7 +85,7 @@ class Builder:
                 weights = [self.weight(f"{at}.weight", *shape)]
                 if norm.bias:
                     weights.append(self.weight(f"{at}.bias", *shape))
-                return self.emit("layernorm", at, (x,), tuple(weights), NormAttrs(norm.eps))[0]
+                return self.emit("layernorm", at, (x,), tuple(weights), NormAttrs(norm.eps, norm.unit_offset))[0]
         assert_never(norm)
 
     def linear(self, at: str, x: str, out_features: int, bias: bool) -> str:

@@ -96,7 +96,7 @@ def tiny(choose: Choose) -> dict[str, object]:
     heads, kv_heads, head_dim = tiny_heads(choose)
     return {
         "model_type": "hunyuan",
-        "hidden_size": heads * choose(4, 6),
+        "hidden_size": choose(32, 54),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "attention_head_dim": head_dim,

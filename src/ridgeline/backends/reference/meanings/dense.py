@@ -46,6 +46,8 @@ def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
 def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, NormAttrs)
     x, (weight, *bias) = inputs[0], weights
+    if attrs.unit_offset:
+        weight = 1.0 + weight
     if weight.ndim == 1:
         return (F.layer_norm(x, weight.shape, weight, bias[0] if bias else None, attrs.eps),)
     normed = F.layer_norm(x.float(), x.shape[-1:], eps=attrs.eps) * weight.float()

@@ -1,0 +1,59 @@
+"""Arcee's AFM: Llama with a squared ReLU instead of a gate."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mlp, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    bias = config.flag("attention_bias", False)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = Mlp(
+        config.integer("intermediate_size"),
+        config.choice("hidden_act", ACTIVATIONS, "relu2"),
+        config.flag("mlp_bias", False),
+    )
+    return DecoderSpec(
+        model_type="arcee",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 4096),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames()
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "arcee",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": choose("relu2", "gelu_pytorch_tanh"),
+        "attention_bias": choose(False, True),
+        "mlp_bias": choose(False, True),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
+    }

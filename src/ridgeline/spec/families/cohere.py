@@ -1,0 +1,66 @@
+"""Command R: attention and feed-forward side by side behind one LayerNorm, pairs rotated, logits scaled."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    LayerNorm,
+    ParallelLayer,
+    Rename,
+)
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    bias = config.flag("attention_bias", False)
+    norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0), bias=False)
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=replace(read_rope(config, head_dim, default_theta=500000.0), interleaved=True),
+        qk_norm=replace(norm, per_head=True) if config.flag("use_qk_norm", False) else None,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    return DecoderSpec(
+        model_type="cohere",
+        vocab_size=config.integer("vocab_size", 256000),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 8192),
+        layers=(ParallelLayer(attention, mlp, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", True), scale=config.number("logit_scale", 0.0625)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames()
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    sizes = tiny_sizes(choose)
+    sizes["layer_norm_eps"] = sizes.pop("rms_norm_eps")
+    return {
+        "model_type": "cohere",
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "attention_bias": choose(False, True),
+        "use_qk_norm": choose(False, True),
+        "logit_scale": choose(0.0625, 0.8, 1.0),
+        **sizes,
+        **tiny_rope(choose, head_dim),
+    }

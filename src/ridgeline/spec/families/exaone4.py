@@ -1,0 +1,72 @@
+"""EXAONE 4: norms behind each block and on queries and keys; where some layers slide the full ones do not rotate."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.spec.common import ACTIVATIONS, head_size, read_pattern_windows, read_rope, read_windows
+from ridgeline.spec.families.olmo2 import renames as renames_of_olmo2
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    rope = read_rope(config, head_dim)
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=rope,
+        qk_norm=norm,
+    )
+    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    window = config.optional_integer("sliding_window", 4096)
+    if window is None or config.has("layer_types"):
+        config.ignore("sliding_window_pattern")
+        windows = read_windows(config, window, lambda index: False)
+    else:
+        windows = read_pattern_windows(config, window, 4)
+
+    def layer(layer_window: int | None) -> Layer:
+        rotates = window is None or layer_window is not None
+        mixer = replace(attention, window=layer_window, rope=rope if rotates else None)
+        return Layer(mixer, mlp, mixer_post_norm=norm, ffn_post_norm=norm)
+
+    return DecoderSpec(
+        model_type="exaone4",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 2048),
+        layers=tuple(layer(layer_window) for layer_window in windows),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return renames_of_olmo2(spec)
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    sizes = tiny_sizes(choose)
+    windows: list[dict[str, object]] = [
+        {"sliding_window": None, "layer_types": ["full_attention"] * len(tiny_layer_types(choose, sizes))},
+        {"sliding_window": choose(1, 4, 16, 64), "sliding_window_pattern": choose(2, 4)},
+        {"sliding_window": choose(1, 4, 16, 64), "layer_types": tiny_layer_types(choose, sizes)},
+    ]
+    return {
+        "model_type": "exaone4",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        **choose(*windows),
+        **sizes,
+        **tiny_rope(choose, head_dim),
+    }

@@ -1,0 +1,68 @@
+"""Gemma 1: Llama with scaled embeddings, norm weights stored from 1 and a GELU gate."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    Embedding,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    Rename,
+    RmsNorm,
+)
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    bias = config.flag("attention_bias", False)
+    config.expect("use_bidirectional_attention", None, False)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    activation = config.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
+    if activation == "gelu":
+        activation = "gelu_tanh"  # the first configs said gelu and meant this
+    mlp = GatedMlp(config.integer("intermediate_size"), activation)
+    return DecoderSpec(
+        model_type="gemma",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 8192),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", True)),
+        embedding=Embedding(scale=hidden**0.5),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames()
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "gemma",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": choose("gelu_pytorch_tanh", "gelu", "silu"),
+        "attention_bias": choose(False, True),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
+    }

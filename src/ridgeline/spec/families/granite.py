@@ -1,0 +1,65 @@
+"""Granite 3: Llama with four factors, on the embedding, on what each block adds, on attention and on the logits."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    bias = config.flag("attention_bias", False)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=config.number("attention_multiplier", 1.0),
+        rope=read_rope(config, head_dim),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = GatedMlp(
+        config.integer("intermediate_size"),
+        config.choice("hidden_act", ACTIVATIONS, "silu"),
+        config.flag("mlp_bias", False),
+    )
+    layer = Layer(attention, mlp, norm, norm, residual_scale=config.number("residual_multiplier", 1.0))
+    return DecoderSpec(
+        model_type="granite",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 2048),
+        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(
+            tied=config.flag("tie_word_embeddings", False), scale=1.0 / config.number("logits_scaling", 1.0, low=1e-6)
+        ),
+        embedding=Embedding(scale=config.number("embedding_multiplier", 1.0)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return llama_renames()
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    return {
+        "model_type": "granite",
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "attention_bias": choose(False, True),
+        "mlp_bias": choose(False, True),
+        "embedding_multiplier": choose(1.0, 12.0),
+        "attention_multiplier": choose(0.0625, 0.2),
+        "residual_multiplier": choose(1.0, 0.22),
+        "logits_scaling": choose(1.0, 6.0),
+        **tiny_sizes(choose),
+        **tiny_rope(choose, head_dim),
+    }

@@ -1,0 +1,67 @@
+"""Nemotron-4 and Minitron: LayerNorm whose weight is stored from 1, half of each head rotated, squared ReLU."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, module_renames, read_rope
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.tiny import Choose, tiny_heads, tiny_partial_rope, tiny_sizes
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    bias = config.flag("attention_bias", False)
+    norm = LayerNorm(config.number("norm_eps", 1e-5, low=0.0), unit_offset=True)
+    attention = GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=read_rope(config, head_dim, default_partial=0.5),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = Mlp(
+        config.integer("intermediate_size"),
+        config.choice("hidden_act", ACTIVATIONS, "relu2"),
+        config.flag("mlp_bias", False),
+    )
+    return DecoderSpec(
+        model_type="nemotron",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 4096),
+        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    at = "layers.{i}"
+    names = {
+        "model.norm": "final_norm",
+        f"model.{at}.input_layernorm": f"{at}.mixer_norm",
+        f"model.{at}.post_attention_layernorm": f"{at}.ffn_norm",
+    }
+    return llama_renames(*module_renames(names))
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    sizes = tiny_sizes(choose)
+    sizes["norm_eps"] = sizes.pop("rms_norm_eps")
+    return {
+        "model_type": "nemotron",
+        "hidden_size": heads * choose(4, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": choose("relu2", "gelu"),
+        "attention_bias": choose(False, True),
+        "mlp_bias": choose(False, True),
+        **sizes,
+        **tiny_partial_rope(choose, head_dim),
+    }
