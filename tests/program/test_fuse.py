@@ -18,6 +18,7 @@ from ridgeline.spec.spec import (
     DecoderSpec,
     GatedMlp,
     GroupedQueryAttention,
+    Layer,
     LayerNorm,
     Mlp,
     ParallelLayer,
@@ -113,8 +114,12 @@ def kinds_of(layer) -> list[str]:
 
 
 def is_dense(layer) -> bool:
-    mixer, ffn = layer.mixer, layer.feed_forward
-    return isinstance(mixer, GroupedQueryAttention) and not mixer.output_gate and isinstance(ffn, (GatedMlp, Mlp))
+    return (
+        isinstance(layer, (Layer, ParallelLayer))
+        and isinstance(layer.mixer, GroupedQueryAttention)
+        and not layer.mixer.output_gate
+        and isinstance(layer.feed_forward, (GatedMlp, Mlp))
+    )
 
 
 @every_family
