@@ -1,0 +1,101 @@
+"""Jamba: Mamba in most layers, attention without positions in a few, experts in every other one (arXiv 2403.19887)."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, MAX_LAYERS, expert_renames, head_size, llama_renames
+from ridgeline.spec.common_recurrent import NOT_COMPUTED, hybrid_renames, mamba_renames, tiny_hybrid
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    Mamba,
+    MixtureOfExperts,
+    Rename,
+    RmsNorm,
+    Routing,
+)
+from ridgeline.spec.tiny import Choose
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    config.ignore(*NOT_COMPUTED, "num_logits_to_keep", "calc_logits_for_entire_prompt")
+    config.expect("mamba_inner_layernorms", True)
+    config.expect("sliding_window", None)
+    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
+    hidden, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers", high=MAX_LAYERS)
+    heads = config.integer("num_attention_heads")
+    head_dim = head_size(hidden, heads)
+    kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
+    attention = GroupedQueryAttention(heads, kv_heads, head_dim, head_dim**-0.5)
+    mamba = _mamba(config, hidden, norm)
+    attends = _every(config, "attn_layer", 8, 4)
+    size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")
+    dense, experts = GatedMlp(size, activation), _experts(config, size)
+    sparse = _every(config, "expert_layer", 2, 1)
+    return DecoderSpec(
+        model_type="jamba",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=config.integer("max_position_embeddings", 262144),
+        layers=tuple(
+            Layer(attention if i in attends else mamba, experts if experts and i in sparse else dense, norm, norm)
+            for i in range(num_layers)
+        ),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", False)),
+    )
+
+
+def _every(config: ConfigReader, kind: str, period: int, offset: int) -> range:
+    """The layers of a kind: every `period`-th from `offset` on."""
+    period = config.integer(f"{kind}_period", period)
+    offset = config.integer(f"{kind}_offset", offset, low=0, high=period - 1)
+    return range(offset, MAX_LAYERS, period)
+
+
+def _mamba(config: ConfigReader, hidden: int, norm: RmsNorm) -> Mamba:
+    return Mamba(
+        inner_size=hidden * config.integer("mamba_expand", 2, high=64),
+        state_size=config.integer("mamba_d_state", 16),
+        dt_rank=config.integer_or_auto("mamba_dt_rank", -(-hidden // 16)),
+        conv_taps=config.integer("mamba_d_conv", 4, high=64),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+        inner_norm=norm,
+    )
+
+
+def _experts(config: ConfigReader, size: int) -> MixtureOfExperts | None:
+    """None where a layer has one expert, which is then an ordinary feed-forward."""
+    count, top_k = config.integer("num_experts", 16, high=MAX_EXPERTS), config.integer("num_experts_per_tok", 2)
+    if count == 1:
+        return None
+    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
+    return MixtureOfExperts(count, size, activation, Routing(top_k, normalize=False))
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    return [
+        *llama_renames(*hybrid_renames(), *mamba_renames("model.layers.{i}.mamba")),
+        Rename("model.layers.{i}.feed_forward.router.weight", ("layers.{i}.ffn.router.weight",)),
+        *expert_renames("feed_forward"),
+    ]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    num_experts, attn_period, expert_period = choose(1, 4), choose(2, 3), choose(1, 2)
+    return {
+        "model_type": "jamba",
+        **tiny_hybrid(choose),
+        "num_experts": num_experts,
+        "num_experts_per_tok": choose(1, min(2, num_experts)),
+        "attn_layer_period": attn_period,
+        "attn_layer_offset": choose(0, attn_period - 1),
+        "expert_layer_period": expert_period,
+        "expert_layer_offset": expert_period - 1,
+        "mamba_dt_rank": choose("auto", 3),
+    }
