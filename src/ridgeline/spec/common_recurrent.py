@@ -1,6 +1,6 @@
-"""What families of state-space models share: reading a Mamba mixer's sizes, its tensor names, tiny sizes."""
+"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names, tiny sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
@@ -60,6 +60,23 @@ def check_inner(inner_size: int, num_heads: int, head_dim: int) -> None:
         raise ConfigError(
             f"config.json: {num_heads} Mamba heads of {head_dim} channels are not the {inner_size} inner channels"
         )
+
+
+def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> Sequence[bool]:
+    """Which layers attend: those that `layer_types` calls full_attention, without it those that `by_default` says.
+
+    Raises ConfigError where the list has the wrong length or names another kind of layer.
+    """
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    config.ignore("layer_types")  # null
+    if not config.has("layer_types"):
+        return [by_default(index) for index in range(num_layers)]
+    types = config.texts("layer_types")
+    if len(types) != num_layers or not set(types) <= {"full_attention", "linear_attention"}:
+        raise ConfigError(
+            f"config.json: layer_types must name full_attention or linear_attention for each of {num_layers} layers"
+        )
+    return [kind == "full_attention" for kind in types]
 
 
 def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:

@@ -53,6 +53,7 @@ __all__ = [
     "MixtureOfExperts",
     "Mlp",
     "Norm",
+    "NormedResidualLayer",
     "ParallelLayer",
     "PlainRope",
     "PostNormLayer",
@@ -106,7 +107,22 @@ class PostNormLayer:
     ffn_norm: Norm
 
 
-AnyLayer = Layer | ParallelLayer | PostNormLayer
+@dataclass(frozen=True, slots=True)
+class NormedResidualLayer:
+    """x = norm(x), then x = a * x + b * mixer(x); the same again with the feed-forward (arXiv 2501.08313).
+
+    The factors (a, b) of each half are `mixer_factors` and `ffn_factors`.
+    """
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    mixer_norm: Norm
+    ffn_norm: Norm
+    mixer_factors: tuple[float, float]
+    ffn_factors: tuple[float, float]
+
+
+AnyLayer = Layer | ParallelLayer | PostNormLayer | NormedResidualLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ridgeline.spec.spec import (
     MixtureOfExperts,
     Mlp,
     Norm,
+    NormedResidualLayer,
     ParallelLayer,
     PostNormLayer,
 )
@@ -82,6 +83,8 @@ def _layer(b: Builder, at: str, layer: AnyLayer, x: str) -> str:
             return _parallel(b, at, layer, x)
         case PostNormLayer():
             return _post_normed(b, at, layer, x)
+        case NormedResidualLayer():
+            return _normed_residual(b, at, layer, x)
         case _:
             assert_never(layer)
 
@@ -114,6 +117,21 @@ def _post_normed(b: Builder, at: str, layer: PostNormLayer, x: str) -> str:
     x = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
     (x,) = b.emit("add", f"{at}.ffn_sum", (x, _feed_forward(b, f"{at}.ffn", layer.feed_forward, x)))
     return b.norm(f"{at}.ffn_norm", layer.ffn_norm, x)
+
+
+def _normed_residual(b: Builder, at: str, layer: NormedResidualLayer, x: str) -> str:
+    x = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
+    x = _weighted_sum(b, f"{at}.mixer_sum", layer.mixer_factors, x, _mixer(b, at, layer.mixer, x))
+    x = b.norm(f"{at}.ffn_norm", layer.ffn_norm, x)
+    return _weighted_sum(b, f"{at}.ffn_sum", layer.ffn_factors, x, _feed_forward(b, f"{at}.ffn", layer.feed_forward, x))
+
+
+def _weighted_sum(b: Builder, at: str, factors: tuple[float, float], *terms: str) -> str:
+    scaled = [
+        term if factor == 1.0 else b.emit("scale", f"{at}.{name}", (term,), (), ScaleAttrs(factor))[0]
+        for name, factor, term in zip(("residual", "branch"), factors, terms, strict=True)
+    ]
+    return b.emit("add", at, tuple(scaled))[0]
 
 
 def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
-    MAX_LAYERS,
     expert_renames,
     llama_renames,
     read_rope,
     read_sparse_layers,
 )
+from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
@@ -61,7 +60,9 @@ def read(config: ConfigReader) -> DecoderSpec:
         shared=GatedMlp(config.integer("shared_expert_intermediate_size", 512), activation),
         shared_gate=True,
     )
-    layers = zip(_attends(config), read_sparse_layers(config), strict=True)
+    interval = config.integer("full_attention_interval", 4)
+    attends = read_attending(config, lambda index: (index + 1) % interval == 0)
+    layers = zip(attends, read_sparse_layers(config), strict=True)
     return DecoderSpec(
         model_type="qwen3_next",
         vocab_size=config.integer("vocab_size"),
@@ -74,21 +75,6 @@ def read(config: ConfigReader) -> DecoderSpec:
         final_norm=norm,
         head=Head(tied=config.flag("tie_word_embeddings", False)),
     )
-
-
-def _attends(config: ConfigReader) -> Sequence[bool]:
-    """Which layers attend: those that `layer_types` names, or every `full_attention_interval`-th."""
-    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    interval = config.integer("full_attention_interval", 4)
-    config.ignore("layer_types")  # null
-    if not config.has("layer_types"):
-        return [(index + 1) % interval == 0 for index in range(num_layers)]
-    types = config.texts("layer_types")
-    if len(types) != num_layers or not set(types) <= {"full_attention", "linear_attention"}:
-        raise ConfigError(
-            f"config.json: layer_types must name full_attention or linear_attention for each of {num_layers} layers"
-        )
-    return [kind == "full_attention" for kind in types]
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
