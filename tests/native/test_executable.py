@@ -49,13 +49,13 @@ def run_schedule(executable, program, tokens_SL, seed):
 
 
 def rounding_error(program, actual, expected):
-    """max |difference| / max |expected|; where tokens choose experts, of all but one token in twenty.
+    """max |difference| / max |expected|; where tokens choose experts, of all but one token in ten.
 
     Of two experts that are nearly as good as each other, rounding takes the other one.
     """
     errors_T = (actual - expected).abs().amax(-1).flatten()
     chooses = any(op.kind == "route" for op in program.ops)
-    return (errors_T.quantile(0.95 if chooses else 1.0) / expected.abs().max()).item()
+    return (errors_T.quantile(0.9 if chooses else 1.0) / expected.abs().max()).item()
 
 
 @pytest.mark.parametrize("level", LEVELS)
