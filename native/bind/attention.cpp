@@ -59,13 +59,17 @@ Result new_result(int64_t tokens, int64_t heads, int64_t dims) {
 class KvState {
  public:
   KvState(const std::string& level, const std::string& kind, int32_t num_heads, int32_t head_dim, int32_t block_size,
-          int64_t num_blocks)
+          int64_t num_blocks, std::optional<int32_t> value_dim, bool values_in_keys)
       : kernels_(kernels_of(level).attention), num_blocks_(num_blocks) {
     require(num_heads > 0 && num_blocks > 0, "a cache needs heads and blocks");
-    require(head_dim > 0 && head_dim <= 256, "head_dim is 1 to 256, got " + std::to_string(head_dim));
+    for (const int32_t dim : {head_dim, value_dim.value_or(head_dim)})
+      require(dim > 0 && dim <= kMaxHeadDim, "head_dim and value_dim are 1 to 576, got " + std::to_string(dim));
+    require(kind != "int8" || head_dim <= kMaxInt8HeadDim, "int8 keys have up to 256 entries: sums would overflow");
+    require(!values_in_keys || (value_dim.value_or(head_dim) <= head_dim && kind != "int8"),
+            "keys hold only shorter values, and not as int8");
     require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
             "block_size is a power of two up to 256, got " + std::to_string(block_size));
-    memory_.layout = {kind_of(kind), num_heads, head_dim, block_size};
+    memory_.layout = {kind_of(kind), num_heads, head_dim, block_size, value_dim.value_or(head_dim), values_in_keys};
     block_bytes_ = kernels_.block_bytes(memory_.layout);
     blocks_ = allocate(num_blocks * block_bytes_);
     memory_.blocks = blocks_.get();
@@ -75,12 +79,13 @@ class KvState {
 
   void write(const Array<const int64_t, 1>& slots, const Array<const float, 3>& k, const Array<const float, 3>& v) {
     check_slots(slots);
-    check_tokens(k, slots.size()), check_tokens(v, slots.size());
     const KvLayout& layout = memory_.layout;
+    check_tokens(k, slots.size(), layout.head_dim), check_tokens(v, slots.size(), layout.value_dim);
     for (size_t t = 0; t < slots.size(); t++)
       for (int32_t head = 0; head < layout.num_heads; head++) {
-        const size_t at = (t * (size_t)layout.num_heads + (size_t)head) * (size_t)layout.head_dim;
-        kernels_.kv_write(memory_, slots.data()[t], head, k.data() + at, v.data() + at);
+        const size_t at = t * (size_t)layout.num_heads + (size_t)head;
+        kernels_.kv_write(memory_, slots.data()[t], head, k.data() + at * (size_t)layout.head_dim,
+                          v.data() + at * (size_t)layout.value_dim);
       }
   }
 
@@ -88,11 +93,12 @@ class KvState {
     check_slots(slots);
     const KvLayout& layout = memory_.layout;
     Result k = new_result((int64_t)slots.size(), layout.num_heads, layout.head_dim);
-    Result v = new_result((int64_t)slots.size(), layout.num_heads, layout.head_dim);
+    Result v = new_result((int64_t)slots.size(), layout.num_heads, layout.value_dim);
     for (size_t t = 0; t < slots.size(); t++)
       for (int32_t head = 0; head < layout.num_heads; head++) {
-        const size_t at = (t * (size_t)layout.num_heads + (size_t)head) * (size_t)layout.head_dim;
-        kernels_.kv_read(memory_, slots.data()[t], head, k.data() + at, v.data() + at);
+        const size_t at = t * (size_t)layout.num_heads + (size_t)head;
+        kernels_.kv_read(memory_, slots.data()[t], head, k.data() + at * (size_t)layout.head_dim,
+                         v.data() + at * (size_t)layout.value_dim);
       }
     return {std::move(k), std::move(v)};
   }
@@ -121,7 +127,7 @@ class KvState {
     const SpanView span = view(rows, first_row, length, kv_length, table, first_token, mutual);
     const AttentionSpec spec{(int32_t)num_heads,  scale, window, softcap, sinks ? sinks->data() : nullptr,
                              slopes ? slopes->data() : nullptr};
-    Result out = new_result(rows, num_heads, layout.head_dim);
+    Result out = new_result(rows, num_heads, layout.value_dim);
     Memory scratch = allocate(kernels_.scratch_bytes);
     const int64_t step = rows_per_call > 0 ? rows_per_call : std::max<int64_t>(length, 1);
     for (int32_t head = 0; head < layout.num_heads; head++)
@@ -134,13 +140,13 @@ class KvState {
   void run(const AttentionSpec& spec, const SpanView& span, const float* q, float* out, int32_t head, int64_t begin,
            int64_t end, int64_t splits, void* scratch) const {
     const KvLayout& layout = memory_.layout;
-    const int64_t stride = (int64_t)spec.num_heads * layout.head_dim;
+    const int64_t stride = (int64_t)spec.num_heads * layout.head_dim, out_stride = (int64_t)spec.num_heads * layout.value_dim;
     if (splits == 1) {
-      kernels_.attend(spec, memory_, span, q, stride, out, stride, head, begin, end, span.first_token, span.kv_length,
-                      nullptr, scratch);
+      kernels_.attend(spec, memory_, span, q, stride, out, out_stride, head, begin, end, span.first_token,
+                      span.kv_length, nullptr, scratch);
       return;
     }
-    const int64_t part_floats = (end - begin) * spec.num_heads / layout.num_heads * (2 + layout.head_dim);
+    const int64_t part_floats = (end - begin) * spec.num_heads / layout.num_heads * (2 + layout.value_dim);
     std::vector<float> partials((size_t)(splits * part_floats));
     const int64_t blocks = (span.kv_length - span.first_token + layout.block_size - 1) / layout.block_size;
     for (int64_t part = 0; part < splits; part++)
@@ -148,7 +154,7 @@ class KvState {
                       span.first_token + blocks * part / splits * layout.block_size,
                       span.first_token + blocks * (part + 1) / splits * layout.block_size,
                       partials.data() + part * part_floats, scratch);
-    kernels_.merge(spec, memory_, span, out, stride, head, begin, end, partials.data(), splits, part_floats);
+    kernels_.merge(spec, memory_, span, out, out_stride, head, begin, end, partials.data(), splits, part_floats);
   }
 
   SpanView view(int64_t rows, int64_t first_row, int64_t length, int64_t kv_length,
@@ -171,10 +177,9 @@ class KvState {
       require(0 <= slots.data()[t] && slots.data()[t] < num_blocks_ * memory_.layout.block_size,
               "slot " + std::to_string(slots.data()[t]) + " is not in the cache");
   }
-  void check_tokens(const Array<const float, 3>& x, size_t tokens) const {
-    require(x.shape(0) == tokens && (int64_t)x.shape(1) == memory_.layout.num_heads &&
-                (int64_t)x.shape(2) == memory_.layout.head_dim,
-            "keys and values must be [slots, heads, head_dim]");
+  void check_tokens(const Array<const float, 3>& x, size_t tokens, int64_t dim) const {
+    require(x.shape(0) == tokens && (int64_t)x.shape(1) == memory_.layout.num_heads && (int64_t)x.shape(2) == dim,
+            "keys must be [slots, heads, head_dim] and values [slots, heads, value_dim]");
   }
 
   const AttentionKernels& kernels_;
@@ -187,11 +192,13 @@ class KvState {
 
 void bind_attention(nb::module_& module) {
   nb::class_<KvState>(module, "KvState", "One layer's keys and values at one ISA level, for tests.")
-      .def(nb::init<const std::string&, const std::string&, int32_t, int32_t, int32_t, int64_t>(), "level"_a, "kind"_a,
-           "num_heads"_a, "head_dim"_a, "block_size"_a, "num_blocks"_a)
+      .def(nb::init<const std::string&, const std::string&, int32_t, int32_t, int32_t, int64_t, std::optional<int32_t>,
+                    bool>(),
+           "level"_a, "kind"_a, "num_heads"_a, "head_dim"_a, "block_size"_a, "num_blocks"_a,
+           "value_dim"_a = nb::none(), "values_in_keys"_a = false)
       .def_prop_ro("block_bytes", &KvState::block_bytes, "Bytes of a block, keys and values together.")
       .def("write", &KvState::write, "slots"_a, "k"_a, "v"_a)
-      .def("read", &KvState::read, "slots"_a, "Keys and values [slots, heads, head_dim] as float32.")
+      .def("read", &KvState::read, "slots"_a, "Keys [slots, heads, head_dim] and values [slots, heads, value_dim] as float32.")
       .def("copy_block", &KvState::copy_block, "source"_a, "target"_a)
       .def("attend", &KvState::attend, "q"_a, nb::kw_only(), "first_row"_a, "length"_a, "kv_length"_a, "table"_a,
            "first_token"_a = 0, "mutual"_a = 1, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,

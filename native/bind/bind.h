@@ -10,6 +10,7 @@ void bind_attention(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);
 void bind_sample(nanobind::module_& module);
 void bind_probe(nanobind::module_& module);
+void bind_kv(nanobind::module_& module);
 void bind_runtime(nanobind::module_& module);
 
 }  // namespace ridgeline

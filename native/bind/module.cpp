@@ -16,5 +16,6 @@ NB_MODULE(_native, module) {
   ridgeline::bind_rows(module);
   ridgeline::bind_sample(module);
   ridgeline::bind_probe(module);
+  ridgeline::bind_kv(module);
   ridgeline::bind_runtime(module);
 }

@@ -7,7 +7,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -32,13 +31,6 @@ using Ids = Array<const int64_t, 1>;
 template <class T>
 T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
-}
-
-KvKind kv_kind_of(const std::string& name) {
-  if (name == "f32") return KvKind::f32;
-  if (name == "bf16") return KvKind::bf16;
-  if (name == "int8") return KvKind::int8;
-  throw std::invalid_argument("kind of keys and values '" + name + "' is none of: f32, bf16, int8");
 }
 
 Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bias, bool by_head) {
@@ -122,7 +114,7 @@ class TapeBuilder {
   void attention(const AttentionSpec& spec, const KvMemory& memory, int group, int q, int out) {
     const KvLayout& layout = memory.layout;
     SharedPlan* plan = tape_.add_plan(
-        {group, spec.num_heads, layout.num_heads, layout.head_dim, spec.window, layout.block_size});
+        {group, spec.num_heads, layout.num_heads, layout.value_dim, spec.window, layout.block_size});
     tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), at(out)));
   }
 
@@ -162,6 +154,30 @@ class TapeBuilder {
   }
 
   void gate_rows(int x, int gate, int out) { row_wise(RowWise::Function::gate_rows, x, gate, out, {}); }
+
+  void latent_write(int latent, int key, const KvMemory& memory, int group) {
+    require(memory.layout.values_in_keys && at(latent)->width == memory.layout.value_dim &&
+                at(latent)->width + at(key)->width == memory.layout.head_dim,
+            "a latent and its key are what the cache keeps");
+    tape_.add(std::make_unique<LatentWrite>(at(latent), at(key), memory, group));
+  }
+
+  void latent_attention(int num_heads, float scale, const NativeMatrix& absorb, const NativeMatrix& expand,
+                        const KvMemory& memory, int group, int q, int out) {
+    const KvLayout& layout = memory.layout;
+    const int64_t rope = layout.head_dim - layout.value_dim;
+    const LatentSizes sizes{num_heads, layout.value_dim, rope, at(q)->width / num_heads - rope,
+                            at(out)->width / num_heads};
+    require(layout.values_in_keys && sizes.nope > 0 && sizes.key() <= kMaxHeadDim && sizes.value <= kMaxHeadDim,
+            "latent attention has a latent cache, and keys and values of up to 576 entries");
+    require(absorb.matrix.inputs == sizes.nope && absorb.matrix.num_panels == num_heads * sizes.latent_panels() &&
+                expand.matrix.inputs == sizes.latent &&
+                expand.matrix.num_panels == num_heads * (sizes.nope_panels() + sizes.value_panels()),
+            "the matrices of latent attention have whole panels for every head");
+    LatentPlan* plan = tape_.add_latent_plan({sizes, layout.kind, group, layout.block_size});
+    tape_.add(std::make_unique<LatentAttention>(LatentWeights{absorb.matrix, expand.matrix}, scale, memory, plan, at(q),
+                                                at(out)));
+  }
 
   void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
 
@@ -226,47 +242,6 @@ class TapeBuilder {
   std::mutex running_;
 };
 
-KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {
-  require(blocks % 64 == 0, "blocks start at a multiple of 64 bytes");
-  require(num_heads > 0 && head_dim > 0 && head_dim <= 256, "a cache has heads of 1 to 256 entries");
-  require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
-          "a block's tokens are a power of two up to 256");
-  return {{kv_kind_of(kind), num_heads, head_dim, block_size}, pointer<uint8_t>(blocks)};
-}
-
-int64_t kv_block_bytes(const KvMemory& memory) { return kernels_of("portable").attention.block_bytes(memory.layout); }
-
-void copy_block(const KvMemory& memory, int64_t source, int64_t target) {
-  const int64_t bytes = kv_block_bytes(memory);
-  std::memcpy(memory.blocks + target * bytes, memory.blocks + source * bytes, (size_t)bytes);
-}
-
-// Writes keys and values of tokens, [T, K, D], at their slots.
-void write_tokens(const std::string& level, const KvMemory& memory, Ids slots, Array<const float, 3> k,
-                  Array<const float, 3> v) {
-  const KvLayout& layout = memory.layout;
-  const auto fits = [&](const auto& x) {
-    return x.shape(0) == slots.shape(0) && (int64_t)x.shape(1) == layout.num_heads &&
-           (int64_t)x.shape(2) == layout.head_dim;
-  };
-  require(fits(k) && fits(v), "keys and values are [tokens, heads, head_dim]");
-  for (size_t t = 0; t < slots.shape(0); t++)
-    for (int32_t head = 0; head < layout.num_heads; head++) {
-      const int64_t row = ((int64_t)t * layout.num_heads + head) * layout.head_dim;
-      kernels_of(level).attention.kv_write(memory, slots.data()[t], head, k.data() + row, v.data() + row);
-    }
-}
-
-// Keys and values of tokens at their slots, into k and v [T, K, D].
-void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Array<float, 3> k, Array<float, 3> v) {
-  const KvLayout& layout = memory.layout;
-  for (size_t t = 0; t < slots.shape(0); t++)
-    for (int32_t head = 0; head < layout.num_heads; head++) {
-      const int64_t row = ((int64_t)t * layout.num_heads + head) * layout.head_dim;
-      kernels_of(level).attention.kv_read(memory, slots.data()[t], head, k.data() + row, v.data() + row);
-    }
-}
-
 void bind_parts(nb::module_& module) {
   nb::class_<Norm>(module, "Norm")
       .def("__init__",
@@ -282,20 +257,6 @@ void bind_parts(nb::module_& module) {
                                       pointer<const float>(slopes)};
            },
            "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0, "slopes"_a = 0);
-  nb::class_<KvMemory>(module, "KvMemory")
-      .def("__init__",
-           [](KvMemory* self, const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks) {
-             new (self) KvMemory(kv_memory(kind, num_heads, head_dim, block_size, blocks));
-           },
-           "kind"_a, "num_heads"_a, "head_dim"_a, "block_size"_a, "blocks"_a)
-      .def_prop_ro("block_bytes", &kv_block_bytes, "Bytes of one block, keys and values together.")
-      .def("copy_block", &copy_block, "source"_a, "target"_a)
-      .def("write", [](const KvMemory& memory, const std::string& level, Ids slots, Array<const float, 3> k,
-                       Array<const float, 3> v) { write_tokens(level, memory, slots, k, v); },
-           "level"_a, "slots"_a, "k"_a, "v"_a)
-      .def("read", [](const KvMemory& memory, const std::string& level, Ids slots, Array<float, 3> k,
-                      Array<float, 3> v) { read_tokens(level, memory, slots, k, v); },
-           "level"_a, "slots"_a, "k"_a, "v"_a);
   nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
 }
 
@@ -303,6 +264,12 @@ void bind_parts(nb::module_& module) {
 
 void bind_runtime(nb::module_& module) {
   bind_parts(module);
+  module.def(
+      "latent_expands",
+      [](int64_t num_heads, int64_t latent, int64_t rope, int64_t nope, int64_t value, int64_t num_tokens,
+         int64_t kv_length) { return LatentSizes{num_heads, latent, rope, nope, value}.expands(num_tokens, kv_length); },
+      "num_heads"_a, "latent"_a, "rope"_a, "nope"_a, "value"_a, "num_tokens"_a, "kv_length"_a,
+      "Whether latent attention expands the latents for a span, for tests.");
   module.def(
       "checksum",
       [](uintptr_t address, int64_t num_bytes) {
@@ -338,6 +305,9 @@ void bind_runtime(nb::module_& module) {
       .def("experts", &TapeBuilder::experts, "num_experts"_a, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a,
            "out"_a, "activation"_a, "limit"_a = 0.0f, "alpha"_a = 0.0f, "gate_up_bias"_a = 0, "down_bias"_a = 0)
       .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
+      .def("latent_write", &TapeBuilder::latent_write, "latent"_a, "key"_a, "memory"_a, "group"_a)
+      .def("latent_attention", &TapeBuilder::latent_attention, "num_heads"_a, "scale"_a, "absorb"_a, "expand"_a,
+           "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("draw", &TapeBuilder::draw, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
            "seconds"_a.none() = nb::none())

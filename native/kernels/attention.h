@@ -6,6 +6,7 @@
 // rows the stream of the cache is the limit, not the products.
 #pragma once
 
+#include "kernels/attention_latent.h"
 #include "kernels/attention_softmax.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
@@ -36,20 +37,20 @@ static void weigh_rows(const Attention& a, AttentionRows& rows, const Tile& tile
   const uint8_t *panels[kTileGroups][kWidth], *ahead[kTileGroups][kWidth];
   for (int64_t g = tile.begin; g < tile.end; g++)
     for (int p = 0; p < Panels; p++) {
-      const int64_t offset = (panel + p) * a.shape.value_panel_bytes();
+      const int64_t offset = (panel + p) * a.value_panel_stride;
       panels[g - tile.begin][p] = tile.values[g] + offset, ahead[g - tile.begin][p] = next.values[g] + offset;
     }
   constexpr int64_t kSteps = kGroup / Kind::kElements;
   const int64_t skipped = tile.begin * kSteps * Kind::kRowWords;
-  float* outputs = rows.outputs + first * a.shape.dims + panel * kGroup;
+  float* outputs = rows.outputs + first * a.shape.value_dims + panel * kGroup;
   product<Kind, Rows, Panels>(
       rows.weights + first * kTileTokens + skipped, kTileTokens, panels, ahead, tile.end - tile.begin, kSteps,
       [&](int r, int p) {
         if constexpr (Kind::kElements == 4) return splat_int(rows.weight_bias[first + r]);
-        else return load<Floats>(outputs + r * a.shape.dims + p * kLanes) * rows.decay[first + r];
+        else return load<Floats>(outputs + r * a.shape.value_dims + p * kLanes) * rows.decay[first + r];
       },
       [&](int r, int p, auto sum) {
-        float* to = outputs + r * a.shape.dims + p * kLanes;
+        float* to = outputs + r * a.shape.value_dims + p * kLanes;
         if constexpr (Kind::kElements == 4) {
           const Floats before = load<Floats>(to) * rows.decay[first + r];
           store(to, fma(to_floats(sum), splat(rows.weight_scale[first + r]), before));
@@ -62,7 +63,7 @@ static void weigh_rows(const Attention& a, AttentionRows& rows, const Tile& tile
 // One tile for all rows.
 template <class Kind>
 static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, const Tile& next) {
-  const int64_t num_panels = a.shape.dims / kGroup;
+  const int64_t num_panels = a.shape.value_dims / kGroup;
   for (int64_t first = 0; first < rows.count; first += Kind::kRows) {
     const int64_t count = rows.count - first < Kind::kRows ? rows.count - first : Kind::kRows;
     with_rows<Kind::kRows>(count, [&]<int Rows>() {
@@ -99,7 +100,7 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
     rows.slope[r] = a.spec.slopes ? a.spec.slopes[head] : 0.0f;
     rows.maximum[r] = kNoMaximum;
   }
-  __builtin_memset(rows.outputs, 0, (size_t)(rows.count * a.shape.dims) * 4);
+  __builtin_memset(rows.outputs, 0, (size_t)(rows.count * a.shape.value_dims) * 4);
   __builtin_memset(rows.weight_sums, 0, (size_t)(rows.count * kGroup) * 4);
 }
 
@@ -116,6 +117,7 @@ static void run_rows(const Attention& a, AttentionRows& rows) {
   Tile tile = locate(a, begin / tile_tokens, begin, end);
   for (int64_t index = begin / tile_tokens; index <= last; index++) {
     const Tile next = index < last ? locate(a, index + 1, begin, end) : tile;
+    if (a.layout.values_in_keys) unfold<Kind>(a, rows, tile);
     run_tile<Kind>(a, rows, tile, next);
     tile = next;
   }
@@ -145,21 +147,21 @@ RL_INLINE float normalizer(const AttentionSpec& spec, int64_t head, float maximu
 template <class Kind>
 static void finish_rows(const Attention& a, AttentionRows& rows, int64_t begin, float* out, int64_t out_stride,
                         float* partial) {
-  const int64_t head_dim = a.layout.head_dim;
+  const int64_t width = a.layout.value_dim;
   for (int64_t r = 0; r < rows.count; r++) {
-    float* values = rows.outputs + r * a.shape.dims;
+    float* values = rows.outputs + r * a.shape.value_dims;
     // AVX512-BF16 takes subnormal sums for 0, but only where a tile is multiplied: do it once more for all.
     if constexpr (Kind::kElements == 2)
-      for (int64_t d = 0; d < a.shape.dims; d += kLanes)
+      for (int64_t d = 0; d < a.shape.value_dims; d += kLanes)
         store(values + d, dot_bf16(load<Floats>(values + d), Ints{}, Ints{}));
     float total = sum(load<Floats>(rows.weight_sums + r * kGroup));
     const int64_t row = (begin + r) / a.group_heads, head = a.head * a.group_heads + (begin + r) % a.group_heads;
     if (partial) {
-      float* to = partial + (begin + r) * (2 + head_dim);
+      float* to = partial + (begin + r) * (2 + width);
       to[0] = rows.maximum[r], to[1] = total;
-      write_scaled(to + 2, values, head_dim, 1.0f);
+      write_scaled(to + 2, values, width, 1.0f);
     } else {
-      write_scaled(out + (a.span.first_row + row) * out_stride + head * head_dim, values, head_dim,
+      write_scaled(out + (a.span.first_row + row) * out_stride + head * width, values, width,
                    normalizer(a.spec, head, rows.maximum[r], total));
     }
   }
@@ -184,16 +186,18 @@ static inline void attend(const AttentionSpec& spec, const KvMemory& memory, con
   const uint8_t* keys = slice_of(memory, shape, 0, head);
   const int64_t group_heads = spec.num_heads / layout.num_heads;
   const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
-  const Attention a{spec, layout, shape, span, keys, keys + shape.slice_bytes, head, group_heads,
+  const Attention a{spec, layout, shape, span, keys, keys + shape.keys.num_bytes, head, group_heads,
                     group_tokens, __builtin_ctzll((uint64_t)group_tokens), __builtin_ctz((uint32_t)layout.block_size),
-                    layout.num_heads * 2 * shape.slice_bytes, key_begin, key_end};
+                    layout.num_heads * shape.slice_bytes(),
+                    layout.values_in_keys ? kGroup * kGroup * shape.element_bytes : shape.value_panel_bytes(),
+                    key_begin, key_end};
   AttentionRows& rows = *(AttentionRows*)scratch;
   for (int64_t lane = 0; lane < kTileTokens; lane++) {
     const int64_t token = lane / kGroup * a.group_tokens + lane % kGroup;
     rows.lane_token[lane] = (int32_t)(lane % kGroup < a.group_tokens ? token : 2 * kTileTokens);
   }
   // Partials count rows from row_begin.
-  if (partial) partial -= row_begin * group_heads * (2 + layout.head_dim);
+  if (partial) partial -= row_begin * group_heads * (2 + layout.value_dim);
   const int64_t begin = row_begin * group_heads, end = row_end * group_heads;
   switch (layout.kind) {
     case KvKind::f32:
@@ -209,9 +213,9 @@ static inline void attend(const AttentionSpec& spec, const KvMemory& memory, con
 static inline void merge(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, float* out,
                          int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end, const float* partials,
                          int64_t num_parts, int64_t part_stride) {
-  const int64_t head_dim = memory.layout.head_dim, group_heads = spec.num_heads / memory.layout.num_heads;
+  const int64_t width = memory.layout.value_dim, group_heads = spec.num_heads / memory.layout.num_heads;
   for (int64_t r = 0; r < (row_end - row_begin) * group_heads; r++) {
-    const float* parts = partials + r * (2 + head_dim);
+    const float* parts = partials + r * (2 + width);
     float most = kNoMaximum, total = 0;
     for (int64_t i = 0; i < num_parts; i++) most = parts[i * part_stride] > most ? parts[i * part_stride] : most;
     alignas(64) float sums[kMaxHeadDim] = {};
@@ -219,11 +223,11 @@ static inline void merge(const AttentionSpec& spec, const KvMemory& memory, cons
       const float* part = parts + i * part_stride;
       const float factor = exp_scalar(part[0] - most);
       total += part[1] * factor;
-      for (int64_t d = 0; d < head_dim; d++) sums[d] += part[2 + d] * factor;
+      for (int64_t d = 0; d < width; d++) sums[d] += part[2 + d] * factor;
     }
     const int64_t query_head = head * group_heads + r % group_heads;
-    write_scaled(out + (span.first_row + row_begin + r / group_heads) * out_stride + query_head * head_dim, sums,
-                 head_dim, normalizer(spec, query_head, most, total));
+    write_scaled(out + (span.first_row + row_begin + r / group_heads) * out_stride + query_head * width, sums,
+                 width, normalizer(spec, query_head, most, total));
   }
 }
 

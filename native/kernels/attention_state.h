@@ -7,7 +7,6 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kMaxRows = 48;    // a row is one query head of one query token
 inline constexpr int64_t kTileGroups = 4;  // groups of 16 tokens whose softmax is one update
 inline constexpr int64_t kTileTokens = kTileGroups * kGroup;
@@ -28,6 +27,7 @@ struct Attention {
   int64_t group_tokens;  // tokens in a group: 16, or the block size where that is smaller
   int group_shift, block_shift;  // log2 of group_tokens and of the block size
   int64_t block_stride;  // bytes between a head's slices in consecutive blocks
+  int64_t value_panel_stride;  // bytes from one panel of a group's values to the next
   int64_t key_begin, key_end;
 };
 
@@ -37,6 +37,7 @@ struct alignas(64) AttentionRows {
   float scores[kMaxRows * kTileTokens];
   uint32_t weights[kMaxRows * kTileTokens];
   float outputs[kMaxRows * kMaxHeadDim];  // sums of weighted values
+  uint8_t values[kTileTokens * kMaxHeadDim * 4];  // of a tile whose keys hold them: [groups][dims / 16][steps]
   float weight_sums[kMaxRows * kGroup];   // one sum a lane
   float maximum[kMaxRows];
   float decay[kMaxRows];         // by which the last change of the maximum shrinks what was summed before
@@ -76,9 +77,10 @@ RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, 
     const int64_t group = (token & (a.layout.block_size - 1)) / kGroup;
     const int64_t offset = a.span.table[token >> a.block_shift] * a.block_stride;
     tile.keys[g] = a.keys + offset + group * a.shape.key_panel_bytes();
-    tile.values[g] = a.values + offset + group * kGroup * kGroup * a.shape.element_bytes;
-    tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.data_bytes) + group * kGroup;
-    tile.value_scales[g] = (const float*)(a.values + offset + a.shape.data_bytes) + group * kGroup;
+    tile.values[g] = a.layout.values_in_keys ? tile.keys[g]  // until `unfold`
+                                             : a.values + offset + group * kGroup * kGroup * a.shape.element_bytes;
+    tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.keys.data_bytes) + group * kGroup;
+    tile.value_scales[g] = (const float*)(a.values + offset + a.shape.values.data_bytes) + group * kGroup;
   }
   // Hidden groups point at one that is there: they are read where whole tiles are, and masked.
   for (int64_t g = 0; g < kTileGroups; g++) {

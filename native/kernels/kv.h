@@ -5,9 +5,10 @@
 // element and S = 4 / E elements a word, a slice is panels of 64-byte steps, a step is one word for each of 16 lanes:
 //
 //   keys    [P / 16][D / S steps][16 tokens][S]      a step is S dims of 16 tokens
-//   values  [D / 16][P / S steps][16 dims][S]        a step is S tokens of 16 dims
+//   values  [V / 16][P / S steps][16 dims][S]        a step is S tokens of 16 dims
 //
-// with P the block size and D the head size, each rounded up to 16. int8 is unsigned, 128 = zero; the bytes of a word
+// with P the block size, D and V the entries of a key and of a value, each rounded up to 16. Latents have no slice of
+// values: attention makes it from the keys, a tile at a time. int8 is unsigned, 128 = zero; the bytes of a word
 // are its elements 0, 2, 1, 3, so that its even bytes and its odd bytes are pairs in order; after the panels come P
 // float scales, one a token.
 #pragma once
@@ -20,14 +21,19 @@ namespace ridgeline::RIDGELINE_LEVEL {
 inline constexpr int64_t kGroup = 16;      // lanes of a panel: tokens of keys, dims of values
 inline constexpr int64_t kStepBytes = 64;  // one 32-bit word a lane
 
+struct KvSlice {
+  int64_t data_bytes;  // scales not counted
+  int64_t num_bytes;
+};
+
 struct KvShape {
   int64_t tokens;         // P
   int64_t dims;           // D, padded
+  int64_t value_dims;     // V, padded
   int64_t element_bytes;  // E
-  int64_t data_bytes;     // of a slice, scales not counted
-  int64_t slice_bytes;
+  KvSlice keys, values;   // no bytes of values where the keys hold them
 
-  int64_t step_elements() const { return 4 / element_bytes; }
+  int64_t slice_bytes() const { return keys.num_bytes + values.num_bytes; }
   int64_t key_panel_bytes() const { return dims * kGroup * element_bytes; }
   int64_t value_panel_bytes() const { return tokens * kGroup * element_bytes; }
 };
@@ -38,19 +44,23 @@ RL_INLINE KvShape kv_shape(const KvLayout& layout) {
   KvShape shape{};
   shape.tokens = round_up(layout.block_size, kGroup);
   shape.dims = round_up(layout.head_dim, kGroup);
+  shape.value_dims = round_up(layout.value_dim, kGroup);
   shape.element_bytes = layout.kind == KvKind::f32 ? 4 : layout.kind == KvKind::bf16 ? 2 : 1;
-  shape.data_bytes = shape.tokens * shape.dims * shape.element_bytes;
-  shape.slice_bytes = shape.data_bytes + (layout.kind == KvKind::int8 ? shape.tokens * 4 : 0);
+  const int64_t scale_bytes = layout.kind == KvKind::int8 ? shape.tokens * 4 : 0;
+  const int64_t key_bytes = shape.tokens * shape.dims * shape.element_bytes;
+  const int64_t value_bytes = shape.tokens * shape.value_dims * shape.element_bytes;
+  shape.keys = {key_bytes, key_bytes + scale_bytes};
+  if (!layout.values_in_keys) shape.values = {value_bytes, value_bytes + scale_bytes};
   return shape;
 }
 
 static inline int64_t kv_block_bytes(const KvLayout& layout) {
-  return 2 * kv_shape(layout).slice_bytes * layout.num_heads;
+  return kv_shape(layout).slice_bytes() * layout.num_heads;
 }
 
 // The keys of a head in a block; its values are one slice further.
 RL_INLINE uint8_t* slice_of(const KvMemory& memory, const KvShape& shape, int64_t block, int64_t head) {
-  return memory.blocks + (block * memory.layout.num_heads + head) * 2 * shape.slice_bytes;
+  return memory.blocks + (block * memory.layout.num_heads + head) * shape.slice_bytes();
 }
 
 // One token's entries in a slice: entry d is at base + d's own offset. Keys run over d in steps, values in lanes.
@@ -100,7 +110,7 @@ RL_INLINE uint8_t to_byte(float x, float scale) {
   return (uint8_t)((int32_t)((bounded + magic) - magic) + 128);
 }
 
-RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvShape& shape, const TokenEntries& entries,
+RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvSlice& size, const TokenEntries& entries,
                            int64_t token, const float* x, int64_t width) {
   if (kind == KvKind::f32) {
     for (int64_t d = 0; d < width; d++) __builtin_memcpy(slice + entries.at(d), x + d, 4);
@@ -112,14 +122,14 @@ RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvShape& shape, co
   } else {
     const float scale = int8_scale(x, width);
     for (int64_t d = 0; d < width; d++) slice[entries.at(d)] = to_byte(x[d], scale);
-    __builtin_memcpy(slice + shape.data_bytes + token * 4, &scale, 4);
+    __builtin_memcpy(slice + size.data_bytes + token * 4, &scale, 4);
   }
 }
 
-RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvShape& shape, const TokenEntries& entries,
+RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvSlice& size, const TokenEntries& entries,
                           int64_t token, float* x, int64_t width) {
   float scale = 1.0f;
-  if (kind == KvKind::int8) __builtin_memcpy(&scale, slice + shape.data_bytes + token * 4, 4);
+  if (kind == KvKind::int8) __builtin_memcpy(&scale, slice + size.data_bytes + token * 4, 4);
   for (int64_t d = 0; d < width; d++) {
     const uint8_t* from = slice + entries.at(d);
     uint16_t bits;
@@ -138,9 +148,9 @@ RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvShape& shap
   }
 }
 
-RL_INLINE void clear_slice(KvKind kind, uint8_t* slice, const KvShape& shape) {
-  __builtin_memset(slice, kind == KvKind::int8 ? 128 : 0, (size_t)shape.data_bytes);
-  __builtin_memset(slice + shape.data_bytes, 0, (size_t)(shape.slice_bytes - shape.data_bytes));
+RL_INLINE void clear_slice(KvKind kind, uint8_t* slice, const KvSlice& size) {
+  __builtin_memset(slice, kind == KvKind::int8 ? 128 : 0, (size_t)size.data_bytes);
+  __builtin_memset(slice + size.data_bytes, 0, (size_t)(size.num_bytes - size.data_bytes));
 }
 
 static inline void kv_write(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v) {
@@ -148,10 +158,11 @@ static inline void kv_write(const KvMemory& memory, int64_t slot, int32_t head, 
   const KvShape shape = kv_shape(layout);
   const int64_t token = slot % layout.block_size;
   uint8_t* keys = slice_of(memory, shape, slot / layout.block_size, head);
-  uint8_t* values = keys + shape.slice_bytes;
-  if (token == 0) clear_slice(layout.kind, keys, shape), clear_slice(layout.kind, values, shape);
-  write_token(layout.kind, keys, shape, key_entries(shape, token), token, k, layout.head_dim);
-  write_token(layout.kind, values, shape, value_entries(shape, token), token, v, layout.head_dim);
+  uint8_t* values = keys + shape.keys.num_bytes;
+  if (token == 0) clear_slice(layout.kind, keys, shape.keys), clear_slice(layout.kind, values, shape.values);
+  write_token(layout.kind, keys, shape.keys, key_entries(shape, token), token, k, layout.head_dim);
+  if (layout.values_in_keys) return;
+  write_token(layout.kind, values, shape.values, value_entries(shape, token), token, v, layout.value_dim);
 }
 
 static inline void kv_read(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v) {
@@ -159,8 +170,10 @@ static inline void kv_read(const KvMemory& memory, int64_t slot, int32_t head, f
   const KvShape shape = kv_shape(layout);
   const int64_t token = slot % layout.block_size;
   const uint8_t* keys = slice_of(memory, shape, slot / layout.block_size, head);
-  read_token(layout.kind, keys, shape, key_entries(shape, token), token, k, layout.head_dim);
-  read_token(layout.kind, keys + shape.slice_bytes, shape, value_entries(shape, token), token, v, layout.head_dim);
+  read_token(layout.kind, keys, shape.keys, key_entries(shape, token), token, k, layout.head_dim);
+  if (layout.values_in_keys) return;
+  const uint8_t* values = keys + shape.keys.num_bytes;
+  read_token(layout.kind, values, shape.values, value_entries(shape, token), token, v, layout.value_dim);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -46,14 +46,15 @@ struct AttentionKernels {
   // Bytes of one block, keys and values together.
   int64_t (*block_bytes)(const KvLayout& layout);
   // Writes one token's k and v of one head; slot = block * block_size + offset. Writing offset 0 clears the block's
-  // other tokens of that head first.
+  // other tokens of that head first. Where the keys hold the values, v is neither read nor, in kv_read, written.
   void (*kv_write)(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v);
   // One token's k and v of one head as float32.
   void (*kv_read)(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v);
   // Queries [row_begin, row_end) of the span, the query heads that share KV head `head`, over the keys at positions
-  // [key_begin, key_end), a multiple-of-block-size range. `q` and `out` are the step's float32 rows, num_heads * D
-  // wide. With `partial` null the result goes to `out`; otherwise the unnormalised sums go to `partial`:
-  // [rows * group][2 + D] float32, (running maximum, sum of weights, weighted values), for attend_merge.
+  // [key_begin, key_end), a multiple-of-block-size range. `q` and `out` are the step's float32 rows, num_heads times
+  // the entries of a key and of a value wide. With `partial` null the result goes to `out`; otherwise the unnormalised
+  // sums go to `partial`: [rows * group][2 + value_dim] float32, (running maximum, sum of weights, weighted values),
+  // for attend_merge.
   void (*attend)(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, const float* q,
                  int64_t q_stride, float* out, int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end,
                  int64_t key_begin, int64_t key_end, float* partial, void* scratch);

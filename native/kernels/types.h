@@ -85,13 +85,18 @@ struct Epilogue {
 
 enum class KvKind : uint8_t { f32, bf16, int8 };
 
+inline constexpr int64_t kMaxHeadDim = 576;      // of a key: DeepSeek's latent of 512 entries and 64 rotated ones
+inline constexpr int64_t kMaxInt8HeadDim = 256;  // 255 * 32767 * 256 < 2^31
+
 // One layer's keys and values in the paged cache. A block holds `block_size` tokens of all heads; its bytes are private
 // to kernels/attention: only kv_* functions of the kernel table read or write them.
 struct KvLayout {
   KvKind kind;
   int32_t num_heads;
-  int32_t head_dim;
+  int32_t head_dim;  // entries of a key
   int32_t block_size;
+  int32_t value_dim;
+  bool values_in_keys;  // a value is the first entries of its key and takes no memory: latents; not with int8
 };
 
 struct KvMemory {

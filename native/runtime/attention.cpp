@@ -68,7 +68,7 @@ class Planner {
       return;
     }
     const int64_t group = key_.num_heads / key_.num_kv_heads;
-    const int64_t stride = round_up((row_end - row_begin) * group * (2 + key_.head_dim), kCacheLine / 4);
+    const int64_t stride = round_up((row_end - row_begin) * group * (2 + key_.value_dim), kCacheLine / 4);
     item.merge = (int64_t)plan_.merges.size();
     plan_.merges.push_back({span_index, head, row_begin, row_end, parts, plan_.partial_floats, stride});
     plan_.partial_floats += parts * stride;
@@ -110,39 +110,46 @@ void SharedPlan::make(const Step& step, int workers) {
   }
 }
 
+namespace {
+
+// Whoever finishes the last part of some rows merges them, in the order of the keys, and leaves the count at zero for
+// the next layer.
+void merge_rows(const Worker& worker, const AttentionWork& work, int64_t index) {
+  const AttentionMerge& merge = work.plan.plan.merges[(size_t)index];
+  std::atomic<int64_t>& done = work.plan.parts_done[(size_t)index];
+  if (done.fetch_add(1) + 1 < merge.num_parts) return;
+  done.store(0);
+  const SpanView span = work.step.span(merge.span, work.step.groups[(size_t)work.plan.key.group]);
+  worker.kernels.attention.merge(work.spec, work.memory, span, work.out, work.out_stride, merge.head, merge.row_begin,
+                                 merge.row_end, work.plan.partials.as<float>() + merge.offset, merge.num_parts,
+                                 merge.stride);
+}
+
+}  // namespace
+
+void run_item(const Worker& worker, const AttentionWork& work, int64_t index) {
+  const AttentionItem& item = work.plan.plan.items[(size_t)index];
+  float* partial = nullptr;
+  if (item.merge >= 0) {
+    const AttentionMerge& merge = work.plan.plan.merges[(size_t)item.merge];
+    partial = work.plan.partials.as<float>() + merge.offset + item.part * merge.stride;
+  }
+  const SpanView span = work.step.span(item.span, work.step.groups[(size_t)work.plan.key.group]);
+  worker.kernels.attention.attend(work.spec, work.memory, span, work.q, work.q_stride, work.out, work.out_stride,
+                                  item.head, item.row_begin, item.row_end, item.key_begin, item.key_end, partial,
+                                  worker.scratch);
+  if (partial) merge_rows(worker, work, item.merge);
+}
+
 void Attention::prepare(const KernelTable&, const Step&, int workers) {
   items_.reset((int64_t)plan_->plan.items.size(), 1, workers);
 }
 
 void Attention::run(const Worker& worker) {
-  const AttentionKernels& kernels = worker.kernels.attention;
-  const GroupInputs& group = worker.step.groups[(size_t)plan_->key.group];
+  const AttentionWork work{spec_,       memory_,     *plan_,       worker.step,
+                           q_->data(), q_->stride, out_->data(), out_->stride};
   int64_t index, end;
-  while (items_.next(worker.index, index, end)) {
-    const AttentionItem& item = plan_->plan.items[(size_t)index];
-    float* partial = nullptr;
-    if (item.merge >= 0) {
-      const AttentionMerge& merge = plan_->plan.merges[(size_t)item.merge];
-      partial = plan_->partials.as<float>() + merge.offset + item.part * merge.stride;
-    }
-    kernels.attend(spec_, memory_, worker.step.span(item.span, group), q_->data(), q_->stride,
-                   out_->data(), out_->stride, item.head, item.row_begin, item.row_end, item.key_begin,
-                   item.key_end, partial, worker.scratch);
-    if (partial) merge(worker, item);
-  }
-}
-
-// Whoever finishes the last part of some rows merges them, in the order of the keys, and leaves the count at zero for
-// the next layer.
-void Attention::merge(const Worker& worker, const AttentionItem& item) const {
-  const AttentionMerge& merge = plan_->plan.merges[(size_t)item.merge];
-  std::atomic<int64_t>& done = plan_->parts_done[(size_t)item.merge];
-  if (done.fetch_add(1) + 1 < merge.num_parts) return;
-  done.store(0);
-  const SpanView span = worker.step.span(merge.span, worker.step.groups[(size_t)plan_->key.group]);
-  worker.kernels.attention.merge(spec_, memory_, span, out_->data(), out_->stride, merge.head,
-                                 merge.row_begin, merge.row_end, plan_->partials.as<float>() + merge.offset,
-                                 merge.num_parts, merge.stride);
+  while (items_.next(worker.index, index, end)) run_item(worker, work, index);
 }
 
 }  // namespace ridgeline

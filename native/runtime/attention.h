@@ -34,7 +34,7 @@ struct AttentionPlan {
 // What a plan depends on besides the step; layers that agree in it share the plan.
 struct PlanKey {
   int32_t group;  // of the cache
-  int32_t num_heads, num_kv_heads, head_dim, window, block_size;
+  int32_t num_heads, num_kv_heads, value_dim, window, block_size;
   bool operator==(const PlanKey&) const = default;
 };
 
@@ -54,6 +54,21 @@ struct SharedPlan {
   void make(const Step& step, int workers);
 };
 
+// What the items of a plan are run on. `step` is the one that the plan was made for.
+struct AttentionWork {
+  const AttentionSpec& spec;
+  const KvMemory& memory;
+  SharedPlan& plan;
+  const Step& step;
+  const float* q;
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+};
+
+// Runs item `index` of the plan, and merges its rows where it is the last of their parts to finish.
+void run_item(const Worker& worker, const AttentionWork& work, int64_t index);
+
 class Attention final : public Instruction {
  public:
   Attention(const AttentionSpec& spec, const KvMemory& memory, SharedPlan* plan, const Buffer* q, Buffer* out)
@@ -62,8 +77,6 @@ class Attention final : public Instruction {
   void run(const Worker& worker) override;
 
  private:
-  void merge(const Worker& worker, const AttentionItem& item) const;
-
   AttentionSpec spec_;
   KvMemory memory_;
   SharedPlan* plan_;

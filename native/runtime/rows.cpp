@@ -98,8 +98,13 @@ void Rotate::run(const Worker& worker) {
   }
 }
 
-// Writing a block's first token clears the block, so one worker must write all its tokens of one head, in order: many
-// tokens are shared out by whole blocks, few by heads.
+int64_t block_start(const Step& step, int32_t group, int64_t block_size, int64_t token) {
+  const int64_t* slots = step.groups[(size_t)group].write_slots;
+  while (token > 0 && token < step.num_tokens && slots[token] / block_size == slots[token - 1] / block_size) token++;
+  return token;
+}
+
+// Many tokens are shared out by whole blocks, few by heads.
 void Heads::run(const Worker& worker) {
   const int32_t heads = num_queries_ + options_.memory.layout.num_heads;
   const int64_t tokens = worker.step.num_tokens;
@@ -110,17 +115,9 @@ void Heads::run(const Worker& worker) {
     return;
   }
   const auto share = worker.share(tokens);
-  const int64_t end = block_start(worker.step, share.end);
-  for (int64_t t = block_start(worker.step, share.begin); t < end; t++)
+  const int64_t size = options_.memory.layout.block_size, end = block_start(worker.step, options_.group, size, share.end);
+  for (int64_t t = block_start(worker.step, options_.group, size, share.begin); t < end; t++)
     for (int32_t h = 0; h < heads; h++) head(worker, t, h);
-}
-
-// The first token at or after `token` that is not in the block of the one before it.
-int64_t Heads::block_start(const Step& step, int64_t token) const {
-  const int64_t* slots = step.groups[(size_t)options_.group].write_slots;
-  const int64_t size = options_.memory.layout.block_size;
-  while (token > 0 && token < step.num_tokens && slots[token] / size == slots[token - 1] / size) token++;
-  return token;
 }
 
 // Head numbers run over queries, then KV heads: a key and its value are written together.

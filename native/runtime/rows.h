@@ -96,6 +96,10 @@ class Rotate final : public Instruction {
   Buffer* out_;
 };
 
+// The first token at or after `token` that is not in the block of `block_size` tokens of the one before it: writing a
+// block's first token clears the block, so one worker must write all its tokens, in order.
+int64_t block_start(const Step& step, int32_t group, int64_t block_size, int64_t token);
+
 // Queries, keys and values by head: normalises and rotates queries and keys in place where asked, and writes keys and
 // values to the cache.
 class Heads final : public Instruction {
@@ -116,7 +120,6 @@ class Heads final : public Instruction {
 
  private:
   void head(const Worker& worker, int64_t token, int32_t head) const;
-  int64_t block_start(const Step& step, int64_t token) const;
 
   Options options_;
   int32_t num_queries_;

@@ -45,6 +45,12 @@ SharedPlan* Tape::add_plan(const PlanKey& key) {
   return &plan;
 }
 
+LatentPlan* Tape::add_latent_plan(const LatentKey& key) {
+  for (LatentPlan& plan : latent_plans_)
+    if (plan.key == key) return &plan;
+  return &latent_plans_.emplace_back(key, deterministic_);
+}
+
 void Tape::prepare(const Step& step) {
   for (Buffer& buffer : buffers_) {
     if (buffer.slice_of) continue;
@@ -52,6 +58,7 @@ void Tape::prepare(const Step& step) {
     buffer.memory.reserve(rows * buffer.stride * (int64_t)sizeof(float));
   }
   for (SharedPlan& plan : plans_) plan.make(step, pool_.size());
+  for (LatentPlan& plan : latent_plans_) plan.make(step, pool_.size());
   for (const auto& instruction : instructions_) instruction->prepare(kernels_, step, pool_.size());
 }
 

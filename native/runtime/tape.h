@@ -8,6 +8,7 @@
 #include "runtime/attention.h"
 #include "runtime/experts.h"
 #include "runtime/instruction.h"
+#include "runtime/latent.h"
 #include "runtime/linear.h"
 #include "runtime/rows.h"
 
@@ -24,6 +25,7 @@ class Tape {
   SharedPlan* add_plan(const PlanKey& key);
   // What all layers with experts share.
   ExpertsMemory* experts_memory() { return &experts_memory_; }
+  LatentPlan* add_latent_plan(const LatentKey& key);
   void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
 
   // Every worker's scratch has at least this many bytes while the tape runs. Not while it does.
@@ -47,6 +49,7 @@ class Tape {
   std::deque<Buffer> buffers_;
   std::deque<SharedPlan> plans_;
   ExpertsMemory experts_memory_;
+  std::deque<LatentPlan> latent_plans_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
   AlignedBuffer scratch_;
   int64_t scratch_stride_ = 0;

@@ -178,7 +178,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
   const int64_t table[] = {3, 0, 4};
   const std::vector<float> sinks = numbers.floats(kHeads), slopes = numbers.floats(kHeads);
   for (const KvKind kind : {KvKind::f32, KvKind::bf16, KvKind::int8}) {
-    const KvLayout layout{kind, kKvHeads, kDim, kBlock};
+    const KvLayout layout{kind, kKvHeads, kDim, kBlock, kDim, false};
     const int64_t bytes = kBlocks * k.block_bytes(layout);
     const Memory<uint8_t> blocks(bytes), scratch(k.scratch_bytes);
     const KvMemory memory{layout, blocks.data()};

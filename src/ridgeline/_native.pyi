@@ -57,7 +57,7 @@ def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], di
 class KvState:
     """One layer's keys and values at one ISA level, for tests."""
 
-    def __init__(self, level: str, kind: str, num_heads: int, head_dim: int, block_size: int, num_blocks: int) -> None: ...
+    def __init__(self, level: str, kind: str, num_heads: int, head_dim: int, block_size: int, num_blocks: int, value_dim: int | None = None, values_in_keys: bool = False) -> None: ...
 
     @property
     def block_bytes(self) -> int:
@@ -124,7 +124,14 @@ class AttentionSpec:
     def __init__(self, num_heads: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: int = 0, slopes: int = 0) -> None: ...
 
 class KvMemory:
-    def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, blocks: int) -> None: ...
+    def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, blocks: int, latent_dim: int | None = None) -> None: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int:
+        """Entries of a key."""
 
     @property
     def block_bytes(self) -> int:
@@ -144,6 +151,9 @@ class Pool:
 
 def checksum(address: int, num_bytes: int) -> int:
     """A 64-bit checksum of memory, for finding damage."""
+
+def latent_expands(num_heads: int, latent: int, rope: int, nope: int, value: int, num_tokens: int, kv_length: int) -> bool:
+    """Whether latent attention expands the latents for a span, for tests."""
 
 class Tape:
     def __init__(self, level: str, pool: Pool, deterministic: bool = False) -> None: ...
@@ -188,6 +198,10 @@ class Tape:
     def experts(self, num_experts: int, gate_up: Matrix, down: Matrix, x: int, ids: int, weights: int, out: int, activation: str, limit: float = 0.0, alpha: float = 0.0, gate_up_bias: int = 0, down_bias: int = 0) -> None: ...
 
     def gate_rows(self, x: int, gate: int, out: int) -> None: ...
+
+    def latent_write(self, latent: int, key: int, memory: KvMemory, group: int) -> None: ...
+
+    def latent_attention(self, num_heads: int, scale: float, absorb: Matrix, expand: Matrix, memory: KvMemory, group: int, q: int, out: int) -> None: ...
 
     def draw(self, vocab_size: int) -> None: ...
 

@@ -10,7 +10,7 @@ from ridgeline.backends.select import NativeSupport, choose_backend, native_supp
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
-from ridgeline.program.op import KvState
+from ridgeline.program.op import KvState, LatentState
 from ridgeline.spec import families
 
 HERE = NativeSupport(levels=("portable", "avx2", "avx512", "amx_emulated"), best="avx512")
@@ -51,9 +51,20 @@ def test_reference_where_native_does_not_run_says_what_is_lost():
 
 def test_float16_is_never_native():
     assert choose_backend(config(), "float16", HERE).backend == "reference"
-    assert choose_backend(config(), "float32", HERE, [KvState(2, 512, None)]).backend == "reference"
+    assert choose_backend(config(), "float32", HERE, [KvState(2, 640, None)]).backend == "reference"
     with pytest.raises(ConfigError, match="float16"):
         choose_backend(config(backend={"backend": "native"}), "float16", HERE)
+
+
+def test_latents_are_kept_as_floats():
+    states = [LatentState(512, 64)]
+    chosen = choose_backend(config(), "bfloat16", HERE, states)
+    assert chosen.backend == "native"
+    assert chosen.state_size(states[0]).bytes_per_token == 1152
+    assert choose_backend(config(), "float32", HERE, [LatentState(1024, 64)]).backend == "reference"
+    for state in (*states, KvState(2, 512, None)):
+        with pytest.raises(ConfigError, match="kv_dtype=int8"):
+            choose_backend(config(kv_dtype="int8"), "bfloat16", HERE, [state])
 
 
 @pytest.mark.parametrize("level", HERE.levels)

@@ -40,6 +40,7 @@ from ridgeline.program.ops.dense import (
     SoftcapAttrs,
     SplitHeadsAttrs,
 )
+from ridgeline.program.ops.latent import LatentWriteAttrs
 from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes, Load, Operands
 from ridgeline.spec import families
@@ -187,6 +188,8 @@ class Call:
         kv = DenseMemory(self.case.states, 1, self.sizes["T"])
         if self.kind == "attention":
             MEANINGS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
+        if self.kind == "latent_attention":
+            MEANINGS["latent_write"](LatentWriteAttrs(0), inputs[1:], [], kv)
         return MEANINGS[self.kind](self.case.attrs, inputs, weights, kv)
 
 
@@ -263,7 +266,9 @@ def test_priced_bytes_are_those_of_the_tensors(kind, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", sorted(OPSET.keys() - {"rope_angles", "kv_write"}))  # integers in; nothing out
+@pytest.mark.parametrize(
+    "kind", sorted(OPSET.keys() - {"rope_angles", "kv_write", "latent_write"})
+)  # integers in; nothing out
 def test_ops_are_differentiable(kind, seed):
     """Gradients equal finite differences for every float operand; attention's pass through the written keys."""
     call = Call.draw(kind, seed, torch.float64)

@@ -3,7 +3,7 @@
 A row's result must not depend on what shares its step, and nothing that a mask hides may show, not even a NaN.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class Case:
     mutual: int = 1
     magnitude: float = 1.0
     seed: int = 0
+    value_dim: int = 0  # 0: as wide as the keys
+    values_in_keys: bool = False  # latents; int8 has none of them
 
     @property
     def first_token(self) -> int:
@@ -51,8 +53,9 @@ def cases(draw: st.DrawFn) -> Case:
     block_size = draw(st.sampled_from((1, 2, 4, 8, 16, 32, 64)))
     edge = block_size * draw(st.integers(1, max(1, 192 // block_size)))
     kv_length = max(1, draw(st.sampled_from((edge - 1, edge, edge + 1, draw(st.integers(1, 300))))))
+    head_dim = draw(st.sampled_from((1, 8, 15, 16, 24, 64, 80, 96, 128, 256)))
     return Case(
-        draw(st.sampled_from((1, 8, 15, 16, 24, 64, 80, 96, 128, 256))),
+        head_dim,
         draw(st.integers(1, 2)),
         draw(st.sampled_from((1, 2, 3, 4, 7, 8, 16))),
         block_size,
@@ -65,7 +68,12 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from((1, 1, 2, 7, 1000))),
         draw(st.sampled_from((0.05, 1.0, 8.0))),
         draw(st.integers(0, 2**32 - 1)),
+        draw(st.sampled_from((0, 0, head_dim, (head_dim + 1) // 2, head_dim * 8 // 9 + 1))),
+        draw(st.booleans()),
     )
+
+
+LATENT = Case(576, 1, 16, 16, 150, 3, value_dim=512, values_in_keys=True)  # DeepSeek-V2's and V3's
 
 
 @dataclass
@@ -83,15 +91,18 @@ class Sequence:
         case, rng = self.case, np.random.default_rng(self.case.seed)
         num_blocks = -(-case.kv_length // case.block_size)
         total = num_blocks + self.spare_blocks
-        self.state = native.KvState(self.level, self.kind, case.kv_heads, case.head_dim, case.block_size, total)
+        value_dim, self.in_keys = case.value_dim or case.head_dim, case.values_in_keys and self.kind != "int8"
+        self.state = native.KvState(
+            self.level, self.kind, case.kv_heads, case.head_dim, case.block_size, total, value_dim, self.in_keys
+        )
         every = np.arange(total * case.block_size)
         poison = np.full((len(every), case.kv_heads, case.head_dim), np.nan, np.float32)
-        self.state.write(every, poison, poison)
+        self.state.write(every, poison, poison[..., :value_dim].copy())
         blocks = rng.permutation(total)[:num_blocks]
         positions = np.arange(case.first_token, case.kv_length)
         self.slots = blocks[positions // case.block_size] * case.block_size + positions % case.block_size
         k, v = rng.standard_normal((2, len(positions), case.kv_heads, case.head_dim), np.float32)
-        self.state.write(self.slots, k, v)
+        self.state.write(self.slots, k, v[..., :value_dim].copy())
         self.table = blocks[case.first_token // case.block_size :].astype(np.int64)
         heads = case.kv_heads * case.group
         self.q = rng.standard_normal((case.length, heads, case.head_dim), np.float32) * np.float32(case.magnitude)
@@ -125,6 +136,7 @@ class Sequence:
         """The result in float64, and how far a correct one may be from it."""
         case = self.case
         k, v = (x.astype(np.float64) for x in self.state.read(self.slots))
+        v = k[..., : v.shape[-1]] if self.in_keys else v
         q = to_bf16(self.q) if self.kind == "bf16" else self.q
         q_THD, heads = q.astype(np.float64), np.arange(case.kv_heads * case.group) // case.group
         k_SHD, v_SHD = k[:, heads], v[:, heads]
@@ -217,6 +229,20 @@ def test_every_length_around_the_tiles(level: str, kind: str, block_size: int) -
         case = Case(32, 1, 3, block_size, kv_length, min(kv_length, 9), seed=kv_length)
         sequence = Sequence(case, level, kind)
         check(sequence, sequence.attend())
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@every_level
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+def test_latents_are_keys_and_values_at_once(level: str, kind: str, block_size: int) -> None:
+    for kv_length, length in ((1, 1), (17, 3), (64, 1), (150, 7)):
+        sequence = Sequence(replace(LATENT, block_size=block_size, kv_length=kv_length, length=length), level, kind)
+        entry_bytes = 4 if kind == "f32" else 2
+        assert sequence.state.block_bytes == max(block_size, 16) * 576 * entry_bytes
+        whole = sequence.attend()
+        check(sequence, whole)
+        check(sequence, sequence.attend(splits=3))
+        np.testing.assert_array_equal(sequence.attend(rows_per_call=1).view(np.uint32), whole.view(np.uint32))
 
 
 @every_kind

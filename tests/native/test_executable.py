@@ -19,6 +19,7 @@ from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.backends.step import DrawRows
 from ridgeline.program.lower import lower
+from ridgeline.program.op import LatentState
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.quant import dequantized_weights
 from ridgeline.spec import families
@@ -89,6 +90,8 @@ def test_bfloat16_is_near_the_float32_reference(model, level):
 )
 def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv):
     program, ids = model.lowered(CONTEXT), tokens(model)
+    if kv == "int8" and any(isinstance(state, LatentState) for state in program.states):
+        pytest.skip("latents are not kept as int8")
     weights = dequantized_weights(
         program, model.weights, form.kind, form.group or 128, form.zero_points, embeddings=True
     )

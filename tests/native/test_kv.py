@@ -116,7 +116,13 @@ def test_an_int8_token_that_is_not_finite_says_so(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "head_dim", "block_size", "words"),
-    [("f32", 0, 16, "head_dim"), ("f32", 257, 16, "head_dim"), ("f32", 64, 24, "block_size"), ("fp8", 64, 16, "fp8")],
+    [
+        ("f32", 0, 16, "head_dim"),
+        ("f32", 577, 16, "head_dim"),
+        ("int8", 257, 16, "int8"),
+        ("f32", 64, 24, "block_size"),
+        ("fp8", 64, 16, "fp8"),
+    ],
 )
 def test_a_layout_that_cannot_be_is_refused(kind: str, head_dim: int, block_size: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -29,7 +29,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-MAX_HEAD_DIM = 256  # of the native attention kernels
+MAX_HEAD_DIM = 576  # of the native attention kernels
+MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
 KV_SCALE_BYTES = 4  # int8 keys and values have a float32 scale per token and head each
 LOST = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
 
@@ -107,6 +108,8 @@ def choose_backend(
         choices = {"backend": Choice("reference", reason)}
     else:
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
+        if kv_dtype == "int8":
+            _check_int8(states)
         level, level_choice = _choose_level(config.backend.isa, native)
         reason = "as asked" if asked == "native" else "this machine runs it"
         choices = {"backend": Choice("native", reason), "isa": level_choice}
@@ -122,12 +125,33 @@ def _obstacle(dtype: DtypeName, states: Sequence[State]) -> str:
     """What the native backend cannot do for a model, or nothing."""
     if dtype == "float16":
         return "it does not compute in float16"
-    if any(isinstance(state, LatentState) for state in states):
-        return "it has no latent attention"
-    head_dim = max((state.head_dim for state in states if isinstance(state, KvState)), default=0)
+    head_dim = max((_key_entries(state) for state in states), default=0)
     if head_dim > MAX_HEAD_DIM:
-        return f"it has heads of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"
+        return f"it has keys of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"
     return ""
+
+
+def _key_entries(state: State) -> int:
+    """Of the keys that queries meet in the cache."""
+    match state:
+        case KvState():
+            return state.head_dim
+        case LatentState():
+            return state.latent_dim + state.rope_dim
+        case RecurrentState():
+            return 0
+
+
+def _check_int8(states: Sequence[State]) -> None:
+    """Raises ConfigError where keys and values cannot be kept as int8."""
+    if any(isinstance(state, LatentState) for state in states):
+        raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
+    head_dim = max((_key_entries(state) for state in states), default=0)
+    if head_dim > MAX_INT8_HEAD_DIM:
+        raise ConfigError(
+            f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}: use "
+            "bfloat16 or float32"
+        )
 
 
 def build_executable(

@@ -93,8 +93,8 @@ class _Pricer:
         for op in program.ops:
             width = FLOAT32_BYTES if OPSET[op.kind].float32_outputs else element.activation
             self._value_bytes.update(dict.fromkeys(op.outputs, width))
-            # Attention takes keys and values from the cache; the operands say which.
-            for name in op.inputs[:1] if op.kind == "attention" else op.inputs:
+            # Attention takes keys, values and latents from the cache; the operands say which.
+            for name in op.inputs[:1] if op.kind in ("attention", "latent_attention") else op.inputs:
                 self._readers.setdefault(name, set()).add(op.label)
 
     def __call__(self, op: Op, here: Set[str]) -> OpCost:

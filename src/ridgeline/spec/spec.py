@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ridgeline.spec.attention import GroupedQueryAttention, check_shared_kv
 from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
+from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.parts import (
     Activation,
     DynamicRope,
@@ -40,6 +41,7 @@ __all__ = [
     "GatedMlp",
     "GroupedQueryAttention",
     "Head",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "LightningAttention",
@@ -66,7 +68,7 @@ __all__ = [
     "YarnRope",
 ]
 
-Mixer = GroupedQueryAttention | RecurrentMixer
+Mixer = GroupedQueryAttention | LatentAttention | RecurrentMixer
 FeedForward = GatedMlp | Mlp | MixtureOfExperts
 
 

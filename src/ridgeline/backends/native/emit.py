@@ -10,6 +10,7 @@ import torch
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.emit_experts import EXPERTS_EMITTERS
+from ridgeline.backends.native.emit_latent import LATENT_EMITTERS
 from ridgeline.backends.native.emit_recurrent import RECURRENT_EMITTERS
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
@@ -309,6 +310,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "activation": _activation,
     "gated_activation": _gated_activation,
     "select_rows": _select_rows,
+    **LATENT_EMITTERS,
     **RECURRENT_EMITTERS,
     **EXPERTS_EMITTERS,
 }

@@ -19,7 +19,17 @@ from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cost.roofline import OpTiming
-from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, KvState, Program, RecurrentState
+from ridgeline.program.op import (
+    ADAPTERS,
+    LOGIT_ROWS,
+    LOGITS,
+    POSITIONS,
+    TOKEN_IDS,
+    KvState,
+    LatentState,
+    Program,
+    RecurrentState,
+)
 from ridgeline.program.opset import OPSET
 
 PANEL = 32
@@ -157,12 +167,18 @@ class NativeExecutable:
                     parts = [self._allocate_part(group.num_blocks, shape) for shape in kv.parts]
                     self._recurrent[state] = (parts, index)
                     continue
-                assert isinstance(kv, KvState), "the native backend keeps no latents"
-                shape = (self._settings.kv, kv.num_heads, kv.head_dim, self._layout.block_size)
-                blocks = allocate(_native.KvMemory(*shape, 0).block_bytes * group.num_blocks)
+                blocks = allocate(self._memory_at(kv, 0).block_bytes * group.num_blocks)
                 self._memory.append(blocks)
-                memories[state] = (_native.KvMemory(*shape, address(blocks)), index)
+                memories[state] = (self._memory_at(kv, address(blocks)), index)
         return memories
+
+    def _memory_at(self, state: KvState | LatentState, at: int) -> _native.KvMemory:
+        """Blocks of a state at an address."""
+        kind, block_size = self._settings.kv, self._layout.block_size
+        if isinstance(state, LatentState):
+            entries = state.latent_dim + state.rope_dim
+            return _native.KvMemory(kind, 1, entries, block_size, at, latent_dim=state.latent_dim)
+        return _native.KvMemory(kind, state.num_heads, state.head_dim, block_size, at)
 
     def _allocate_part(self, num_blocks: int, shape: tuple[int, ...]) -> np.ndarray:
         """One part of a recurrent state for every block, float32."""

@@ -42,6 +42,12 @@ class NativeSettings:
     deterministic: bool = False
     embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`
 
+    @property
+    def plain(self) -> MatrixFormat:
+        """Of weights that quantization leaves alone."""
+        kind = "bf16" if self.dtype == "bfloat16" else "f32"
+        return MatrixFormat(kind=kind, inputs=kind)
+
 
 def format_of(settings: NativeSettings, program: Program, op: Op) -> MatrixFormat:
     """How the matrices of a linear, an lm_head or experts are stored; a router's are as the model has them."""
@@ -49,6 +55,5 @@ def format_of(settings: NativeSettings, program: Program, op: Op) -> MatrixForma
     if op.kind == "lm_head" or op.weights[0] in tables:
         return settings.head
     if op.weights[0] in routers(program):
-        kind = "f32" if settings.dtype == "float32" else "bf16"
-        return MatrixFormat(kind=kind, inputs=kind)
+        return settings.plain
     return settings.matrices

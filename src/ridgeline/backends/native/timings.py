@@ -60,6 +60,8 @@ def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTimin
             weight = _table_bytes(program, op, settings)
         elif op.kind == "attention":
             inputs = KV_PRODUCTS[settings.kv]
+        elif op.kind == "latent_attention":
+            inputs, weight = KV_PRODUCTS[settings.kv], _weight_bytes(program, op, settings.plain)
     element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, settings))
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 

@@ -105,21 +105,37 @@ class NativeWeights:
     ) -> _native.Matrix:
         """The rows of `sources` as one packed matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
         sources side by side in a panel. Of sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
+        outputs, inputs = shape
+        order = interleaved(outputs // 2) if interleave else np.arange(outputs)
+
+        def joined(expert: int) -> torch.Tensor:
+            tensors = [self.tensor(source) for source in sources]
+            return _joined([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors])
+
+        return self.rows(name, joined, order, inputs, form, num_experts)
+
+    def rows(
+        self,
+        name: str,
+        make: Callable[[int], torch.Tensor],
+        order: np.ndarray,
+        inputs: int,
+        form: MatrixFormat,
+        num_experts: int = 1,
+    ) -> _native.Matrix:
+        """Rows `order` of `make(0)`, [., inputs], as one packed matrix; where the order says -1, zeros. Those of the
+        other experts lie behind it."""
         if name not in self._matrices:
-            outputs, inputs = shape
-            order = interleaved(outputs // 2) if interleave else np.arange(outputs)
             group = form.group if form.kind == "int4" else INT8_GROUP if form.kind == "int8" else 0
 
             def describe(at: int) -> _native.Matrix:
                 return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
 
             def packed() -> np.ndarray:
-                tensors = [self.tensor(source) for source in sources]
                 num_bytes = describe(0).num_bytes
                 memory = allocate(num_experts * num_bytes)
                 for expert in range(num_experts):
-                    rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors]
-                    self._pack(describe(address(memory) + expert * num_bytes), _joined(rows), form, order)
+                    self._pack(describe(address(memory) + expert * num_bytes), make(expert), form, order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))

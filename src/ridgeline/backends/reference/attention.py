@@ -20,12 +20,12 @@ def grouped_attention(
     softcap: float | None,
     bias_SNQL: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D] in the dtype of q.
+    """softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D of the values] in the dtype of q.
 
     `mask_SQL` is 0 or -inf in the dtype of q; every query must see at least one key. The G query heads that share a
     key head are laid side by side as queries of it, so that keys and values are never repeated in memory.
     """
-    num_seqs, num_queries, num_heads, head_dim = q_SQND.shape
+    num_seqs, num_queries, num_heads, _ = q_SQND.shape
     num_kv_heads = k_SKLD.shape[1]
     group = num_heads // num_kv_heads
     q = q_SQND.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*Q, D]
@@ -41,7 +41,7 @@ def grouped_attention(
             scores = scores + bias_SNQL.unflatten(1, (num_kv_heads, group)).flatten(2, 3)
         out = torch.matmul((scores + mask).softmax(-1).to(v_SKLD.dtype), v_SKLD)
     out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)  # [S, Q, K, G, D]
-    return out.reshape(num_seqs, num_queries, num_heads, head_dim)
+    return out.reshape(num_seqs, num_queries, num_heads, -1)
 
 
 def alibi_SNQL(

@@ -3,12 +3,13 @@
 Every token of a [B, T] batch gets logits, and gradients flow to the weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.memory import LatentSpans
 from ridgeline.backends.reference.ops import interpret
 from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
 from ridgeline.program.ops.attention import AttentionAttrs
@@ -28,6 +29,7 @@ class DenseMemory:
         self._num_tokens = num_tokens
         self._visible_TT = visible_TT
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._latents: dict[int, torch.Tensor] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
         self._kept[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
@@ -49,10 +51,20 @@ class DenseMemory:
             )
             return out.transpose(1, 2).flatten(0, 1)
         positions = torch.arange(self._num_tokens)[None]
-        mask = mask_of(self._visible(attrs.window), q.dtype).expand(self._batch, -1, -1)
+        mask = self._mask(attrs.window, q.dtype)
         bias = alibi_SNQL(attrs.alibi_slopes, positions, positions)
         out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap, bias)
         return out.flatten(0, 1)
+
+    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
+        self._latents[state] = entries_TE.unflatten(0, (self._batch, -1))
+
+    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
+        rows = torch.arange(self._batch * self._num_tokens).unflatten(0, (self._batch, -1))
+        return [LatentSpans(rows, self._latents[state].to(dtype), self._mask(None, dtype))]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        return mask_of(self._visible(window), dtype).expand(self._batch, -1, -1)
 
     def _visible(self, window: int | None) -> torch.Tensor:
         """[1, T, T]."""

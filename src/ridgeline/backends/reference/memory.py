@@ -4,7 +4,8 @@ Implemented by the dense executable (whole sequences, nothing kept), by the page
 ops that it leaves to this one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,6 +14,19 @@ from ridgeline.program.op import Attrs
 from ridgeline.program.ops.attention import AttentionAttrs
 
 Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpans:
+    """Equally long spans of a step and what a latent state holds of their sequences.
+
+    `rows_SQ` are their rows of T, `entries_SLE` the latents and rotated keys of up to L tokens, finite also beyond a
+    sequence's end, and `mask_SQL` is 0 where a query sees a token and -inf elsewhere.
+    """
+
+    rows_SQ: torch.Tensor
+    entries_SLE: torch.Tensor
+    mask_SQL: torch.Tensor
 
 
 class StepMemory(Protocol):
@@ -26,6 +40,14 @@ class StepMemory(Protocol):
         self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
     ) -> torch.Tensor:
         """Attention of the step's queries over everything that `attrs.state` holds of their sequences, [T, N, D]."""
+        ...
+
+    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
+        """Keeps the step's latents, their rotated keys behind them, of latent state `state`."""
+        ...
+
+    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
+        """Everything that latent state `state` holds of the step's sequences, in `dtype`; every span once."""
         ...
 
     def spans(self) -> Sequence[slice]:

@@ -6,13 +6,14 @@ pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.memory import LatentSpans
 from ridgeline.backends.reference.ops import interpret, interpret_each
 from ridgeline.backends.reference.packed import MATRIX_OPS, pack_matrices
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
@@ -139,11 +140,17 @@ class _PagedMemory:
         self._batches: dict[tuple[int, int | None], list[_SpanBatch]] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
+        self._write(state, k_TKD, v_TKD)
+
+    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
+        self._write(state, entries_TE[:, None])
+
+    def _write(self, state: int, *written: torch.Tensor) -> None:
         group = self._group_of[state]
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
         writes = self._writes[group]
-        for memory, entries_TKD in zip(self._memories[state], (k_TKD, v_TKD), strict=True):
+        for memory, entries_TKD in zip(self._memories[state], written, strict=True):
             memory[writes.fresh_blocks] = 0
             memory[writes.blocks_T, :, writes.offsets_T] = entries_TKD
 
@@ -163,6 +170,11 @@ class _PagedMemory:
                 alibi_SNQL(attrs.alibi_slopes, batch.query_positions_SQ, batch.key_positions_SL),
             )
         return out
+
+    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
+        (memory,) = self._memories[state]
+        for batch in self._span_batches(self._group_of[state], None):
+            yield LatentSpans(batch.rows_SQ, batch.gather(memory)[:, 0].to(dtype), batch.mask_SQL.to(dtype))
 
     def spans(self) -> Sequence[slice]:
         step = self._step

@@ -10,6 +10,7 @@ from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.experts import lower_experts
 from ridgeline.program.lower.feed_forward import lower_gated_mlp, lower_mlp
+from ridgeline.program.lower.latent import lower_latent_attention
 from ridgeline.program.lower.recurrent import (
     lower_gated_delta_net,
     lower_lightning_attention,
@@ -26,6 +27,7 @@ from ridgeline.spec.spec import (
     GatedMlp,
     GroupedQueryAttention,
     Head,
+    LatentAttention,
     Layer,
     LightningAttention,
     Mamba,
@@ -146,6 +148,8 @@ def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:
             return lower_gated_delta_net(b, f"{at}.delta", mixer, x)
         case LightningAttention():
             return lower_lightning_attention(b, f"{at}.lightning", mixer, x)
+        case LatentAttention():
+            return lower_latent_attention(b, f"{at}.attn", mixer, x)
         case _:
             assert_never(mixer)
 
