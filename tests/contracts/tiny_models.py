@@ -110,7 +110,7 @@ def randomize(oracle: torch.nn.Module, seed: int) -> None:
     """Weights of a size at which every part of the model shows in the logits, more than a fresh model's."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in oracle.parameters():
+        for parameter in {id(tensor): tensor for tensor in oracle.state_dict(keep_vars=True).values()}.values():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:
                 parameter += 0.2 * noise

@@ -1,0 +1,42 @@
+"""DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention; experts by sigmoid scores, a learned bias on the choice."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.common_latent import deepseek_renames, read_deepseek, tiny_deepseek
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Rename, Routing
+from ridgeline.spec.tiny import Choose
+
+
+def read(config: ConfigReader) -> DecoderSpec:
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    config.ignore("num_nextn_predict_layers", "num_mtp_layers")  # for speculative decoding
+    routing = Routing(
+        top_k=config.integer("num_experts_per_tok", 8),
+        scoring="sigmoid",
+        normalize=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 2.5),
+        selection_bias=True,
+        num_groups=config.integer("n_group", 8),
+        top_groups=config.integer("topk_group", 4),
+        group_score="top2_sum",
+    )
+    interleaved = config.flag("rope_interleave", True)
+    return read_deepseek(config, "deepseek_v3", routing, interleaved=interleaved)
+
+
+def renames(spec: DecoderSpec) -> Sequence[Rename]:
+    predicts_further = Rename(f"model.layers.{len(spec.layers)}.", ())  # for speculative decoding
+    return [*deepseek_renames(spec), predicts_further]
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    common = tiny_deepseek(choose)
+    return {
+        "model_type": "deepseek_v3",
+        **common,
+        "topk_group": choose(1, common["n_group"]),
+        "norm_topk_prob": choose(False, True),
+        "rope_interleave": choose(False, True),
+    }
