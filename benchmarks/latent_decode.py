@@ -1,0 +1,145 @@
+"""What decoding over latents reads and takes, by context: DeepSeek-V2-Lite's attention in a model of random weights.
+
+usage: python benchmarks/latent_decode.py [--contexts 64 1024 8192] [--layers 8] [--steps 24] [--out benchmarks/results]
+
+Batch 1, bfloat16, native. The time that a context adds to a step stands beside the bytes that it adds by the cost
+model: those of the latents, not of the keys and values of 16 heads. A step is everything from plan to commit.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
+from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.cost.account import account, total
+from ridgeline.program.lower import lower
+from ridgeline.program.pricing import Load
+from ridgeline.spec import families
+from ridgeline.weights.loader import save_weights
+
+HEADS, NOPE, ROPE, VALUE, VOCAB = 16, 128, 64, 128, 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Decoding at one context. `expanded_bytes` is what keys and values by head would take instead of latents."""
+
+    context: int
+    latent_bytes: float
+    expanded_bytes: float
+    flops: float
+    step_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentReport:
+    name: str
+    created_utc: str
+    machine: MachineFacts
+    software: SoftwareFacts
+    layers: int
+    runs: list[Run]
+
+
+def config(layers: int, max_positions: int) -> dict[str, object]:
+    return {
+        "model_type": "deepseek_v2",
+        "vocab_size": VOCAB,
+        "hidden_size": 2048,
+        "intermediate_size": 1408,
+        "num_hidden_layers": layers,
+        "first_k_dense_replace": layers,
+        "num_attention_heads": HEADS,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROPE,
+        "v_head_dim": VALUE,
+        "num_experts_per_tok": 1,
+        "max_position_embeddings": max_positions,
+        "eos_token_id": 2,
+    }
+
+
+def write_model(folder: Path, values: dict[str, object]) -> None:
+    """config.json and random weights."""
+    spec = families.read_spec(values)
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 if len(shape) > 1 else torch.ones(shape)
+        for name, shape in lower(spec).weights.items()
+    }
+    save_weights(folder, spec, weights, torch.bfloat16)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def measure(llm: LLM, context: int, steps: int, layers: int) -> Run:
+    rng = random.Random(context)
+    prompt = [rng.randrange(10, VOCAB) for _ in range(context)]
+    params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
+    times = [time.perf_counter() for _ in llm.stream(prompt, params)]
+    cost = total(account(llm.engine.program, Load.decode(1, context + steps // 2)))
+    return Run(
+        context=context,
+        latent_bytes=cost.kv_read_bytes,
+        expanded_bytes=2.0 * (context + steps // 2) * layers * HEADS * (NOPE + ROPE + VALUE),
+        flops=cost.flops,
+        step_s=[after - before for before, after in zip(times, times[1:])],
+    )
+
+
+def show(runs: list[Run]) -> None:
+    table = Table("context", "latents MB", "by head MB", "MFLOP", "step ms", "added ms", "added latents GB/s")
+    step_s = [statistics.median(run.step_s) for run in runs]
+    for run, seconds in zip(runs, step_s):
+        added_s, added_bytes = seconds - step_s[0], run.latent_bytes - runs[0].latent_bytes
+        table.add_row(
+            str(run.context),
+            f"{run.latent_bytes / 1e6:.1f}",
+            f"{run.expanded_bytes / 1e6:.1f}",
+            f"{run.flops / 1e6:.0f}",
+            f"{seconds * 1e3:.2f}",
+            f"{added_s * 1e3:.2f}",
+            f"{added_bytes / added_s / 1e9:.1f}" if added_bytes and added_s > 0 else "",
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 1024, 8192])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    longest = max(options.contexts) + options.steps + 64
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), config(options.layers, longest))
+        llm = LLM(folder, dtype="bfloat16", max_model_len=longest, max_num_seqs=1, backend="native")
+        runs = [measure(llm, context, options.steps, options.layers) for context in sorted(options.contexts)]
+    show(runs)
+    if options.out:
+        report = LatentReport(
+            name="latent-decode",
+            created_utc=utc_now(),
+            machine=machine_facts(),
+            software=software_facts(),
+            layers=options.layers,
+            runs=runs,
+        )
+        print(write_report(result_path(options.out, report), report))
+
+
+if __name__ == "__main__":
+    main()
