@@ -100,7 +100,7 @@ def attention(rng: Random) -> Case:
     slopes = rng.choice([None, tuple(rng.random() for _ in range(heads))])
     attrs = AttentionAttrs(0, 0.7, rng.choice([None, 1, 3]), rng.choice([None, 2.0]), slopes)
     kv_shape = ("T", kv_heads, dim)
-    return Case(attrs, [("T", heads, dim), kv_shape, kv_shape])
+    return Case(attrs, [("T", heads, dim), kv_shape, kv_shape], [(heads,)][: rng.randint(0, 1)])
 
 
 def slice_columns(rng: Random) -> Case:

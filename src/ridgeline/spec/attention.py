@@ -18,6 +18,7 @@ class GroupedQueryAttention:
     row of all heads, which are then cut from it.
     `window`: a query at position p sees keys in (p - window, p]; None sees all.
     `softcap`: logits pass through c * tanh(logits / c).
+    `sinks`: one learned logit per query head takes part in the softmax and brings no value (arXiv 2309.17453).
     `alibi`: one slope per query head; a logit gains slope * (key position - query position) (arXiv 2108.12409).
     `output_gate`: the output is multiplied by the sigmoid of one more projection of the input, of its size.
     `kv_from`: the number of an earlier layer whose keys and values this one attends to, instead of its own
@@ -33,6 +34,7 @@ class GroupedQueryAttention:
     qk_norm_over: QkNormPlace = "head"
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
     alibi: tuple[float, ...] | None = None
     qkv_bias: bool = False
     out_bias: bool = False

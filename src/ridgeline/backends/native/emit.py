@@ -230,9 +230,19 @@ def _attention(at: Compiler, group: Group) -> None:
     memory, cache_group = at.memories[attrs.state]
     num_heads = q.width // at.kv_state(attrs.state).head_dim
     spec = _native.AttentionSpec(
-        num_heads, attrs.scale, attrs.window or 0, attrs.softcap or 0.0, slopes=_slopes(at, op.label, attrs)
+        num_heads,
+        attrs.scale,
+        attrs.window or 0,
+        attrs.softcap or 0.0,
+        sinks=_sinks(at, op),
+        slopes=_slopes(at, op.label, attrs),
     )
     at.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
+
+
+def _sinks(at: Compiler, op: Op) -> int:
+    """The address of the sinks, or 0."""
+    return at.weights.vector(op.weights[0], lambda: at.weights.tensor(op.weights[0])) if op.weights else 0
 
 
 def _slopes(at: Compiler, label: str, attrs: AttentionAttrs) -> int:

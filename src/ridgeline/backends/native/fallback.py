@@ -49,14 +49,19 @@ class NativeMemory:
         memory.write(self._level, slots, k_TKD.float().contiguous().numpy(), v_TKD.float().contiguous().numpy())
 
     def attend(
-        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        attrs: AttentionAttrs,
+        q_TND: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         out = torch.empty_like(q_TND)
         for kept in self._kept(attrs.state, attrs.window):
             keys, values = (x.to(q_TND.dtype).transpose(0, 1)[None] for x in (kept.k_LKD, kept.v_LKD))
             q, mask = q_TND[kept.rows][None], mask_of(kept.visible_1QL, q_TND.dtype)
             bias = alibi_SNQL(attrs.alibi_slopes, kept.query_positions_1Q, kept.key_positions_1L)
-            out[kept.rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias)[0]
+            out[kept.rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias, sinks_N)[0]
         return out
 
     def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:

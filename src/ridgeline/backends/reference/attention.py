@@ -19,8 +19,11 @@ def grouped_attention(
     scale: float,
     softcap: float | None,
     bias_SNQL: torch.Tensor | None = None,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D of the values] in the dtype of q.
+
+    `sinks_N` are further logits of every query, without a value.
 
     `mask_SQL` is 0 or -inf in the dtype of q; every query must see at least one key. The G query heads that share a
     key head are laid side by side as queries of it, so that keys and values are never repeated in memory.
@@ -31,7 +34,7 @@ def grouped_attention(
     q = q_SQND.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*Q, D]
     mask = mask_SQL[:, None].repeat(1, 1, group, 1)
     few_rows = q.dtype is torch.bfloat16 and q.shape[2] <= FEW_ROWS
-    if softcap is None and bias_SNQL is None and not few_rows:
+    if softcap is None and bias_SNQL is None and sinks_N is None and not few_rows:
         out = F.scaled_dot_product_attention(q, k_SKLD, v_SKLD, attn_mask=mask, scale=scale)
     else:
         scores = torch.matmul(q, k_SKLD.transpose(2, 3)).float() * scale
@@ -39,7 +42,11 @@ def grouped_attention(
             scores = softcap * torch.tanh(scores / softcap)
         if bias_SNQL is not None:
             scores = scores + bias_SNQL.unflatten(1, (num_kv_heads, group)).flatten(2, 3)
-        out = torch.matmul((scores + mask).softmax(-1).to(v_SKLD.dtype), v_SKLD)
+        scores = scores + mask
+        if sinks_N is not None:
+            sinks = sinks_N.float().view(num_kv_heads, group, 1).expand(num_seqs, -1, -1, num_queries).flatten(2)
+            scores = torch.cat((scores, sinks[..., None]), dim=-1)
+        out = torch.matmul(scores.softmax(-1)[..., : k_SKLD.shape[2]].to(v_SKLD.dtype), v_SKLD)
     out = out.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)  # [S, Q, K, G, D]
     return out.reshape(num_seqs, num_queries, num_heads, -1)
 

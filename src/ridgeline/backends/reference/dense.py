@@ -35,12 +35,17 @@ class DenseMemory:
         self._kept[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
 
     def attend(
-        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        attrs: AttentionAttrs,
+        q_TND: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         q = q_TND.unflatten(0, (self._batch, -1))
         k, v = self._kept[attrs.state]
         is_causal = self._visible_TT is None and (attrs.window is None or attrs.window >= self._num_tokens)
-        if is_causal and attrs.softcap is None and attrs.alibi_slopes is None:
+        if is_causal and attrs.softcap is None and attrs.alibi_slopes is None and sinks_N is None:
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -53,7 +58,8 @@ class DenseMemory:
         positions = torch.arange(self._num_tokens)[None]
         mask = self._mask(attrs.window, q.dtype)
         bias = alibi_SNQL(attrs.alibi_slopes, positions, positions)
-        out = grouped_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, attrs.scale, attrs.softcap, bias)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        out = grouped_attention(q, k, v, mask, attrs.scale, attrs.softcap, bias, sinks_N)
         return out.flatten(0, 1)
 
     def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:

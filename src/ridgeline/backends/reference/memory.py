@@ -37,7 +37,12 @@ class StepMemory(Protocol):
         ...
 
     def attend(
-        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        attrs: AttentionAttrs,
+        q_TND: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of the step's queries over everything that `attrs.state` holds of their sequences, [T, N, D]."""
         ...

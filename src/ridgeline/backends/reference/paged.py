@@ -155,7 +155,12 @@ class _PagedMemory:
             memory[writes.blocks_T, :, writes.offsets_T] = entries_TKD
 
     def attend(
-        self, attrs: AttentionAttrs, q_TND: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        attrs: AttentionAttrs,
+        q_TND: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         out = torch.empty_like(q_TND)
         keys, values = self._memories[attrs.state]
@@ -168,6 +173,7 @@ class _PagedMemory:
                 attrs.scale,
                 attrs.softcap,
                 alibi_SNQL(attrs.alibi_slopes, batch.query_positions_SQ, batch.key_positions_SL),
+                sinks_N,
             )
         return out
 

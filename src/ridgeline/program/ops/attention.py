@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Shape
-from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements
+from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _attention_cost(x: Operands) -> OpCost:
         flops += num_heads * pairs * (4 * head_dim + 5)  # two dot products, scale and softmax
         kv_read += 2 * keys * num_kv_heads * head_dim * x.element.kv
     query_bytes = x.input_bytes[0] * elements(x.inputs[0]) + x.output_bytes[0] * elements(x.outputs[0])
-    return OpCost(flops=flops, kv_read_bytes=kv_read, activation_bytes=query_bytes)
+    return OpCost(flops, weight_bytes(x), kv_read, activation_bytes=query_bytes)
 
 
 def _angles(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -104,6 +104,8 @@ def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[We
     tokens, num_heads, head_dim = inputs[0]
     assert isinstance(num_heads, int)
     assert isinstance(head_dim, int)
+    if any(weight != (num_heads,) for weight in weights):
+        raise ConfigError(f"sinks of shape {weights[0]} for {num_heads} query heads")
     return ((tokens, num_heads * head_dim),)
 
 
@@ -120,8 +122,8 @@ ROWS: Mapping[str, OpRow] = {
     "attention": OpRow(
         AttentionAttrs,
         3,
-        (0,),
-        "q [T,N,D], and k, v as written, over the cache -> [T,N*D]",
+        (0, 1),
+        "q [T,N,D], and k, v as written, over the cache, sinks [N]? -> [T,N*D]",
         _attention_shape,
         _attention_cost,
     ),

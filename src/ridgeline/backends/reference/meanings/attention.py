@@ -36,7 +36,7 @@ def kv_write(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory
 
 def attention(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     assert isinstance(attrs, AttentionAttrs)
-    return (memory.attend(attrs, inputs[0], inputs[1], inputs[2]).flatten(1),)
+    return (memory.attend(attrs, inputs[0], inputs[1], inputs[2], weights[0] if weights else None).flatten(1),)
 
 
 MEANINGS: Mapping[str, Meaning] = {
