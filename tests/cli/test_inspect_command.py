@@ -78,6 +78,21 @@ def test_llama_3_8b(inspect):
     assert "8,030,261,248" in text and "131,072" in text
 
 
+def test_active_parameters(inspect):
+    """Of Mixtral 8x7B; a model without experts says nothing of them."""
+    config = LLAMA_3_8B | {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+    }
+    found = inspect(config, "--json")["parameters"]
+    assert (found["total"], found["active"]) == (46_702_792_704, 12_879_925_248)
+    assert "active for a token" in inspect(config) and "12,879,925,248" in inspect(config)
+    assert inspect(LLAMA_3_8B, "--json")["parameters"]["active"] == 8_030_261_248
+    assert "active" not in inspect(LLAMA_3_8B)
+
+
 def test_llama_2_70b(inspect):
     found = inspect(LLAMA_2_70B, "--json")
     assert found["kv"]["bytes_at_declared_context"] == 1_342_177_280

@@ -53,6 +53,7 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
     embedding, head = cost.embedding_parameters(program), cost.head_parameters(program)
     head_spec = inspection.spec.head
     tied = head_spec is not None and head_spec.tied
+    active, total = cost.active_parameters(program), program.num_parameters
     table = _table("Parameters", plain, "", "count", f"bytes in {inspection.dtype}")
     for name, count in (
         (
@@ -60,8 +61,9 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
             embedding,
         ),
         ("head", head),
-        ("layers and norms", program.num_parameters - embedding - head),
-        ("total", program.num_parameters),
+        ("layers and norms", total - embedding - head),
+        ("total", total),
+        *([("active for a token", active)] if active != total else []),
     ):
         table.add_row(name, f"{count:,}", _bytes(count * size))
     return table

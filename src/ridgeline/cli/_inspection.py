@@ -104,6 +104,7 @@ def as_json(inspection: Inspection) -> str:
         "kv_dtype": inspection.kv_dtype,
         "parameters": {
             "total": program.num_parameters,
+            "active": cost.active_parameters(program),
             "embedding": cost.embedding_parameters(program),
             "head": cost.head_parameters(program),
             "num_bytes": cost.weight_bytes(program, inspection.element),

@@ -162,6 +162,19 @@ def weight_bytes(program: Program, element_bytes: float) -> float:
     return program.num_parameters * element_bytes
 
 
+def active_parameters(program: Program) -> int:
+    """Parameters that one token uses: all but those of the experts that it is not sent to."""
+    idle = 0
+    for op in program.ops:
+        if op.kind == "experts":
+            top_k = program.shapes[op.inputs[1]][1]
+            assert isinstance(top_k, int)
+            for name in op.weights:
+                num_experts, *expert = program.weights[name]
+                idle += (num_experts - top_k) * elements(expert)
+    return program.num_parameters - idle
+
+
 def embedding_parameters(program: Program) -> int:
     """Parameters of the tables that token ids and positions look up; a tied head's matrix is among them."""
     tables = {name for op in program.ops if op.kind == "embed" for name in op.weights}
