@@ -80,6 +80,7 @@ def build(family_name: str, seed: int, path: Path) -> TinyModel:
         (path / "config.json").write_text(json.dumps(config))
         save_file(dict(oracle.named_parameters()), path / "model.safetensors", metadata={"format": "pt"})
     else:
+        torch.manual_seed(seed)  # some parameters start at random, and `randomize` adds to them
         oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), **implementation(family_name)).eval()
         randomize(oracle, seed)
         oracle.save_pretrained(path)

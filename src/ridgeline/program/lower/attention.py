@@ -16,7 +16,7 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
         b.kept[at] = _keys_and_values(b, at, mixer, x)
     state, k, v = b.kept[at if mixer.kv_from is None else f"layers.{mixer.kv_from}.attn"]
     attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap, mixer.alibi)
-    sinks = (b.weight(f"{at}.sinks", heads),) if mixer.sinks else ()
+    sinks = (b.weight(f"{at}.sinks", mixer.num_heads),) if mixer.sinks else ()
     (o,) = b.emit("attention", f"{at}.attention", (q, k, v), sinks, attrs)
     if mixer.output_gate:
         gate = b.linear(f"{at}.gate", x, mixer.num_heads * mixer.head_dim, mixer.qkv_bias)
