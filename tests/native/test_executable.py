@@ -177,3 +177,15 @@ def test_tokens_are_drawn_in_the_step(tmp_path):
         step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws)
     )
     assert output.drawn.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
+
+
+def test_parallel_layers_add_both_halves_where_they_are_computed(tmp_path):
+    """A layer is one norm, two products of it with what follows them, two products onto the residual, and attention."""
+    config = {"model_type": "falcon", "vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4}
+    lengths = []
+    for num_layers in (1, 2):
+        program = lower(families.read_spec(config | {"num_hidden_layers": num_layers}), CONTEXT)
+        weights = {name: torch.ones(shape) for name, shape in program.weights.items()}
+        (part,) = native(program, weights, "portable").parts
+        lengths.append(part.end - part.begin)
+    assert lengths[1] - lengths[0] == len(["norm", "qkv", "heads", "attention", "o", "up", "down"])
