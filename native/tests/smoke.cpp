@@ -165,6 +165,8 @@ void rows(const KernelTable& kernels, Numbers& numbers, Results& results) {
   results.near("softcap", out.data(), kWidth);
   k.add(x.data(), bias.data(), kWidth, out.data());
   results.exact("add", out.data(), kWidth);
+  k.add_scaled(x.data(), 0.3f, kWidth, out.data());
+  results.near("add scaled", out.data(), kWidth);
   for (const bool interleaved : {false, true}) {
     k.rotate(out.data() + 1, weight.data(), bias.data(), 37, interleaved);
     results.near(interleaved ? "rotate pairs" : "rotate halves", out.data(), kWidth);
@@ -283,6 +285,44 @@ void tape(const KernelTable& kernels, Numbers& numbers, Results& results) {
   results.exact("subnormal numbers in the pool", seen, 3);
 }
 
+// Two of five experts for each of many tokens and of a single one, by three threads.
+void experts(const KernelTable& kernels, Numbers& numbers, Results& results) {
+  constexpr int64_t kExperts = 5, kTopK = 2, kWidth = 96, kSize = 32, kTokens = 40;
+  Pool pool(3);
+  const auto packed = [&](int64_t outputs, int64_t inputs) {
+    return Packed(kernels, kFormats[0], outputs, inputs, numbers);
+  };
+  const auto first = [](const Packed& all, int64_t outputs) {
+    Matrix matrix = all.matrix;
+    matrix.outputs = outputs;
+    matrix.num_panels = outputs / kPanel;
+    return matrix;
+  };
+  const Packed table = packed(kTokens, kWidth), router = packed(kExperts, kWidth);
+  const Packed gate_up = packed(kExperts * 2 * kSize, kWidth), down = packed(kExperts * kWidth, kSize);
+  Tape tape(kernels, pool, false);
+  Buffer *const x = tape.add_buffer(Rows::tokens, kWidth), *const out = tape.add_buffer(Rows::tokens, kWidth);
+  Buffer* const logits = tape.add_buffer(Rows::tokens, kExperts);
+  Buffer *const ids = tape.add_buffer(Rows::tokens, kTopK), *const weights = tape.add_buffer(Rows::tokens, kTopK);
+  tape.add(std::make_unique<Embed>(Table{table.matrix}, Embed::Ids::tokens, 1.0f, x));
+  tape.add(std::make_unique<Linear>(router.matrix, Norm{}, Epilogue{}, Linear::Operands{x, logits}, false));
+  tape.add(std::make_unique<Route>(Route::Options{kTopK, true, true, 1.0f, 1, 1, false, nullptr},
+                                   Route::Operands{logits, ids, weights}));
+  const Epilogue gate{EpilogueKind::gate, Activation::silu, 0, nullptr, nullptr, 0};
+  tape.add(std::make_unique<Experts>(kExperts, Experts::Product{first(gate_up, 2 * kSize), gate},
+                                     Experts::Product{first(down, kWidth), Epilogue{}},
+                                     Experts::Operands{x, ids, weights, out}, tape.experts_memory(), false));
+  std::vector<int64_t> tokens(kTokens);
+  for (int64_t t = 0; t < kTokens; t++) tokens[(size_t)t] = kTokens - 1 - t;
+  for (const int64_t count : {kTokens, (int64_t)1}) {
+    Step step{};
+    step.num_tokens = count;
+    step.token_ids = step.positions = tokens.data();
+    tape.run(step, 0, tape.size(), nullptr);
+    results.near("experts of " + std::to_string(count), out->data(), count * out->stride);
+  }
+}
+
 struct Section {
   double bound;
   std::vector<char> bytes;
@@ -343,6 +383,7 @@ int write(const char* path) {
   recurrent(kernels, numbers, results);
   sample(kernels, numbers, results);
   tape(kernels, numbers, results);
+  experts(kernels, numbers, results);
   return out.flush() ? 0 : 1;
 }
 
