@@ -18,6 +18,7 @@
 #include "bind/step.h"
 #include "runtime/checksum.h"
 #include "runtime/isa.h"
+#include "runtime/lora.h"
 #include "runtime/tape.h"
 
 namespace nb = nanobind;
@@ -179,6 +180,12 @@ class TapeBuilder {
                                                 at(out)));
   }
 
+  void lora(int x, int y, int out, uintptr_t a, uintptr_t b, int64_t count, int64_t rank) {
+    require(at(y)->width == at(out)->width && count > 0 && rank > 0, "adapters add to rows of the same width");
+    tape_.add(std::make_unique<Lora>(
+        Lora::Options{at(x), at(y), at(out), pointer<const float>(a), pointer<const float>(b), count, rank}));
+  }
+
   void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
 
   int64_t size() const { return tape_.size(); }
@@ -293,6 +300,7 @@ void bind_runtime(nb::module_& module) {
       .def("activate", &TapeBuilder::activate, "function"_a, "x"_a, "out"_a)
       .def("gate", &TapeBuilder::gate, "function"_a, "x"_a, "y"_a, "out"_a)
       .def("scale", &TapeBuilder::scale, "factor"_a, "x"_a, "out"_a)
+      .def("lora", &TapeBuilder::lora, "x"_a, "y"_a, "out"_a, "a"_a, "b"_a, "count"_a, "rank"_a)
       .def("softcap", &TapeBuilder::softcap, "cap"_a, "x"_a, "out"_a)
       .def("select", &TapeBuilder::select, "x"_a, "out"_a)
       .def("rotate", &TapeBuilder::rotate, "x"_a, "out"_a, "head_dim"_a, "cos"_a, "sin"_a, "interleaved"_a = false,

@@ -42,6 +42,13 @@ void read_step(nb::handle batch, StepArrays& arrays) {
   step.mutual = mutual.data();
   require(std::all_of(step.mutual, step.mutual + step.num_spans, [](int64_t run) { return run > 0; }),
           "mutual_S must be at least 1");
+  const nb::object adapters = nb::getattr(batch, "adapters_T", nb::none());
+  step.adapters = nullptr;
+  if (!adapters.is_none()) {
+    const auto numbers = hold<const int64_t, 1>(arrays, adapters);
+    require(numbers.shape(0) == tokens.shape(0), "a step has one adapter per token");
+    step.adapters = numbers.data();
+  }
   for (nb::handle group : batch.attr("groups")) {
     const auto slots = hold<const int64_t, 1>(arrays, group.attr("write_slots_T"));
     const auto tables = hold<const int64_t, 2>(arrays, group.attr("tables_SB"));

@@ -39,6 +39,16 @@ RL_INLINE float row_squares(const float* x, int64_t width, float mean) {
   return sum(total) + rest;
 }
 
+// In a fixed order that depends on the width alone.
+static inline float dot(const float* x, const float* y, int64_t width) {
+  Floats total{};
+  float rest = 0;
+  for_row(
+      width, [&](int64_t i) { total = fma(load<Floats>(x + i), load<Floats>(y + i), total); },
+      [&](int64_t i) { rest += x[i] * y[i]; });
+  return sum(total) + rest;
+}
+
 // What normalises a row, given all of it: out = (x - mean) * factor * weight + bias.
 struct RowScale {
   float mean, factor;

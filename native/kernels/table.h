@@ -72,6 +72,7 @@ struct RowKernels {
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   void (*add)(const float* x, const float* y, int64_t width, float* out);
   void (*scale)(const float* x, float factor, int64_t width, float* out);
+  float (*dot)(const float* x, const float* y, int64_t width);
   // out += factor * x.
   void (*add_scaled)(const float* x, float factor, int64_t width, float* out);
   void (*activate)(Activation activation, const float* x, const float* gated, int64_t width, float* out);

@@ -5,7 +5,7 @@
 namespace ridgeline::RIDGELINE_LEVEL {
 
 void fill_rows(RowKernels& kernels) {
-  kernels = {normalize, rotate, add, scale, add_scaled, activate, softcap};
+  kernels = {normalize, rotate, add, scale, dot, add_scaled, activate, softcap};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -25,6 +25,7 @@ struct Step {
   const int64_t* span_length;
   const int64_t* kv_length;
   const int64_t* mutual;
+  const int64_t* adapters;    // [T], or null: no token has one
   std::vector<GroupInputs> groups;
   float* logits;  // [R, logits_stride]
   int64_t logits_stride;

@@ -297,6 +297,18 @@ def _select_rows(at: Compiler, group: Group) -> None:
     at.tape.select(x.buffer, at.new(op.outputs[0]).buffer)
 
 
+def _lora(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    x, y = at.place(op.inputs[0]), at.place(op.inputs[1])
+    a, b = op.weights
+    count, rank, _ = at.program.weights[a]
+    factors = (
+        at.weights.vector(a, lambda: at.weights.tensor(a)),
+        at.weights.vector(b, lambda: at.weights.tensor(b).transpose(1, 2)),
+    )
+    at.tape.lora(x.buffer, y.buffer, at.new(op.outputs[0]).buffer, *factors, count, rank)
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "norm_qkv": _norm_qkv,
     "norm_q": _norm_q,
@@ -317,6 +329,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "slice": _slice,
     "scale": _scale,
     "add": _add,
+    "lora": _lora,
     "activation": _activation,
     "gated_activation": _gated_activation,
     "select_rows": _select_rows,
