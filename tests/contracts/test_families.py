@@ -11,7 +11,8 @@ from ridgeline.program.lower import lower
 from ridgeline.spec import families
 from ridgeline.spec.spec import GroupedQueryAttention, RopeScaling
 
-SEEDS = range(30)
+SEEDS = range(8)
+VARIETY_SEEDS = range(30)  # reading a config is cheap, computing it is not
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_unknown_key_is_refused(name):
 
 def test_generated_configs_vary():
     """What the seeds above cover, over all families: without this a narrow generator would pass unseen."""
-    configs = [tiny_config(name, seed) for name in families.names() for seed in SEEDS]
+    configs = [tiny_config(name, seed) for name in families.names() for seed in VARIETY_SEEDS]
     specs = [families.read_spec(config) for config in configs]
     mixers = [layer.mixer for s in specs for layer in s.layers if isinstance(layer.mixer, GroupedQueryAttention)]
     assert {mixer.num_heads // mixer.num_kv_heads for mixer in mixers} >= {1, 2, 3, 8}

@@ -14,7 +14,7 @@ NOT_AUTOREGRESSIVE = {"llada", "bert"}  # their engine tests are their own
 BOUND = 1e-4  # of the largest logit
 
 
-@pytest.mark.parametrize("seed", [100, 101, 102, 103])
+@pytest.mark.parametrize("seed", [100, 101])
 @pytest.mark.parametrize("family_name", sorted(set(families.names()) - NOT_AUTOREGRESSIVE))
 def test_engine_log_probabilities_equal_the_oracles(family_name, seed, backend, tmp_path):
     model = build(family_name, seed, tmp_path)

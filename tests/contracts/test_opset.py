@@ -388,7 +388,7 @@ class PagedRun:
 
 @pytest.mark.parametrize("name", families.names())
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_paged_equals_dense_over_any_chunking(name, seed):
     rng = Random(seed)
     config = tiny_config(name, seed)
