@@ -66,7 +66,9 @@ class KvState:
     def write(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
     def read(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None, None, None))]]:
-        """Keys and values [slots, heads, head_dim] as float32."""
+        """
+        Keys [slots, heads, head_dim] and values [slots, heads, value_dim] as float32.
+        """
 
     def copy_block(self, source: int, target: int) -> None: ...
 
@@ -117,12 +119,6 @@ def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(No
 def has_tiles(level: str) -> bool:
     """Whether the level multiplies with a matrix unit."""
 
-class Norm:
-    def __init__(self, kind: str = 'none', eps: float = 0.0, weight: int = 0, bias: int = 0, by_head: bool = False) -> None: ...
-
-class AttentionSpec:
-    def __init__(self, num_heads: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: int = 0, slopes: int = 0) -> None: ...
-
 class KvMemory:
     def __init__(self, kind: str, num_heads: int, head_dim: int, block_size: int, blocks: int, latent_dim: int | None = None) -> None: ...
 
@@ -143,17 +139,23 @@ class KvMemory:
 
     def read(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
 
+class Norm:
+    def __init__(self, kind: str = 'none', eps: float = 0.0, weight: int = 0, bias: int = 0, by_head: bool = False) -> None: ...
+
+class AttentionSpec:
+    def __init__(self, num_heads: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: int = 0, slopes: int = 0) -> None: ...
+
 class Pool:
     def __init__(self, num_threads: int) -> None: ...
 
     @property
     def size(self) -> int: ...
 
-def checksum(address: int, num_bytes: int) -> int:
-    """A 64-bit checksum of memory, for finding damage."""
-
 def latent_expands(num_heads: int, latent: int, rope: int, nope: int, value: int, num_tokens: int, kv_length: int) -> bool:
     """Whether latent attention expands the latents for a span, for tests."""
+
+def checksum(address: int, num_bytes: int) -> int:
+    """A 64-bit checksum of memory, for finding damage."""
 
 class Tape:
     def __init__(self, level: str, pool: Pool, deterministic: bool = False) -> None: ...
@@ -182,6 +184,8 @@ class Tape:
     def gate(self, function: str, x: int, y: int, out: int) -> None: ...
 
     def scale(self, factor: float, x: int, out: int) -> None: ...
+
+    def lora(self, x: int, y: int, out: int, a: int, b: int, count: int, rank: int) -> None: ...
 
     def softcap(self, cap: float, x: int, out: int) -> None: ...
 

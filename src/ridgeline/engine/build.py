@@ -98,9 +98,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
     max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
-    if spec.head is None and config.model.task == "generate":
-        raise ConfigError(f"{folder.name} is an encoder: it has no head to generate with; use task=embed")
-    embeds = spec.head is None or config.model.task == "embed"
+    embeds = _embeds(config, spec)
     base = lower(spec, max_model_len, hidden=embeds)
     adapters = read_adapters(config.adapters, spec, base)
     program = adapted(base, ranks(adapters), len(adapters))
@@ -143,11 +141,20 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         generation=folder.generation_config,
         tokenizer=tokenizer,
         choices=choices,
-        embedder=Embedder(executable, layout, config.scheduler.max_num_batched_tokens, whole=spec.head is None)
-        if embeds
-        else None,
+        embedder=_embedder(config, spec, executable, layout) if embeds else None,
         pooling=read_pooling(folder.path) or ("mean" if spec.head is None else "last"),
     )
+
+
+def _embeds(config: EngineConfig, spec: DecoderSpec) -> bool:
+    """Whether the model gives vectors instead of tokens."""
+    if spec.head is None and config.model.task == "generate":
+        raise ConfigError(f"{config.model.model} is an encoder: it has no head to generate with; use task=embed")
+    return spec.head is None or config.model.task == "embed"
+
+
+def _embedder(config: EngineConfig, spec: DecoderSpec, executable: Executable, layout: CacheLayout) -> Embedder:
+    return Embedder(executable, layout, config.scheduler.max_num_batched_tokens, whole=spec.head is None)
 
 
 def _bind(
