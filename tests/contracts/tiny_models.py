@@ -107,11 +107,17 @@ def load_oracle(folder: Path) -> torch.nn.Module:
     return oracle
 
 
+def learned(oracle: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The oracle's parameters, a tied one once, and the biases that it learns but keeps as buffers."""
+    biases = {name: buffer for name, buffer in oracle.named_buffers() if name.endswith("_bias")}
+    return dict(oracle.named_parameters()) | biases
+
+
 def randomize(oracle: torch.nn.Module, seed: int) -> None:
     """Weights of a size at which every part of the model shows in the logits, more than a fresh model's."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in {id(tensor): tensor for tensor in oracle.state_dict(keep_vars=True).values()}.values():
+        for parameter in learned(oracle).values():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:
                 parameter += 0.2 * noise
