@@ -97,7 +97,7 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 def tiny(choose: Choose) -> dict[str, object]:
     groups, kv_heads = choose(1, 2), choose(1, 2)
-    pattern = "".join(choose("M", "M", "*", "-") for _ in range(choose(2, 3, 4)))
+    pattern = choose("M", "*") + "".join(choose("M", "M", "*", "-") for _ in range(choose(1, 2, 3)))
     return {
         "model_type": "nemotron_h",
         "vocab_size": choose(97, 131, 256),
