@@ -81,7 +81,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert match.num_tokens == self.oracle.match(tokens, salt) * size < len(tokens)
         assert match.reason
         assert fits == self.oracle.can_admit(tokens, salt)
-        num_cached = self.cache.admit(seq_id, tokens, salt)
+        num_cached = self.cache.admit(seq_id, tokens, salt).num_tokens
         assert num_cached == match.num_tokens == self.oracle.admit(seq_id, tokens, salt)
         known = self.known[seq_id] = Known(tokens, salt, [])
         for position in range(num_cached):

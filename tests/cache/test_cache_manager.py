@@ -27,7 +27,7 @@ class CountingTokens(list):
 
 def compute(cache, seq_id, tokens, *, salt="", upto=None):
     """Admit and compute `tokens` in one step; returns the number of cached tokens."""
-    num_cached = cache.admit(seq_id, tokens, salt)
+    num_cached = cache.admit(seq_id, tokens, salt).num_tokens
     end = len(tokens) if upto is None else upto
     assert cache.reserve(seq_id, end) == []
     cache.commit(seq_id, tokens, end)
@@ -50,7 +50,7 @@ def test_a_released_prompt_is_found_again():
     first = blocks(cache, 1)
     cache.release(1)
     assert group_counts(cache) == (6, 2, 0)
-    assert cache.admit(2, list(range(10))) == 8
+    assert cache.admit(2, list(range(10))).num_tokens == 8
     assert blocks(cache, 2) == first[:2]
     stats = cache.stats()
     assert (stats.prefix_queries, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (2, 20, 8)
@@ -88,7 +88,7 @@ def test_equal_prompts_computed_at_once_end_up_on_one_copy():
     cache = CacheManager(FULL)
     tokens = list(range(8))
     for seq_id in (1, 2):
-        assert cache.admit(seq_id, tokens) == 0
+        assert cache.admit(seq_id, tokens).num_tokens == 0
         cache.reserve(seq_id, 8)
     assert group_counts(cache) == (4, 0, 4)
     for seq_id in (1, 2):
@@ -183,7 +183,7 @@ def test_a_sliding_hit_needs_only_the_window_before_it():
     cache.release(1)
     cache.check()
     assert cache.match_length([*tokens, 99]).num_tokens == 40  # 8 of the 10 blocks are left; the last two suffice
-    assert cache.admit(2, [*tokens, 99]) == 40
+    assert cache.admit(2, [*tokens, 99]).num_tokens == 40
     (table,) = cache.tables(2)
     assert (table.first_token, len(table.blocks)) == (32, 2)
     assert cache.match_length(tokens[:5]) == cache.match_length([*tokens[:4], 77])

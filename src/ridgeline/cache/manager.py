@@ -31,6 +31,9 @@ class PrefixMatch:
     reason: str
 
 
+NOT_ADMITTED = PrefixMatch(0, "never admitted")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupStats:
     """Blocks of one group: free + cached + used == total. Cached ones are evicted when free ones run out."""
@@ -108,8 +111,8 @@ class CacheManager:
                 return False
         return True
 
-    def admit(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> int:
-        """Register a sequence, take references on its cached prefix, and return the number of cached tokens."""
+    def admit(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
+        """Register a sequence, take references on its cached prefix, and return what of it was cached."""
         assert seq_id not in self._sequences, f"sequence {seq_id} is already admitted"
         hit = self._find(token_ids, salt)
         tables: list[SequenceTable] = []
@@ -126,7 +129,7 @@ class CacheManager:
         self._prefix_queries += 1
         self._prefix_query_tokens += len(token_ids)
         self._prefix_hit_tokens += num_cached
-        return num_cached
+        return PrefixMatch(num_cached, hit.reason)
 
     # ---- the step
 

@@ -170,7 +170,14 @@ def _kv(inspection: Inspection, plain: bool) -> Table:
             *(f"{group.num_bytes(length):,}" for length in lengths),
         )
     totals = (f"{cost.kv_bytes(program, length, size):,}" for length in lengths)
-    table.add_row("total", str(len(program.states)), f"{cost.kv_bytes_per_token(program, size):,}", *totals)
+    total = cost.kv_bytes_per_token(program, size)
+    table.add_row("total", str(len(program.states)), f"{total:,}", *totals)
+    shared = cost.shared_kv(program, size)
+    if shared.num_layers:
+        layers = "1 layer shares" if shared.num_layers == 1 else f"{shared.num_layers} layers share"
+        before = total + shared.bytes_per_token
+        table.caption = f"{layers} the KV of others: {total:,} bytes/token instead of {before:,}"
+        table.caption_justify = "left"
     return table
 
 

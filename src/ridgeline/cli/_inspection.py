@@ -97,7 +97,7 @@ def _stored_dtype(config: Mapping[str, object]) -> str:
 def as_json(inspection: Inspection) -> str:
     """One JSON object; counts are exact, and every number's unit is in its name."""
     program, spec, kv_element = inspection.program, inspection.spec, inspection.kv_element
-    declared = spec.max_positions
+    declared, shared = spec.max_positions, cost.shared_kv(program, kv_element)
     document = {
         "spec": _plain(spec),
         "dtype": inspection.dtype,
@@ -111,6 +111,7 @@ def as_json(inspection: Inspection) -> str:
         },
         "kv": {
             "bytes_per_token": cost.kv_bytes_per_token(program, kv_element),
+            "shared": {"num_layers": shared.num_layers, "spared_bytes_per_token": shared.bytes_per_token},
             "declared_context_tokens": declared,
             "bytes_at_declared_context": cost.kv_bytes(program, declared, kv_element),
             "bytes_at_context": cost.kv_bytes(program, inspection.context, kv_element),

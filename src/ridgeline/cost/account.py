@@ -3,12 +3,14 @@
 The rules are the op table's; this gives them concrete sizes. Called by `ridgeline inspect`. Must not import torch.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program, RecurrentState, Shape
+from ridgeline.program.op import LOGITS, STEP_INPUTS, KvState, Op, Program, RecurrentState, Shape
+from ridgeline.program.ops.attention import AttentionAttrs
 from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, elements
@@ -145,6 +147,24 @@ def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:
     if recurrent:
         groups.append(KvGroup("recurrent", None, len(recurrent), 0, sum(recurrent)))
     return groups
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKv:
+    """What layers that attend to the keys and values of others spare: how many they are, and bytes of each token."""
+
+    num_layers: int
+    bytes_per_token: int
+
+
+def shared_kv(program: Program, element_bytes: int) -> SharedKv:
+    """Of every state, the attentions after the first read what they need not keep themselves."""
+    readers = Counter(op.attrs.state for op in program.ops if isinstance(op.attrs, AttentionAttrs))
+    spared = [(program.states[state], count - 1) for state, count in readers.items()]
+    return SharedKv(
+        sum(count for _, count in spared),
+        sum(count * state.bytes_per_token(element_bytes) for state, count in spared if isinstance(state, KvState)),
+    )
 
 
 def kv_bytes_per_token(program: Program, element_bytes: int) -> int:

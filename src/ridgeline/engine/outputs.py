@@ -11,11 +11,15 @@ from ridgeline.engine.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """How an answer ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id."""
+    """How an answer ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id.
+
+    `uncached_reason`: why the prefix cache served no more of the prompt than `num_cached_tokens`.
+    """
 
     reason: FinishReason
     timings: Timings
     num_cached_tokens: int
+    uncached_reason: str = ""
     stop_reason: str | int | None = None
     error: str | None = None
 
@@ -93,6 +97,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_cached_tokens: int = 0
+    uncached_reason: str = ""
 
     @property
     def finished(self) -> bool:
@@ -109,4 +114,5 @@ class RequestOutput:
             self.prompt_logprobs = [*(self.prompt_logprobs or (None,)), *delta.prompt_logprobs]
         if delta.finish is not None and delta.index == 0:
             self.num_cached_tokens = delta.finish.num_cached_tokens
+            self.uncached_reason = delta.finish.uncached_reason
         self.outputs[delta.index].extend(delta)

@@ -65,7 +65,8 @@ class Renderer:
         delta.finish = Finish(
             reason=reason,
             timings=event.timings,
-            num_cached_tokens=event.num_cached_tokens,
+            num_cached_tokens=event.cached.num_tokens,
+            uncached_reason=event.cached.reason,
             stop_reason=stop_reason,
             error=event.error,
         )

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprob
 
@@ -52,7 +53,7 @@ class Sequence:
     index: int  # 0 .. n-1
     token_ids: list[int]
     num_computed: int = 0
-    num_cached: int = 0  # prompt tokens that the first admission found in the prefix cache
+    cached: PrefixMatch = NOT_ADMITTED  # what the first admission found in the prefix cache
     num_prompt_logprobs: int = 0  # already reported
     num_preemptions: int = 0
     scheduled_s: float | None = None
@@ -121,7 +122,7 @@ class FinishEvent:
     index: int
     reason: FinishReason
     timings: "Timings"
-    num_cached_tokens: int
+    cached: PrefixMatch
     stop_token_id: int | None = None
     error: str | None = None
 

@@ -220,8 +220,8 @@ class Scheduler:
             salt = self._salt(seq)
             if not self._cache.can_admit(seq.token_ids, salt):
                 return
-            num_cached = self._cache.admit(seq.seq_id, seq.token_ids, salt)
-            seq.num_computed = num_cached
+            cached = self._cache.admit(seq.seq_id, seq.token_ids, salt)
+            seq.num_computed = cached.num_tokens
             span = self._span(seq, budget)
             made = None if span is None else self._cache.reserve(seq.seq_id, span.end)
             if span is None or made is None:
@@ -230,7 +230,7 @@ class Scheduler:
                 return
             if seq.scheduled_s is None:
                 seq.scheduled_s = self._clock()
-                seq.num_cached = num_cached
+                seq.cached = cached
             self._waiting.pop()
             self._insert_running(seq)
             copies.extend(made)
@@ -280,7 +280,7 @@ class Scheduler:
         for sibling in siblings:
             self._cache.fork(seq.seq_id, sibling.seq_id)
             sibling.num_computed = seq.num_computed
-            sibling.num_cached = seq.num_cached
+            sibling.cached = seq.cached
             sibling.scheduled_s = seq.scheduled_s
             self._insert_running(sibling)
         return siblings
@@ -326,7 +326,7 @@ class Scheduler:
             self._waiting.remove(seq)
             self._hand_over(seq)
         return FinishEvent(
-            request, seq.index, reason, self._timings(seq), seq.num_cached, stop_token_id=stop_token_id, error=error
+            request, seq.index, reason, self._timings(seq), seq.cached, stop_token_id=stop_token_id, error=error
         )
 
     def _hand_over(self, seq: Sequence) -> None:
