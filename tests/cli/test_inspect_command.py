@@ -189,6 +189,16 @@ def test_every_family_is_described(inspect):
             assert max(map(len, text.splitlines())) <= 100
 
 
+def test_shared_keys_and_values(inspect):
+    config = LLAMA_3_8B | {"model_type": "hunyuan", "use_cla": True, "cla_share_factor": 2, "use_qk_norm": True}
+    found = inspect(config, "--json")["kv"]
+    assert found["bytes_per_token"] == 65_536
+    assert found["shared"] == {"num_layers": 16, "spared_bytes_per_token": 65_536}
+    assert "16 layers share the KV of others: 65,536 bytes/token instead of 131,072" in inspect(config)
+    assert "share the KV" not in inspect(LLAMA_3_8B)
+    assert inspect(LLAMA_3_8B, "--json")["kv"]["shared"] == {"num_layers": 0, "spared_bytes_per_token": 0}
+
+
 def test_needs_no_torch(model_folder):
     code = f"""
 import contextlib, sys

@@ -65,9 +65,9 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, size):
         super().__init__()
-        hidden, size, bias = c["hidden_size"], c["intermediate_size"], c["mlp_bias"]
+        hidden, bias = c["hidden_size"], c["mlp_bias"]
         self.gate_proj, self.up_proj = nn.Linear(hidden, size, bias), nn.Linear(hidden, size, bias)
         self.down_proj = nn.Linear(size, hidden, bias)
 
@@ -75,10 +75,38 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
-    def __init__(self, c, projects_kv):
+class Router(nn.Module):
+    def __init__(self, c):
         super().__init__()
-        self.self_attn, self.mlp = Attention(c, projects_kv), Mlp(c)
+        self.wg = nn.Linear(c["hidden_size"], c["num_experts"], bias=False)
+
+
+class Experts(nn.Module):
+    """Each token's best experts, weighted by their probabilities: as they are for one, of a sum of 1 for several."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.top_k = c["moe_topk"]
+        self.gate = Router(c)
+        self.experts = nn.ModuleList(Mlp(c, c["moe_intermediate_size"]) for _ in range(c["num_experts"]))
+        if c["use_mixed_mlp_moe"]:
+            self.shared_mlp = Mlp(c, c["intermediate_size"] * c["num_shared_expert"])
+
+    def forward(self, x):
+        best = self.gate.wg(x).softmax(-1).topk(self.top_k, -1)
+        weights = best.values / best.values.sum(-1, keepdim=True) if self.top_k > 1 else best.values
+        out = self.shared_mlp(x) if hasattr(self, "shared_mlp") else torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out = out + expert(x) * (weights * (best.indices == number)).sum(-1, keepdim=True)
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, c, index, projects_kv):
+        super().__init__()
+        self.self_attn = Attention(c, projects_kv)
+        is_dense = c["num_experts"] == 1 or index < c["moe_layer_num_skipped"]
+        self.mlp = Mlp(c, c["intermediate_size"]) if is_dense else Experts(c)
         self.input_layernorm = RmsNorm(c["hidden_size"], c["rms_norm_eps"])
         self.post_attention_layernorm = RmsNorm(c["hidden_size"], c["rms_norm_eps"])
 
@@ -88,7 +116,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.share = c["cla_share_factor"] if c["use_cla"] else 1
         self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        self.layers = nn.ModuleList(Block(c, i % self.share == 0) for i in range(c["num_hidden_layers"]))
+        self.layers = nn.ModuleList(Block(c, i, i % self.share == 0) for i in range(c["num_hidden_layers"]))
         self.norm = RmsNorm(c["hidden_size"], c["rms_norm_eps"])
 
 

@@ -58,13 +58,13 @@ def embed(rng: Random) -> Case:
 def rmsnorm(rng: Random) -> Case:
     width = rng.randint(2, 7)
     shape = rng.choice([("T", width), ("T", rng.randint(1, 3), width)])
-    return Case(NormAttrs(1e-3, unit_offset=rng.random() < 0.5), [shape], rng.choice([[(width,)], [(width,)], []]))
+    return Case(NormAttrs(1e-3, unit_offset=rng.random() < 0.5), [shape], [(width,)] * rng.randint(0, 2))
 
 
 def layernorm(rng: Random) -> Case:
     shape = ("T", *rng.choice([(), (rng.randint(1, 3),)]), rng.randint(2, 7))
     weight = rng.choice([shape[-1:], shape[1:]])
-    return Case(NormAttrs(1e-3), [shape], [weight] * rng.randint(1, 2))
+    return Case(NormAttrs(1e-3, unit_offset=rng.random() < 0.5), [shape], [weight] * rng.randint(1, 2))
 
 
 def linear(rng: Random, rows: str = "T") -> Case:

@@ -273,5 +273,5 @@ def test_a_second_turn_goes_on_from_the_checkpoint_of_the_first_prompt():
     driver.add("b", [*prompt, 40, 41, 42, 43, 44], max_tokens=3)
     driver.run()
     (second,) = (event for event in driver.finish_events if event.request.request_id == "b")
-    assert second.num_cached_tokens == 12
+    assert second.cached.num_tokens == 12
     driver.assert_answers()

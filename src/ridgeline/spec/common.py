@@ -79,6 +79,22 @@ def read_rope(
     return _read_section(section, theta, partial, head_dim, max_positions, nested or original)
 
 
+def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
+    """As read_rope; type dynamic with `alpha` stretches the base for any length: theta * alpha^(d / (d - 2))."""
+    for key in ("rope_scaling", "rope_parameters"):
+        section = config.section(key)
+        if section is None or not section.has("alpha"):
+            continue
+        alpha = section.number("alpha", low=1e-6)
+        theta = section.number("rope_theta", config.number("rope_theta", 10000.0, low=1.0), low=1.0)
+        for spelling in ("type", "rope_type"):
+            section.expect(spelling, "dynamic")
+        section.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # beside alpha they do nothing
+        section.finish()
+        return Rope(theta * alpha ** (head_dim / (head_dim - 2)), head_dim)
+    return read_rope(config, head_dim)
+
+
 def read_local_global_ropes(
     config: ConfigReader, head_dim: int, *, local_theta: float | None, global_theta: float
 ) -> tuple[Rope, Rope]:

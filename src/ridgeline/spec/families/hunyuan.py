@@ -1,20 +1,34 @@
-"""Hunyuan-Large: groups of layers share the keys and values of one (CLA); queries and keys are normalised once rotated.
-
-Its experts are not read yet: a config with more than one is refused.
-"""
+"""Hunyuan-Large: groups of layers share the keys and values of one (CLA); an expert that all tokens share."""
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import (
+    ACTIVATIONS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    expert_renames,
+    head_size,
+    llama_renames,
+    read_alpha_rope,
+)
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm, Rope
+from ridgeline.spec.spec import (
+    DecoderSpec,
+    GatedMlp,
+    GroupedQueryAttention,
+    Head,
+    Layer,
+    MixtureOfExperts,
+    Rename,
+    RmsNorm,
+    Routing,
+)
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_sizes
 
 # Token ids of a multimodal sibling, which the same configuration class writes; and settings of training.
 IGNORED = (
     *("eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "image_token_id", "mask_init_id", "pad_id"),
     *("text_start_id", "text_end_id", "video_start_id", "video_end_id", "org_vocab_size", "capacity_factor"),
-    *("moe_topk", "num_shared_expert", "moe_intermediate_size", "moe_layer_num_skipped", "use_mixed_mlp_moe"),
     *("moe_drop_tokens", "moe_random_routing_dropped_token"),
 )
 
@@ -24,18 +38,14 @@ def read(config: ConfigReader) -> DecoderSpec:
     heads = config.integer("num_attention_heads")
     head_dim = config.optional_integer("attention_head_dim", high=1024) or head_size(hidden, heads)
     bias = config.flag("attention_bias", False)
-    config.expect("num_experts", 1)
     config.expect("use_rotary_pos_emb", True)
     config.expect("norm_type", "hf_rms", "rms")
     for key in ("use_mla", "mamba", "add_classification_head", "position_embedding_xdrope"):
         config.expect(key, False)
     config.ignore(*IGNORED)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    mlp = GatedMlp(
-        config.integer("intermediate_size"),
-        config.choice("hidden_act", ACTIVATIONS, "silu"),
-        config.flag("mlp_bias", False),
-    )
+    dense, experts = _read_feed_forwards(config)
+    num_dense = config.integer("moe_layer_num_skipped", 0, low=0)
     has_qk_norm = config.flag("use_qk_norm", False)
     rope = read_alpha_rope(config, head_dim)
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -55,7 +65,7 @@ def read(config: ConfigReader) -> DecoderSpec:
             out_bias=bias,
             kv_from=index - index % share if index % share else None,
         )
-        return Layer(attention, mlp, norm, norm)
+        return Layer(attention, dense if experts is None or index < num_dense else experts, norm, norm)
 
     return DecoderSpec(
         model_type="hunyuan",
@@ -68,32 +78,39 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
 
 
-def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
-    """As read_rope; type dynamic with `alpha` stretches the base for any length: theta * alpha^(d / (d - 2))."""
-    for key in ("rope_scaling", "rope_parameters"):
-        section = config.section(key)
-        if section is None or not section.has("alpha"):
-            continue
-        alpha = section.number("alpha", low=1e-6)
-        theta = section.number("rope_theta", config.number("rope_theta", 10000.0, low=1.0), low=1.0)
-        for spelling in ("type", "rope_type"):
-            section.expect(spelling, "dynamic")
-        section.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # beside alpha they do nothing
-        section.finish()
-        return Rope(theta * alpha ** (head_dim / (head_dim - 2)), head_dim)
-    return read_rope(config, head_dim)
+def _read_feed_forwards(config: ConfigReader) -> tuple[GatedMlp, MixtureOfExperts | None]:
+    """That of dense layers, and that of layers with experts if there are any."""
+    size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")
+    bias = config.flag("mlp_bias", False)
+    num_experts, top_k = config.integer("num_experts", 1, high=MAX_EXPERTS), config.integer("moe_topk", 1)
+    num_shared, expert_size = config.integer("num_shared_expert", 1), config.integer("moe_intermediate_size", size)
+    is_mixed = config.flag("use_mixed_mlp_moe", False)
+    if num_experts == 1:
+        return GatedMlp(size, activation, bias), None
+    config.expect("mlp_bias", False)
+    experts = MixtureOfExperts(
+        num_experts=num_experts,
+        size=expert_size,
+        activation=activation,
+        routing=Routing(top_k, normalize=top_k > 1),
+        shared=GatedMlp(size * num_shared, activation) if is_mixed else None,
+    )
+    return GatedMlp(size, activation, bias), experts
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     at = "layers.{i}"
-    return llama_renames(
+    names = llama_renames(
         Rename(f"model.{at}.self_attn.query_layernorm.weight", (f"{at}.attn.q_norm.weight",)),
         Rename(f"model.{at}.self_attn.key_layernorm.weight", (f"{at}.attn.k_norm.weight",)),
     )
+    router = Rename(f"model.{at}.mlp.gate.wg.weight", (f"{at}.ffn.router.weight",))
+    return [*names, router, *expert_renames(shared="shared_mlp")]
 
 
 def tiny(choose: Choose) -> dict[str, object]:
     heads, kv_heads, head_dim = tiny_heads(choose)
+    num_experts = choose(1, 1, 4, 5)
     return {
         "model_type": "hunyuan",
         "hidden_size": choose(32, 54),
@@ -101,7 +118,13 @@ def tiny(choose: Choose) -> dict[str, object]:
         "num_key_value_heads": kv_heads,
         "attention_head_dim": head_dim,
         "attention_bias": choose(False, True),
-        "mlp_bias": choose(False, True),
+        "mlp_bias": num_experts == 1 and choose(False, True),
+        "num_experts": num_experts,
+        "moe_topk": choose(1, min(2, num_experts)),
+        "moe_layer_num_skipped": choose(0, 1),
+        "moe_intermediate_size": choose(12, 40),
+        "num_shared_expert": choose(1, 2),
+        "use_mixed_mlp_moe": choose(True, True, False),
         "use_qk_norm": choose(True, True, False),
         "use_cla": choose(True, True, False),
         "cla_share_factor": choose(2, 3),

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
-from ridgeline.spec.families.hunyuan import read_alpha_rope
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, read_alpha_rope
 from ridgeline.spec.families.hunyuan import renames as renames_of_hunyuan
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
