@@ -33,6 +33,8 @@ def print_inspection(inspection: Inspection) -> None:
     for table in (_parameters, _layers, _program, _groups, _steps, _kv):
         console.print()
         console.print(table(inspection, plain=not console.is_terminal))
+    if sharing := _sharing(inspection):
+        console.print(sharing)
 
 
 def _table(title: str, plain: bool, *columns: str, left: int = 1) -> Table:
@@ -170,15 +172,18 @@ def _kv(inspection: Inspection, plain: bool) -> Table:
             *(f"{group.num_bytes(length):,}" for length in lengths),
         )
     totals = (f"{cost.kv_bytes(program, length, size):,}" for length in lengths)
-    total = cost.kv_bytes_per_token(program, size)
-    table.add_row("total", str(len(program.states)), f"{total:,}", *totals)
-    shared = cost.shared_kv(program, size)
-    if shared.num_layers:
-        layers = "1 layer shares" if shared.num_layers == 1 else f"{shared.num_layers} layers share"
-        before = total + shared.bytes_per_token
-        table.caption = f"{layers} the KV of others: {total:,} bytes/token instead of {before:,}"
-        table.caption_justify = "left"
+    table.add_row("total", str(len(program.states)), f"{cost.kv_bytes_per_token(program, size):,}", *totals)
     return table
+
+
+def _sharing(inspection: Inspection) -> str:
+    """What layers spare that read the keys and values of others; empty where none does."""
+    program, size = inspection.program, inspection.kv_element
+    shared, total = cost.shared_kv(program, size), cost.kv_bytes_per_token(program, size)
+    if not shared.num_layers:
+        return ""
+    layers = "1 layer shares" if shared.num_layers == 1 else f"{shared.num_layers} layers share"
+    return f"{layers} the KV of others: {total:,} bytes/token instead of {total + shared.bytes_per_token:,}"
 
 
 def _distinct_layers(layers: Sequence[AnyLayer]) -> list[tuple[AnyLayer, list[int]]]:
