@@ -69,7 +69,7 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
   } else {
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
-    require(matrix.kind == WeightKind::int4 || group == kInt8Group,
+    require(matrix.kind != WeightKind::int8 || group == kInt8Group,
             "int8 weights have inputs in groups of " + std::to_string(kInt8Group) + ", got " + std::to_string(group));
     require(group > 0 && group % 32 == 0 && group <= kInt8Group,
             "a group is a multiple of 32 inputs up to 256, got " + std::to_string(group));
@@ -97,12 +97,13 @@ void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const flo
   const nb::dlpack::dtype want = matrix.kind == WeightKind::f32    ? nb::dtype<float>()
                                  : matrix.kind == WeightKind::bf16 ? nb::dtype<uint16_t>()
                                                                    : nb::dtype<uint8_t>();
-  require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for int8 and int4");
+  require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for integers");
   const int64_t num_rows = (int64_t)rows.shape(0);
   check_shape("rows", num_rows, (int64_t)rows.shape(1), num_rows, matrix.inputs);
   require(scales.has_value() == !is_float(matrix.kind), "scales belong to integer weights, and these need them");
   require(zero_points.has_value() == matrix.has_zero_points, "zero_points do not match has_zero_points");
-  const int64_t groups = matrix.kind == WeightKind::int4 ? (matrix.inputs + matrix.group - 1) / matrix.group : 1;
+  const bool one_scale = is_float(matrix.kind) || matrix.kind == WeightKind::int8;
+  const int64_t groups = one_scale ? 1 : (matrix.inputs + matrix.group - 1) / matrix.group;
   if (scales) check_shape("scales", (int64_t)scales->shape(0), (int64_t)scales->shape(1), num_rows, groups);
   if (zero_points)
     check_shape("zero_points", (int64_t)zero_points->shape(0), (int64_t)zero_points->shape(1), num_rows, groups);
@@ -213,7 +214,8 @@ void multiply(const std::string& level, const NativeMatrix& self, const Array<co
 
 WeightKind weight_kind_of(const std::string& name) {
   return by_name<WeightKind>("weights of", {{"f32", WeightKind::f32}, {"bf16", WeightKind::bf16},
-                                            {"int8", WeightKind::int8}, {"int4", WeightKind::int4}}, name);
+                                            {"int8", WeightKind::int8}, {"int8_groups", WeightKind::int8_groups},
+                                            {"int4", WeightKind::int4}}, name);
 }
 
 InputKind input_kind_of(const std::string& name) {

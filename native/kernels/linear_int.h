@@ -35,9 +35,10 @@ static inline void multiply_kind(const Matrix& matrix, const void* input, int64_
 static inline void multiply(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                             bool /*exact_batch: always*/, const Epilogue& epilogue, void* scratch) {
   if (num_rows == 0) return;
-  const auto kernel = matrix.kind == WeightKind::int8 ? multiply_kind<WeightKind::int8, false>
-                      : matrix.has_zero_points        ? multiply_kind<WeightKind::int4, true>
-                                                      : multiply_kind<WeightKind::int4, false>;
+  const auto kernel = matrix.kind == WeightKind::int8          ? multiply_kind<WeightKind::int8, false>
+                      : matrix.kind == WeightKind::int8_groups ? multiply_kind<WeightKind::int8_groups, false>
+                      : matrix.has_zero_points                 ? multiply_kind<WeightKind::int4, true>
+                                                               : multiply_kind<WeightKind::int4, false>;
   kernel(matrix, input, num_rows, begin, end, epilogue, scratch);
 }
 

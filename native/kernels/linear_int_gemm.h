@@ -33,11 +33,11 @@ struct GroupVector {
   Words zero;
 };
 
-// `lane` is the first of the outputs. int8: no scale until the end.
+// `lane` is the first of the outputs. Without scales by group there is none until the end.
 template <WeightKind kind, bool zero_points>
 RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* panel, int64_t group, int64_t lane) {
   GroupVector v{};
-  if constexpr (kind == WeightKind::int4)
+  if constexpr (scales_by_group(kind))
     v.scale = load_half(panel + layout.weights + group * layout.group_bytes + layout.scales + lane * 2);
   if constexpr (zero_points) v.zero = load_bytes(panel + group * kPanel + lane);
   return v;
@@ -52,7 +52,7 @@ RL_INLINE Ints correction(const GroupVector& v, int32_t of_row) {
 
 template <WeightKind kind>
 RL_INLINE void add_group(const GroupVector& v, float input_scale, Ints sum, float* total) {
-  const Floats scale = kind == WeightKind::int4 ? v.scale * input_scale : splat(input_scale);
+  const Floats scale = scales_by_group(kind) ? v.scale * input_scale : splat(input_scale);
   store(total, load<Floats>(total) + rounded(to_floats(sum) * scale));
 }
 
@@ -64,7 +64,7 @@ static inline void finish_rows(const Matrix& matrix, const PanelLayout& layout, 
     PanelSums sums;
     for (int i = 0; i < kVectors; i++) {
       sums.part[i] = load<Floats>(totals + row * kPanel + i * kLanes);
-      if (matrix.kind == WeightKind::int8)
+      if (!scales_by_group(matrix.kind))
         sums.part[i] = rounded(sums.part[i] * load<Floats>(scales + i * kVectorBytes));
     }
     finish(epilogue, sums, first + row, panel);
@@ -73,14 +73,14 @@ static inline void finish_rows(const Matrix& matrix, const PanelLayout& layout, 
 
 // Dot products per vector of weights.
 template <WeightKind kind, bool bytes>
-inline constexpr int kDots = (kind == WeightKind::int8 ? 2 : 4) / (bytes ? 2 : 1);
+inline constexpr int kDots = (kind == WeightKind::int4 ? 4 : 2) / (bytes ? 2 : 1);
 
 // A vector of words of weights as the operands of its dot products; in_word_order says which inputs they meet.
 template <WeightKind kind, bool bytes>
 RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
-  if constexpr (kind == WeightKind::int8 && bytes) {
+  if constexpr (kind != WeightKind::int4 && bytes) {
     w[0] = x;
-  } else if constexpr (kind == WeightKind::int8) {
+  } else if constexpr (kind != WeightKind::int4) {
     w[0] = x & 0x00ff00ff;
     w[1] = (Ints)((UShorts)x >> 8);
   } else if constexpr (bytes) {

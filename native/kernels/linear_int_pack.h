@@ -1,4 +1,4 @@
-// Panels of int8 and int4 weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
+// Panels of int8, int8_groups and int4 weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
 #pragma once
 
 #include "kernels/simd.h"
@@ -6,33 +6,36 @@
 
 namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
-// A step is the smallest run of inputs that fills whole words: 4 of int8, 8 of int4, for the panel's 32 outputs.
+// A step is the smallest run of inputs that fills whole words: 4 of 8 bits, 8 of int4, for the panel's 32 outputs.
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 inline constexpr int32_t kMaxGroup = 256;
 
-RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return kind == WeightKind::int8 ? 4 : 8; }
+RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return kind == WeightKind::int4 ? 8 : 4; }
+
+// Whether every group of inputs has scales of its own; without, a panel has them once.
+RL_INLINE constexpr bool scales_by_group(WeightKind kind) { return kind != WeightKind::int8; }
 
 RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Offsets within a panel.
 struct PanelLayout {
-  int64_t group;        // inputs that share a scale of the inputs; for int4 also one of the weights
+  int64_t group;        // inputs that share a scale of the inputs, and of the weights where they have one by group
   int64_t groups;       // ceil(K / group)
   int64_t inputs;       // K padded
   int64_t group_bytes;  // from one group to the next
   int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points
-  int64_t scales;       // int8: the panel's float scales; int4: within a group, its float16 scales
+  int64_t scales;       // the panel's float scales, or within a group its float16 scales
   int64_t bytes;
 };
 
 static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points) {
   PanelLayout layout{};
-  const bool int8 = kind == WeightKind::int8;
-  layout.group = int8 ? kInt8Group : group;
+  const bool by_group = scales_by_group(kind);
+  layout.group = by_group ? group : kInt8Group;
   layout.groups = (inputs + layout.group - 1) / layout.group;
-  layout.inputs = round_up(inputs, int8 ? 64 : layout.group);
+  layout.inputs = round_up(inputs, by_group ? layout.group : 64);
   layout.group_bytes = layout.group / step_inputs(kind) * kStepBytes;
-  if (int8) {
+  if (!by_group) {
     layout.scales = layout.inputs / step_inputs(kind) * kStepBytes;
     layout.bytes = layout.scales + kPanel * (int64_t)sizeof(float);
     return layout;
@@ -72,6 +75,19 @@ static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const So
   __builtin_memcpy(panel + layout.scales + lane * 4, &scale, 4);
 }
 
+static inline void pack_int8_groups(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
+                                    uint8_t* panel) {
+  for (int64_t g = 0; g < layout.groups; g++) {
+    uint8_t* to = panel + g * layout.group_bytes;
+    for (int64_t k = 0; k < layout.group; k++) {
+      const int64_t input = g * layout.group + k;
+      to[k / 4 * kStepBytes + lane * 4 + k % 4] = source.values && input < inputs ? source.values[input] : 128;
+    }
+    const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
+    __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
+  }
+}
+
 static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
                              bool has_zero_points, uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
@@ -95,7 +111,7 @@ static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const So
 static inline void pack(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
                         const int64_t* order, int64_t begin, int64_t end) {
   const PanelLayout layout = panel_layout(matrix);
-  const int64_t num_scales = matrix.kind == WeightKind::int8 ? 1 : layout.groups;
+  const int64_t num_scales = scales_by_group(matrix.kind) ? layout.groups : 1;
   for (int64_t p = begin; p < end; p++) {
     uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
     __builtin_memset(panel, 0, (size_t)layout.weights);
@@ -107,6 +123,8 @@ static inline void pack(const Matrix& matrix, const void* rows, const float* sca
                   matrix.has_zero_points ? zero_points + row * num_scales : nullptr};
       if (matrix.kind == WeightKind::int8)
         pack_int8(layout, matrix.inputs, source, lane, panel);
+      else if (matrix.kind == WeightKind::int8_groups)
+        pack_int8_groups(layout, matrix.inputs, source, lane, panel);
       else
         pack_int4(layout, matrix.inputs, source, lane, matrix.has_zero_points, panel);
     }
@@ -125,12 +143,16 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
     return;
   }
   for (int64_t k = 0; k < matrix.inputs; k++) {
-    const int64_t g = k / layout.group, i = k % 8;
+    const int64_t g = k / layout.group, i = k % 8, within = k % layout.group;
     const uint8_t* group = panel + layout.weights + g * layout.group_bytes;
     uint32_t word;
     uint16_t scale;
-    __builtin_memcpy(&word, group + k % layout.group / 8 * kStepBytes + lane * 4, 4);
     __builtin_memcpy(&scale, group + layout.scales + lane * 2, 2);
+    if (matrix.kind == WeightKind::int8_groups) {
+      to[k] = (float)(group[within / 4 * kStepBytes + lane * 4 + k % 4] - 128) * from_half(scale);
+      continue;
+    }
+    __builtin_memcpy(&word, group + within / 8 * kStepBytes + lane * 4, 4);
     const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : 8;
     to[k] = (float)((int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u) - zero) * from_half(scale);
   }

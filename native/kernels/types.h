@@ -11,7 +11,7 @@ namespace ridgeline {
 
 inline constexpr int64_t kPanel = 32;  // outputs that are stored, and computed, together
 
-enum class WeightKind : uint8_t { f32, bf16, int8, int4 };
+enum class WeightKind : uint8_t { f32, bf16, int8, int4, int8_groups };
 // How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
 // scale per row and group.
 enum class InputKind : uint8_t { f32, bf16, int16, int8 };
@@ -21,6 +21,7 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   f32   [K][32]
 //   bf16  [K / 2][32][2]                                    K padded to 32
 //   int8  [K / 4][32][4] unsigned, 128 = zero               K padded to 64; then 32 float scales
+//   int8_groups  per group of `group` inputs: int8's words, then 32 float16 scales; K padded to a group
 //   int4  with zero points, [G][32] bytes, padded to 64; then per group of `group` inputs: [group / 8][2][16 words],
 //         then 32 float16 scales; K padded to a group
 //
@@ -30,7 +31,7 @@ struct Matrix {
   WeightKind kind;
   InputKind input;
   bool has_zero_points;
-  int32_t group;       // inputs per scale of the inputs, and of the weights for int4: see kInt8Group
+  int32_t group;       // inputs per scale of the inputs, and of the weights but for int8: see kInt8Group
   int64_t outputs;     // N, padding not counted
   int64_t inputs;      // K, padding not counted
   int64_t num_panels;  // ceil(N / 32)

@@ -84,6 +84,7 @@ constexpr Format kFormats[] = {
     {"bf16", WeightKind::bf16, InputKind::bf16, 0, false},
     {"int8 by int16", WeightKind::int8, InputKind::int16, kInt8Group, false},
     {"int8 by int8", WeightKind::int8, InputKind::int8, kInt8Group, false},
+    {"int8 in groups by int16", WeightKind::int8_groups, InputKind::int16, 32, false},
     {"int4 by int16", WeightKind::int4, InputKind::int16, 32, false},
     {"int4 by int8", WeightKind::int4, InputKind::int8, 128, false},
     {"int4 with zero points", WeightKind::int4, InputKind::int16, 64, true},

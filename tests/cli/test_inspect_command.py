@@ -229,3 +229,14 @@ def test_numbers_for_people():
         "1.00 Ei",
     ]
     assert [_flops(n) for n in (999, 1000, 12_345, 1e12)] == ["999", "1.00 k", "12.3 k", "1.00 T"]
+
+
+def test_what_becomes_of_a_gguf_files_tensors(ridgeline, shared_data):
+    """Where everything is float32 and asked for as bfloat16, everything is converted."""
+    path = shared_data / "models" / "stories260K" / "stories260K.gguf"
+    (row,) = json.loads(ridgeline("inspect", path, "--json").out)["stored"]
+    sizes = {"num_tensors": 48, "num_bytes": 1_171_200, "loaded_bytes": 1_171_200}
+    assert row == {"type": "F32", "becomes": "as it is", **sizes}
+    text = ridgeline("inspect", path, "--dtype", "bfloat16").out
+    assert "Tensors of the file" in text
+    assert "converted to bfloat16" in text

@@ -1,4 +1,4 @@
-"""Products with int8 and int4 weights: every ISA level gives, bit for bit, what the rule in `expected` says.
+"""Products with integer weights: every ISA level gives, bit for bit, what the rule in `expected` says.
 
 The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
 total += float32(sum) * scale, groups in ascending order.
@@ -15,6 +15,7 @@ native = pytest.importorskip("ridgeline._native", reason="the native module is n
 
 PANEL = 32
 LEVELS = native.runnable_levels()
+KINDS = ["int8", "int8_groups", "int4"]
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
 property_test = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +33,7 @@ class Layer:
 
     @property
     def zeros_NG(self) -> np.ndarray:
-        default = np.full(self.scales_NG.shape, 128 if self.kind == "int8" else 8)
+        default = np.full(self.scales_NG.shape, 8 if self.kind == "int4" else 128)
         return (default if self.zero_points_NG is None else self.zero_points_NG).astype(np.int64)
 
     @property
@@ -52,9 +53,9 @@ def make_layer(
 ) -> Layer:
     rng = np.random.default_rng(seed)
     num_scales = 1 if kind == "int8" else -(-inputs // group)
-    values_NK = rng.integers(0, 256 if kind == "int8" else 16, (outputs, inputs), dtype=np.uint8)
+    values_NK = rng.integers(0, 16 if kind == "int4" else 256, (outputs, inputs), dtype=np.uint8)
     scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
-    if kind == "int4":
+    if kind != "int8":
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)
     zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
     return Layer(kind, group, values_NK, scales_NG, zero_points_NG)
@@ -87,7 +88,7 @@ def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
         sums_MN = q_MK[:, part] @ centred_NK[:, part].T
         assert np.abs(sums_MN).max(initial=0) < 2**31
         scale = input_scales_MG[:, g, None]
-        if layer.kind == "int4":
+        if layer.kind != "int8":
             scale = scale * layer.scales_NG[None, :, g]
         total_MN += sums_MN.astype(np.float32) * scale
     return total_MN * layer.scales_NG[:, 0] if layer.kind == "int8" else total_MN
@@ -146,7 +147,7 @@ def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
-    kind = draw(st.sampled_from(["int8", "int4"]))
+    kind = draw(st.sampled_from(KINDS))
     group = 256 if kind == "int8" else draw(st.sampled_from([32, 64, 128]))
     outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
     rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
@@ -169,7 +170,7 @@ def test_every_level_gives_the_bits_of_the_rule(case: tuple[Layer, np.ndarray, s
         assert not got[:, outputs:].any(), level
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("input_kind", ["int16", "int8"])
 def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer_than_their_step(
     kind: str, input_kind: str
@@ -187,13 +188,20 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("input_kind", ["int16", "int8"])
-@pytest.mark.parametrize(("kind", "group", "zero_point"), [("int8", 256, None), ("int4", 128, None)]
-                         + [("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "group", "zero_point"),
+    [
+        ("int8", 256, None),
+        ("int8_groups", 256, None),
+        ("int4", 128, None),
+        *(("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)),
+    ],
+)
 @pytest.mark.parametrize("weight", ["least", "most", "mixed"])
 def test_extreme_values_do_not_overflow(
     level: str, input_kind: str, kind: str, group: int, zero_point: int | None, weight: str
 ) -> None:
-    most = 255 if kind == "int8" else 15
+    most = 15 if kind == "int4" else 255
     layer = make_layer(kind, 33, 2 * group + 5, group, zero_point is not None)
     values_NK = {"least": layer.values_NK * 0, "most": layer.values_NK * 0 + most, "mixed": layer.values_NK}[weight]
     layer = replace(layer, values_NK=values_NK.astype(np.uint8))
@@ -208,7 +216,7 @@ def test_extreme_values_do_not_overflow(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 21])
 def test_rows_that_are_not_numbers_or_zero_stay_their_own(level: str, kind: str, rows: int) -> None:
     layer = make_layer(kind, 64, 300, 256 if kind == "int8" else 32)
@@ -237,7 +245,7 @@ def test_groups_too_small_for_a_normal_scale_count_as_zeros(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("input_kind", ["int16", "int8"])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
     level: str, input_kind: str, kind: str
 ) -> None:
@@ -254,8 +262,10 @@ def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("kind", "group", "zero_points"), [("int8", 256, False), ("int4", 32, True),
-                                                           ("int4", 64, False), ("int4", 128, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "group", "zero_points"),
+    [("int8", 256, False), ("int8_groups", 32, False), ("int4", 32, True), ("int4", 64, False), ("int4", 128, True)],
+)
 @pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])
 def test_unpacking_gives_the_weights_back_in_their_order(
     level: str, kind: str, group: int, zero_points: bool, shape: tuple[int, int]
@@ -291,7 +301,7 @@ def test_int4_scales_are_rounded_to_float16(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 6, 40])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_norms_and_epilogues_are_applied(level: str, kind: str, rows: int, norm: str) -> None:

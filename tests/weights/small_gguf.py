@@ -115,5 +115,33 @@ def llama_tensors(head_dim=HEAD_DIM, *, bias=False, qk_norms=False, tied=False, 
     return tensors
 
 
+def with_experts(tensors, count, size):
+    """The same with `count` experts of `size` in the place of every dense feed-forward."""
+    matrices = {"gate": (count, size, HIDDEN), "up": (count, size, HIDDEN), "down": (count, HIDDEN, size)}
+    changed = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(("gate.weight", "up.weight", "down.weight"))
+    }
+    for i in range(LAYERS):
+        changed[f"blk.{i}.ffn_gate_inp.weight"] = f32((count, HIDDEN), i)
+        changed |= {f"blk.{i}.ffn_{name}_exps.weight": f32(shape, i) for name, shape in matrices.items()}
+    return changed
+
+
+def one_tensor_per_expert(tensors):
+    """As old files have experts."""
+    changed = {}
+    for name, (shape, kind, raw) in tensors.items():
+        if name.endswith("_exps.weight"):
+            size = len(raw) // shape[0]
+            for e in range(shape[0]):
+                part = raw[e * size : (e + 1) * size]
+                changed[name.replace("_exps.weight", f".{e}.weight")] = (shape[1:], kind, part)
+        else:
+            changed[name] = (shape, kind, raw)
+    return changed
+
+
 def small_llama(**more):
     return gguf_bytes(metadata_of("llama", **more), llama_tensors())

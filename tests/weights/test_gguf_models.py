@@ -4,7 +4,17 @@ import json
 
 import pytest
 import torch
-from small_gguf import HEAD_DIM, VOCAB, f32, gguf_bytes, llama_tensors, metadata_of, small_llama
+from small_gguf import (
+    HEAD_DIM,
+    VOCAB,
+    f32,
+    gguf_bytes,
+    llama_tensors,
+    metadata_of,
+    one_tensor_per_expert,
+    small_llama,
+    with_experts,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -34,6 +44,12 @@ MODELS = {
     "llama, tied": ("llama", HEADS_OF_8, {"head_dim": 8, "tied": True}, {"head_dim": 8}),
     "qwen2": ("qwen2", {}, {"bias": True}, {}),
     "qwen3": ("qwen3", HEADS_OF_24, {"head_dim": 24, "qk_norms": True}, {"head_dim": 24}),
+    "qwen3moe": (
+        "qwen3moe",
+        HEADS_OF_24 | {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32},
+        {"head_dim": 24, "qk_norms": True, "experts": (6, 32)},
+        {"moe_intermediate_size": 32},
+    ),
     "phi3": ("phi3", PHI3, {"fused": True}, {"sliding_window": 8, "pad_token_id": 0}),
     "gemma2": (
         "gemma2",
@@ -60,6 +76,11 @@ def read_by_transformers(path, unread):
     return model
 
 
+def random_tensors(*, experts=None, **options):
+    tensors = llama_tensors(**options)
+    return with_experts(tensors, *experts) if experts else tensors
+
+
 def logits(path, token_ids_BT):
     folder = ModelFolder.open(path)
     spec = read_spec(folder.config)
@@ -70,7 +91,7 @@ def logits(path, token_ids_BT):
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_transformers(name, tmp_path):
     architecture, keys, options, unread = MODELS[name]
-    path = write(tmp_path / "model.gguf", architecture, keys, llama_tensors(**options))
+    path = write(tmp_path / "model.gguf", architecture, keys, random_tensors(**options))
     token_ids = torch.randint(VOCAB, (2, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = read_by_transformers(path, unread)(token_ids, use_cache=False).logits
@@ -78,7 +99,54 @@ def test_logits_equal_transformers(name, tmp_path):
 
 
 def test_every_architecture_is_tested():
-    assert {architecture for architecture, *_ in MODELS.values()} == set(spec_gguf.names())
+    assert {architecture for architecture, *_ in MODELS.values()} | {"gemma"} == set(spec_gguf.names())
+
+
+def test_gemma(tmp_path):
+    """Which transformers does not read from such files: a model of its own, written as the converter does."""
+    keys = HEADS_OF_24 | {"context_length": 64}
+    path = write(tmp_path / "model.gguf", "gemma", keys, llama_tensors(head_dim=24, tied=True))
+    config = {key: value for key, value in ModelFolder.open(path).config.items() if key != "partial_rotary_factor"}
+    torch.manual_seed(0)
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
+    names = {"self_attn.": "attn_", "_proj": "", "attn_o.": "attn_output.", "mlp.": "ffn_"}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "model.layers": "blk"}
+    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    tensors = {}
+    for name, parameter in oracle.named_parameters():  # a tied head is the embedding
+        tensor = torch.nn.init.normal_(parameter, std=0.3).detach()
+        for old, new in names.items():
+            name = name.replace(old, new)
+        stored = tensor + 1 if "norm" in name else tensor
+        tensors[name] = (tuple(tensor.shape), 0, stored.numpy().tobytes())
+    write(path, "gemma", keys, tensors)
+    token_ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = oracle(token_ids, use_cache=False).logits
+    torch.testing.assert_close(logits(path, token_ids), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("form", [lambda tensors: tensors, one_tensor_per_expert])
+def test_mixtral_is_a_llama_with_experts(form, tmp_path):
+    """Its experts are those of the file, in one tensor or in many; queries and keys are paired as Llama's."""
+    keys = {"expert_count": 3, "expert_used_count": 2}
+    tensors = with_experts(llama_tensors(), 3, 96)
+    path = write(tmp_path / "model.gguf", "llama", keys, form(tensors))
+    folder = ModelFolder.open(path)
+    assert folder.config["model_type"] == "mixtral"
+    spec = read_spec(folder.config)
+    weights = load_weights(folder, spec, lower(spec), torch.float32)
+    dense = ModelFolder.open(write(tmp_path / "dense.gguf", "llama", {}, llama_tensors()))
+    dense_spec = read_spec(dense.config)
+    attention = load_weights(dense, dense_spec, lower(dense_spec), torch.float32)
+    for i in range(2):
+        for matrix in ("gate", "up", "down"):
+            shape, _, raw = tensors[f"blk.{i}.ffn_{matrix}_exps.weight"]
+            expected = torch.frombuffer(bytearray(raw), dtype=torch.float32).view(shape)
+            assert torch.equal(weights[f"layers.{i}.ffn.{matrix}.weight"], expected)
+        for letter in "qkvo":
+            name = f"layers.{i}.attn.{letter}.weight"
+            assert torch.equal(weights[name], attention[name])
 
 
 def test_the_published_text(shared_data, backend):

@@ -19,6 +19,7 @@ from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
+from ridgeline.weights.gguf.kept import GROUP, KeptWeights
 
 if TYPE_CHECKING:
     from ridgeline.backends.native import MatrixFormat, NativeSettings
@@ -66,9 +67,11 @@ class BackendChoice:
             num_bytes += 2 * state.num_heads * KV_SCALE_BYTES
         return KvStateSize(num_bytes, state.window)
 
-    def weight_bytes(self, program: Program, quantize: QuantizeConfig) -> int:
+    def weight_bytes(self, program: Program, quantize: QuantizeConfig, kept: KeptWeights | None = None) -> int:
         """Memory that the weights take, padding not counted."""
         plain = program.num_parameters * ELEMENT_BYTES[self.dtype]
+        if self.backend == "native" and kept is not None:
+            return plain - kept.saved_bytes(ELEMENT_BYTES[self.dtype])
         if quantize.scheme is None or self.backend == "reference":
             return plain
         chosen = scheme(quantize.scheme)
@@ -162,16 +165,19 @@ def build_executable(
     layout: CacheLayout,
     num_threads: int,
     store: "Store | None" = None,
+    kept: KeptWeights | None = None,
 ) -> Executable:
     """The program on the chosen backend. `load` reads the weights; `store` may hold the native backend's already.
 
-    With quantization the reference computes with what the integers mean, in float32 exactly as the native backend
-    would without rounding the layers' inputs.
+    `kept` are integers of the model file that the native backend takes as they are. With quantization the reference
+    computes with what the integers mean, in float32 exactly as the native backend would without rounding the layers'
+    inputs.
     """
     if choice.backend == "native":
         from ridgeline.backends.native import NativeExecutable
 
-        return NativeExecutable(program, load, layout, native_settings(choice, config, num_threads), store)
+        settings = native_settings(choice, config, num_threads, _kept_formats(kept))
+        return NativeExecutable(program, load, layout, settings, store, kept=kept)
     weights, quantize = load(), config.quantize
     if quantize.scheme is not None:
         weights = dequantized_weights(
@@ -185,8 +191,10 @@ def build_executable(
     return ReferenceExecutable(program, weights, layout)
 
 
-def native_settings(choice: BackendChoice, config: EngineConfig, num_threads: int) -> "NativeSettings":
-    """The choice in the native backend's terms."""
+def native_settings(
+    choice: BackendChoice, config: EngineConfig, num_threads: int, kept: "Mapping[str, MatrixFormat] | None" = None
+) -> "NativeSettings":
+    """The choice in the native backend's terms; `kept` are the formats of single weights."""
     from ridgeline.backends.native import MatrixFormat, NativeSettings
 
     assert choice.dtype != "float16"
@@ -208,20 +216,35 @@ def native_settings(choice: BackendChoice, config: EngineConfig, num_threads: in
         embeddings=outer,
         kv=kv_kinds[choice.kv_dtype],
         deterministic=config.backend.deterministic,
+        kept=kept or {},
     )
 
 
-def pack_settings(choice: BackendChoice, config: EngineConfig, program: Program) -> Mapping[str, object]:
+def pack_settings(
+    choice: BackendChoice, config: EngineConfig, program: Program, kept: KeptWeights | None = None
+) -> Mapping[str, object]:
     """All that decides the native backend's packed bytes, beside the weight files themselves."""
     from ridgeline.backends.native.settings import LAYOUT_VERSION
 
-    settings = native_settings(choice, config, num_threads=1)
+    settings = native_settings(choice, config, 1, _kept_formats(kept))
     return {
         "layout": LAYOUT_VERSION,
         "formats": repr((settings.dtype, settings.matrices, settings.head, settings.embeddings)),
+        "kept": {name: repr(form) for name, form in settings.kept.items()},
         "ops": [(op.kind, op.weights, repr(op.attrs)) for op in program.ops],
         "weights": dict(program.weights),
     }
+
+
+def _kept_formats(kept: KeptWeights | None) -> "Mapping[str, MatrixFormat]":
+    """Of the weights that native matrices can hold as they are stored."""
+    from ridgeline.backends.native import MatrixFormat
+
+    kinds: Mapping[int, MatrixFormat] = {
+        8: MatrixFormat(kind="int8_groups", inputs="int16", group=GROUP, stored=True),
+        4: MatrixFormat(kind="int4", inputs="int16", group=GROUP, stored=True),
+    }
+    return {} if kept is None else {name: kinds[bits] for name, bits in kept.bits.items()}
 
 
 def _matrix_format(quantize: QuantizeConfig) -> "MatrixFormat | None":

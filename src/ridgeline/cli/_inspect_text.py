@@ -30,7 +30,8 @@ def print_inspection(inspection: Inspection) -> None:
         f"{spec.model_type} · {len(spec.layers)} layers · hidden {spec.hidden_size:,} · "
         f"vocabulary {spec.vocab_size:,} · context {spec.max_positions:,} tokens"
     )
-    for table in (_parameters, _layers, _program, _groups, _steps, _kv):
+    tables = (_parameters, _stored) if inspection.stored else (_parameters,)
+    for table in (*tables, _layers, _program, _groups, _steps, _kv):
         console.print()
         console.print(table(inspection, plain=not console.is_terminal))
     if sharing := _sharing(inspection):
@@ -68,6 +69,15 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
         *([("active for a token", active)] if active != total else []),
     ):
         table.add_row(name, f"{count:,}", _bytes(count * size))
+    return table
+
+
+def _stored(inspection: Inspection, plain: bool) -> Table:
+    """One row per type of a GGUF file's tensors and what becomes of them."""
+    table = _table("Tensors of the file", plain, "type", "on load", "tensors", "bytes", "bytes loaded", left=2)
+    for tensors in inspection.stored:
+        sizes = (str(tensors.num_tensors), _bytes(tensors.num_bytes), _bytes(tensors.loaded_bytes))
+        table.add_row(tensors.type, tensors.becomes, *sizes)
     return table
 
 

@@ -30,6 +30,17 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """Tensors of one type in a model file, and what becomes of them when the native backend loads them."""
+
+    type: str
+    becomes: str
+    num_tensors: int
+    num_bytes: int
+    loaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """A model, and the cost of a decode step of `batch` sequences at `context` tokens and of a prefill step."""
 
@@ -43,6 +54,7 @@ class Inspection:
     prompt: int  # tokens
     decode: StepCost
     prefill: StepCost
+    stored: Sequence[StoredTensors] = ()  # of a GGUF file
 
     @property
     def element(self) -> int:
@@ -128,6 +140,7 @@ def as_json(inspection: Inspection) -> str:
                 for group in cost.kv_groups(program, kv_element)
             ],
         },
+        "stored": [_plain(tensors) for tensors in inspection.stored],
         "decode": {
             "batch": inspection.batch,
             "context_tokens": inspection.context,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "python-9m"
 
-Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, a bundled model's name or a hub id.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A folder, a .gguf file, a bundled model's name or a hub id.")
+]
 Temperature = Annotated[
     float | None, typer.Option(help="0: always the most likely token. Default: what the model recommends, else 1.")
 ]

@@ -1,17 +1,23 @@
 """Print what a model is and what it costs: spec, program, FLOPs, bytes and KV memory, from its config alone."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ridgeline.weights.gguf.model import GgufModel
+
 
 def inspect(
-    target: Annotated[str, typer.Argument(help="A model folder, a config.json or a bundled model's name.")],
+    target: Annotated[
+        str, typer.Argument(help="A model folder or .gguf file, a config.json or a bundled model's name.")
+    ],
     context: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 30, help="KV length of the decode step, in tokens. Default: what is declared."),
@@ -33,15 +39,28 @@ def inspect(
     """
     from ridgeline.cli._inspection import as_json, examine
 
-    inspection = examine(
-        _read_config(target), context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype
-    )
+    model = _gguf_model(target)
+    config = _read_config(target) if model is None else model.config
+    inspection = examine(config, context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype)
+    if model is not None:
+        from ridgeline.cli._inspect_gguf import stored_tensors
+
+        inspection = replace(inspection, stored=stored_tensors(model, inspection))
     if json:
         typer.echo(as_json(inspection))
     else:
         from ridgeline.cli._inspect_text import print_inspection
 
         print_inspection(inspection)
+
+
+def _gguf_model(target: str) -> "GgufModel | None":
+    """The model in a .gguf file, None for any other target. Raises ModelLoadError where it is broken."""
+    if not target.endswith(".gguf"):
+        return None
+    from ridgeline.weights.gguf.model import GgufModel
+
+    return GgufModel.open(Path(target).expanduser())
 
 
 def _read_config(target: str) -> Mapping[str, object]:

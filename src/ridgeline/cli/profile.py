@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @computes
 def profile(
     compute: Compute,
-    model: Annotated[str, typer.Argument(help="A model folder, a bundled model's name or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A folder, .gguf file, bundled model or hub id.")],
     batch: Annotated[int, typer.Option(min=0, max=1 << 12, help="Sequences in the decode steps; 0: no decoding.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence at the last decode step.")] = 256,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill steps; 0: no prefill.")] = 128,

@@ -26,7 +26,7 @@ class LogLevel(StrEnum):
 @computes
 def serve(
     compute: Compute,
-    model: Annotated[str, typer.Argument(help="A model folder, a bundled model's name or a hub id.")] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help="A folder, .gguf file, bundled model or hub id.")] = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
     api_key: Annotated[

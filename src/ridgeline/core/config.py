@@ -40,9 +40,10 @@ def _one_of(name: str, value: str, literal: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, in which dtype, for how long a context. `model` is a folder, a hub id or a bundled model's name.
+    """Which model, in which dtype, for how long a context.
 
-    `task` auto: a model with a head generates, an encoder embeds.
+    `model` is a folder, a .gguf file, a hub id or a bundled model's name. `task` auto: a model with a head generates,
+    an encoder embeds.
     """
 
     model: str

@@ -16,7 +16,7 @@ from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
-WeightKind = Literal["f32", "bf16", "int8", "int4"]
+WeightKind = Literal["f32", "bf16", "int8", "int4", "int8_groups"]
 Bound = Literal["memory", "cache", "compute", "nothing"]
 
 
@@ -83,7 +83,8 @@ def costs_of(program: Program, timings: Sequence[OpTiming], load: Load) -> list[
 def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:
     """Bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
 
-    int8 has a float32 scale per output, int4 a float16 scale (and a zero point of one byte) per `group` inputs.
+    int8 has a float32 scale per output, the others a float16 scale (int4 maybe a zero point of one byte) per `group`
+    inputs.
     """
     match kind:
         case "f32":
@@ -92,5 +93,7 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 2.0
         case "int8":
             return 1.0 + 4.0 / num_inputs
+        case "int8_groups":
+            return 1.0 + 2.0 / group
         case "int4":
             return 0.5 + (3.0 if zero_points else 2.0) / group

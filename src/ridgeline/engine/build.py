@@ -49,6 +49,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults, ModelFolder
+from ridgeline.weights.gguf.kept import KeptWeights
 from ridgeline.weights.loader import StreamedWeights, load_weights
 from ridgeline.weights.lora import Adapter, ranks, read_adapters, stacked
 from ridgeline.weights.packstore import PackName, PackStore
@@ -95,14 +96,15 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     keep_freed_memory()
     dtype, dtype_choice = _choose_dtype(config.model.dtype, folder.config)
     backend = choose_backend(config, dtype, native_support(), lower(spec).states)
+    kept = _kept_weights(config, backend, folder, spec)
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
-    max_model_len, layout, cache_choices = _choose_cache(config, spec, backend)
+    max_model_len, layout, cache_choices = _choose_cache(config, spec, backend, kept)
     embeds = _embeds(config, spec)
     base = lower(spec, max_model_len, hidden=embeds)
     adapters = read_adapters(config.adapters, spec, base)
     program = adapted(base, ranks(adapters), len(adapters))
-    executable = _bind(config, backend, folder, spec, base, adapters, program, layout, num_threads)
+    executable = _bind(config, backend, folder, spec, base, adapters, program, layout, num_threads, kept)
     tokenizer = folder.tokenizer()
     scheduler = Scheduler(
         config.scheduler,
@@ -112,20 +114,12 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         time.monotonic,
     )
     executor = InlineExecutor(executable, Sampler(), layout)
-    intake = Intake(
-        tokenizer,
-        vocab_size=spec.vocab_size,
-        eos_ids=frozenset(folder.generation_config.eos_token_ids),
-        max_model_len=max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        seed=config.seed,
-        adapters=[adapter.name for adapter in adapters],
-        whole_prompt_tokens=None if spec.diffusion is None else config.scheduler.max_num_batched_tokens,
-    )
+    intake = _intake(config, folder, spec, tokenizer, max_model_len, adapters)
     choices = {
         **backend.choices,
         "threads": Choice(str(num_threads), "as asked" if config.num_threads else "the cores this process may use"),
         "dtype": dtype_choice,
+        **({"quantize": Choice("as stored", f"{len(kept.bits)} matrices keep the file's integers")} if kept else {}),
         **cache_choices,
     }
     for name, choice in choices.items():
@@ -157,6 +151,36 @@ def _embedder(config: EngineConfig, spec: DecoderSpec, executable: Executable, l
     return Embedder(executable, layout, config.scheduler.max_num_batched_tokens, whole=spec.head is None)
 
 
+def _intake(
+    config: EngineConfig,
+    folder: ModelFolder,
+    spec: DecoderSpec,
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+    adapters: Sequence[Adapter],
+) -> Intake:
+    return Intake(
+        tokenizer,
+        vocab_size=spec.vocab_size,
+        eos_ids=frozenset(folder.generation_config.eos_token_ids),
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        seed=config.seed,
+        adapters=[adapter.name for adapter in adapters],
+        whole_prompt_tokens=None if spec.diffusion is None else config.scheduler.max_num_batched_tokens,
+    )
+
+
+def _kept_weights(
+    config: EngineConfig, backend: BackendChoice, folder: ModelFolder, spec: DecoderSpec
+) -> KeptWeights | None:
+    """The weights of a GGUF file that the native backend takes as they are stored, unless others were asked for."""
+    if folder.gguf is None or backend.backend != "native" or config.quantize.scheme is not None:
+        return None
+    kept = KeptWeights(folder.gguf, spec, lower(spec))
+    return kept if kept.bits else None
+
+
 def _bind(
     config: EngineConfig,
     backend: BackendChoice,
@@ -167,6 +191,7 @@ def _bind(
     program: Program,
     layout: CacheLayout,
     num_threads: int,
+    kept: KeptWeights | None,
 ) -> Executable:
     """`program`, which is `base` with its adapters, bound to its weights.
 
@@ -182,25 +207,30 @@ def _bind(
             return weights
         return ChainMap(dict(stacked(adapters, dtype)), cast("dict[str, torch.Tensor]", weights))
 
-    store = None if adapters else _open_store(config, backend, folder, program, num_threads)
-    executable = build_executable(backend, config, program, load, layout, num_threads, store)
+    store = None if adapters else _open_store(config, backend, folder, program, num_threads, kept)
+    executable = build_executable(backend, config, program, load, layout, num_threads, store, kept)
     if store is not None:
         store.commit()
     return executable
 
 
 def _open_store(
-    config: EngineConfig, backend: BackendChoice, folder: ModelFolder, program: Program, num_threads: int
+    config: EngineConfig,
+    backend: BackendChoice,
+    folder: ModelFolder,
+    program: Program,
+    num_threads: int,
+    kept: KeptWeights | None,
 ) -> PackStore | None:
     """Where the native backend's packed weights are kept between starts; None where they are not."""
     if backend.backend != "native" or not config.backend.pack_cache:
         return None
-    if backend.weight_bytes(program, config.quantize) < LEAST_PACK_BYTES:
+    if backend.weight_bytes(program, config.quantize, kept) < LEAST_PACK_BYTES:
         return None
     from ridgeline.backends.native.memory import checksum
 
     try:
-        name = PackName.of(folder.path, folder.weight_files(), pack_settings(backend, config, program))
+        name = PackName.of(folder.path, folder.weight_files(), pack_settings(backend, config, program, kept))
         return PackStore(cache_folder() / "packs", name, checksum, num_threads)
     except (OSError, ConfigError) as error:
         log.warning("packed weights are not kept between starts: %s", error)
@@ -222,14 +252,14 @@ def _choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[Dty
 
 
 def _choose_cache(
-    config: EngineConfig, spec: DecoderSpec, backend: BackendChoice
+    config: EngineConfig, spec: DecoderSpec, backend: BackendChoice, kept: KeptWeights | None
 ) -> tuple[int, CacheLayout, dict[str, Choice]]:
     """Context length and cache layout. An unstated context shrinks until one sequence fits; a stated one must fit."""
     declared, asked = spec.max_positions, config.model.max_model_len
     length = asked or declared
     program = lower(spec, length)
     states = [backend.state_size(state) for state in program.states]
-    free_bytes = available_bytes() - backend.weight_bytes(program, config.quantize)  # they come into memory later
+    free_bytes = available_bytes() - backend.weight_bytes(program, config.quantize, kept)  # they come into memory later
     budget, budget_choice = _choose_budget(config, states, length, free_bytes)
     span = config.scheduler.max_num_batched_tokens
     while True:

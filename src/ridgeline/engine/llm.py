@@ -47,9 +47,9 @@ class _Job:
 class LLM:
     """A model in this process: `generate`, `chat` and `stream`, or with task=embed and for encoders `embed`.
 
-    `model` is a folder, a hub id or the name of a bundled model; `adapters` are folders of LoRA adapters by name.
-    Options left at None are chosen by the engine, and `engine.choices` says why. Raises ConfigError for settings that
-    cannot be honoured, ModelLoadError for bad files.
+    `model` is a folder, a .gguf file, a hub id or a bundled model's name; `adapters` are folders of LoRA adapters by
+    name. Options left at None are chosen by the engine, and `engine.choices` says why. Raises ConfigError for settings
+    that cannot be honoured, ModelLoadError for bad files.
     """
 
     def __init__(

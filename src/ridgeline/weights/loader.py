@@ -18,7 +18,7 @@ from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Rename
 from ridgeline.weights.checkpoint import DTYPES, SINGLE, Checkpoint
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats import DecodedCheckpoint, decoded
-from ridgeline.weights.gguf.model import GgufCheckpoint
+from ridgeline.weights.gguf.tensors import GgufCheckpoint
 
 BASE_PREFIXES = ("model.", "transformer.", "gpt_neox.")  # left out by checkpoints of the model without its head
 # Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
@@ -82,7 +82,7 @@ def _open(
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
     if folder.gguf is not None:
         checkpoint = GgufCheckpoint(folder.gguf, spec)
-        renames = checkpoint.renames()
+        renames = expand(checkpoint.renames, spec)
     else:
         checkpoint = decoded(Checkpoint.open(folder.path), folder.config, dtype)
         renames = _spelled_as_in(checkpoint, expand(families.family(spec.model_type).renames(spec), spec))

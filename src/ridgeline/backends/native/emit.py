@@ -41,8 +41,8 @@ def _embed(at: Compiler, group: Group) -> None:
     if heads:
         matrix, _ = at.matrix(heads[:1])
         at.tape.embed_packed(matrix, ids, scale, out.buffer)
-    elif at.settings.embeddings and ids == "tokens":
-        form, shape = at.settings.embeddings, at.program.weights[table]
+    elif ids == "tokens" and (form := at.settings.table(table)) is not None:
+        shape = at.program.weights[table]
         at.tape.embed_packed(at.weights.matrix(table, [table], (shape[0], shape[1]), form), ids, scale, out.buffer)
     else:
         address, kind = at.weights.table(table)

@@ -1,15 +1,16 @@
 """How a native executable is built. Chosen by `engine/build.py` before the model is; no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.program.op import Op, Program
 from ridgeline.program.ops.experts import routers
 
-LAYOUT_VERSION = 2  # of packed weights; raised when their bytes change, so that packs on disk are built again
+LAYOUT_VERSION = 3  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
-MatrixKind = Literal["f32", "bf16", "int8", "int4"]
+MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 
 
@@ -17,13 +18,15 @@ InputKind = Literal["f32", "bf16", "int16", "int8"]
 class MatrixFormat:
     """How a linear layer's weights are stored and in what its inputs are computed; see native/kernels/types.h.
 
-    `group` is the inputs per scale of int4, with `zero_points` or symmetric.
+    `group` is the inputs per scale of int8_groups, and of int4 with `zero_points` or symmetric. `stored`: the integers
+    are the model file's own, and no others are rounded.
     """
 
     kind: MatrixKind
     inputs: InputKind
     group: int = 0
     zero_points: bool = False
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,11 @@ class NativeSettings:
     kv: KvKind
     deterministic: bool = False
     embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`
+    kept: Mapping[str, MatrixFormat] = field(default_factory=dict[str, MatrixFormat])  # weights as the file has them
+
+    def table(self, weight: str) -> MatrixFormat | None:
+        """Of a token table that no head shares."""
+        return self.kept.get(weight, self.embeddings)
 
     @property
     def plain(self) -> MatrixFormat:
@@ -49,11 +57,15 @@ class NativeSettings:
         return MatrixFormat(kind=kind, inputs=kind)
 
 
-def format_of(settings: NativeSettings, program: Program, op: Op) -> MatrixFormat:
-    """How the matrices of a linear, an lm_head or experts are stored; a router's are as the model has them."""
+def format_of(settings: NativeSettings, program: Program, *ops: Op) -> MatrixFormat:
+    """How the matrices of linears, an lm_head or experts are stored; a router's are as the model has them.
+
+    Several ops are one matrix, kept as the file has it only where that is the same for all of them.
+    """
     tables = {other.weights[0] for other in program.ops if other.kind == "embed"}
-    if op.kind == "lm_head" or op.weights[0] in tables:
-        return settings.head
-    if op.weights[0] in routers(program):
+    if ops[0].weights[0] in routers(program):
         return settings.plain
-    return settings.matrices
+    is_head = ops[0].kind == "lm_head" or ops[0].weights[0] in tables
+    default = settings.head if is_head else settings.matrices
+    kept = {settings.kept.get(op.weights[0], default) for op in ops}
+    return kept.pop() if len(kept) == 1 else default

@@ -52,9 +52,10 @@ class TapeTimings:
 def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTiming:
     inputs: InputKind = "f32"
     weight = float(ROW_BYTES)
+    matrices = [op for op in group.ops if op.kind in (*MATRIX_OPS, "experts")]
     for op in group.ops:
-        if op.kind in (*MATRIX_OPS, "experts"):
-            form = format_of(settings, program, op)
+        if op in matrices:
+            form = format_of(settings, program, *matrices)
             inputs, weight = form.inputs, _weight_bytes(program, op, form)
         elif op.kind == "embed":
             weight = _table_bytes(program, op, settings)
@@ -68,8 +69,8 @@ def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTimin
 
 def _table_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
     """Of an entry of a token or position table: as the head that shares it, or as it is stored."""
-    shared = any(other.kind == "lm_head" and other.weights[0] == op.weights[0] for other in program.ops)
-    form = settings.head if shared else settings.embeddings
+    heads = [other for other in program.ops if other.kind == "lm_head" and other.weights[0] == op.weights[0]]
+    form = format_of(settings, program, heads[0]) if heads else settings.table(op.weights[0])
     if form is not None:
         return _weight_bytes(program, op, form)
     return 2.0 if settings.dtype == "bfloat16" else 4.0

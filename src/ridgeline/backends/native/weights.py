@@ -5,6 +5,7 @@ Each part is made from the checkpoint's tensors once, or found in a pack that an
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from ridgeline import _native
 from ridgeline.backends.native.memory import address, allocate
 from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.quant import quantize
+from ridgeline.weights.gguf.kept import KeptWeights
 
 PANEL = 32
 HALF = PANEL // 2
@@ -21,6 +23,7 @@ INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kerne
 MIN_PANELS_PER_TASK = 8
 
 Tensors = Mapping[str, torch.Tensor]
+Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class Store(Protocol):
@@ -47,8 +50,10 @@ class NoStore:
 class NativeWeights:
     """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing."""
 
-    def __init__(self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store) -> None:
-        self._load = load
+    def __init__(
+        self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store, kept: KeptWeights | None
+    ) -> None:
+        self._load, self._kept = load, kept
         self._level = level
         self._store = store
         self._threads = ThreadPoolExecutor(num_threads, "pack")
@@ -108,25 +113,35 @@ class NativeWeights:
         outputs, inputs = shape
         order = interleaved(outputs // 2) if interleave else np.arange(outputs)
 
-        def joined(expert: int) -> torch.Tensor:
-            tensors = [self.tensor(source) for source in sources]
-            return _joined([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors])
+        @cache
+        def tensors() -> list[torch.Tensor]:
+            return [self.tensor(source) for source in sources]
 
-        return self.rows(name, joined, order, inputs, form, num_experts)
+        def stored(expert: int) -> Rows:
+            if form.stored:
+                return self._kept_rows(sources)
+            return _rounded(_joined([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form)
+
+        return self._packed(name, stored, order, inputs, form, num_experts)
 
     def rows(
+        self, name: str, make: Callable[[int], torch.Tensor], order: np.ndarray, inputs: int, form: MatrixFormat
+    ) -> _native.Matrix:
+        """Rows `order` of `make(0)`, [., inputs], as one packed matrix; where the order says -1, zeros."""
+        return self._packed(name, lambda expert: _rounded(make(expert), form), order, inputs, form, 1)
+
+    def _packed(
         self,
         name: str,
-        make: Callable[[int], torch.Tensor],
+        make: Callable[[int], Rows],
         order: np.ndarray,
         inputs: int,
         form: MatrixFormat,
-        num_experts: int = 1,
+        num_experts: int,
     ) -> _native.Matrix:
-        """Rows `order` of `make(0)`, [., inputs], as one packed matrix; where the order says -1, zeros. Those of the
-        other experts lie behind it."""
+        """Rows `order` of what `make` says of expert 0, packed; the other experts' lie behind it."""
         if name not in self._matrices:
-            group = form.group if form.kind == "int4" else INT8_GROUP if form.kind == "int8" else 0
+            group = INT8_GROUP if form.kind == "int8" else form.group
 
             def describe(at: int) -> _native.Matrix:
                 return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
@@ -135,23 +150,25 @@ class NativeWeights:
                 num_bytes = describe(0).num_bytes
                 memory = allocate(num_experts * num_bytes)
                 for expert in range(num_experts):
-                    self._pack(describe(address(memory) + expert * num_bytes), make(expert), form, order)
+                    self._pack(describe(address(memory) + expert * num_bytes), *make(expert), order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
         return self._matrices[name]
 
-    def _pack(self, matrix: _native.Matrix, rows_NK: torch.Tensor, form: MatrixFormat, order: np.ndarray) -> None:
-        scales, zero_points = None, None
-        if form.kind in ("int8", "int4"):
-            quantized = quantize(form.kind, rows_NK, form.group, form.zero_points)
-            values = quantized.values.numpy()
-            scales = quantized.scales.numpy()
-            zero_points = quantized.zero_points.numpy() if quantized.zero_points is not None else None
-        elif form.kind == "bf16":
-            values = rows_NK.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-        else:
-            values = rows_NK.float().contiguous().numpy()
+    def _kept_rows(self, sources: Sequence[str]) -> Rows:
+        assert self._kept is not None
+        kept = [self._kept.read(source) for source in sources]
+        return _joined([k.values for k in kept]).numpy(), _joined([k.scales for k in kept]).numpy(), None
+
+    def _pack(
+        self,
+        matrix: _native.Matrix,
+        values: np.ndarray,
+        scales: np.ndarray | None,
+        zero_points: np.ndarray | None,
+        order: np.ndarray,
+    ) -> None:
         padded = np.full(matrix.num_panels * PANEL, -1, dtype=np.int64)
         padded[: len(order)] = order
         step = max(MIN_PANELS_PER_TASK, matrix.num_panels // 16)
@@ -182,6 +199,19 @@ def interleaved(size: int) -> np.ndarray:
     first[:size] = np.arange(size)
     second = np.where(first >= 0, first + size, -1)
     return np.stack([first.reshape(-1, HALF), second.reshape(-1, HALF)], axis=1).flatten()
+
+
+def _rounded(rows_NK: torch.Tensor, form: MatrixFormat) -> Rows:
+    """Values in the format's kind, and of integers scales and maybe zero points."""
+    match form.kind:
+        case "f32":
+            return rows_NK.float().contiguous().numpy(), None, None
+        case "bf16":
+            return rows_NK.to(torch.bfloat16).contiguous().view(torch.uint16).numpy(), None, None
+        case _:
+            quantized = quantize(form.kind, rows_NK, form.group, form.zero_points)
+            zeros = quantized.zero_points
+            return quantized.values.numpy(), quantized.scales.numpy(), None if zeros is None else zeros.numpy()
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -138,6 +138,17 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
     return [*(item for item in stored if item.rename.targets[0] not in replaced), *instead]
 
 
+def expert_tensors() -> Sequence[Stored]:
+    """A mixture of experts: each matrix of all experts in one tensor, or in older files one tensor per expert."""
+    at = "layers.{i}.ffn"
+    renames = [Rename("blk.{i}.ffn_gate_inp.weight", (f"{at}.router.weight",))]
+    for matrix in ("gate", "up", "down"):
+        target = (f"{at}.{matrix}.weight",)
+        renames.append(Rename(f"blk.{{i}}.ffn_{matrix}_exps.weight", target, experts=True))
+        renames.append(Rename(f"blk.{{i}}.ffn_{matrix}.{{e}}.weight", target, experts=True))
+    return [Stored(rename) for rename in renames]
+
+
 def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:
     """A tensor that is one program weight; both names without their last part."""
     return Stored(Rename(f"{source}.{part}", (f"{target}.{part}",)), paired_rows, offset)

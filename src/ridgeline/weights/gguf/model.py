@@ -1,26 +1,23 @@
-"""A GGUF file as a model: its config, its sampling defaults, and its tensors as program weights.
+"""A GGUF file, or the files of a split one, as a model: its config, its metadata, and where its tensors are.
 
-Called by weights/folder.py and weights/loader.py. What an architecture's keys and tensors mean is in spec/gguf.
+Called by weights/folder.py. What an architecture's keys mean is in spec/gguf. Must not import torch.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import gguf
 from ridgeline.spec.families import read_spec
-from ridgeline.spec.spec import DecoderSpec, Rename
-from ridgeline.weights.checkpoint import DTYPES, TensorEntry
 from ridgeline.weights.gguf.reader import GgufFile, GgufTensor
 
 MAX_SPLITS = 1000
 MAX_FACTORS = 1024
 SPLIT_NAME = re.compile(r"(.+)-00001-of-([0-9]{5})\.gguf")
-DTYPE_NAMES = {"F32": "float32", "F16": "float16"}  # of all others bfloat16: they hold no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,62 +59,6 @@ class GgufModel:
         return cls(path, files, file.metadata, tensors, architecture, config)
 
 
-class GgufCheckpoint:
-    """The tensors of a GGUF model in the row order, with the offsets and in the dtypes of a checkpoint.
-
-    As `weights.checkpoint.Checkpoint`; what is stored in blocks becomes float32.
-    """
-
-    def __init__(self, model: GgufModel, spec: DecoderSpec) -> None:
-        self.path = model.path
-        self._tensors = {name: model.tensors[name] for name in model.tensors if name not in gguf.FACTOR_TENSORS}
-        self._stored = _expand(gguf.architecture(model.architecture).tensors(spec), len(spec.layers))
-        self.entries: Mapping[str, TensorEntry] = {
-            name: TensorEntry(tensor.file, tensor.shape, tensor.type.name if tensor.type.name in DTYPES else "F32")
-            for name, tensor in self._tensors.items()
-        }
-
-    def renames(self) -> Sequence[Rename]:
-        """What each tensor becomes, one per tensor that there may be."""
-        return [stored.rename for stored in self._stored.values()]
-
-    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The named tensors, one in memory at a time. Raises ModelLoadError for a damaged one."""
-        for name in names:
-            stored, tensor = self._stored[name], _plain(name, self._tensors[name])
-            if stored.paired_rows:
-                tensor = _unpaired(tensor, stored.paired_rows)
-            yield name, tensor + stored.offset if stored.offset else tensor
-
-
-def _expand(stored: Sequence[gguf.Stored], num_layers: int) -> Mapping[str, gguf.Stored]:
-    """By tensor name, `{i}` replaced by every layer number."""
-    expanded: dict[str, gguf.Stored] = {}
-    for item in stored:
-        for layer in map(str, range(num_layers if "{i}" in item.rename.source else 1)):
-            source = item.rename.source.replace("{i}", layer)
-            targets = tuple(target.replace("{i}", layer) for target in item.rename.targets)
-            expanded[source] = gguf.Stored(
-                Rename(source, targets, item.rename.transpose), item.paired_rows, item.offset
-            )
-    return expanded
-
-
-def _plain(name: str, tensor: GgufTensor) -> torch.Tensor:
-    data = tensor.read()
-    if tensor.type.name in DTYPES:
-        return torch.from_numpy(data).view(DTYPES[tensor.type.name]).view(tensor.shape)
-    try:
-        return torch.from_numpy(tensor.type.dequantize(data, tensor.shape))
-    except ValueError as error:
-        raise ModelLoadError(f"{tensor.file}: tensor {name!r}: {error}; the file is damaged") from error
-
-
-def _unpaired(tensor: torch.Tensor, head_rows: int) -> torch.Tensor:
-    """Rows 0, 1, 2, 3 ... of each head as 0, 2, ..., 1, 3, ...: the halves that rotate together one after the other."""
-    return tensor.unflatten(0, (-1, head_rows // 2, 2)).transpose(1, 2).reshape(tensor.shape)
-
-
 def _other_splits(first: GgufFile) -> list[Path]:
     """The files beside the first one of a split model. Raises ModelLoadError for any file but the first."""
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
@@ -141,10 +82,10 @@ def _read_config(
         tensor = tensors[name]
         if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
             raise ConfigError(f"tensor {name} must be a list of at most {MAX_FACTORS} F32 numbers")
-        own[name] = _plain(name, tensor).tolist()
+        own[name] = tensor.read().view(np.float32).tolist()
     config = gguf.read_config(architecture, own, {name: tensor.shape for name, tensor in tensors.items()})
     by_type: dict[str, int] = {}
     for tensor in tensors.values():
         by_type[tensor.type.name] = by_type.get(tensor.type.name, 0) + tensor.num_bytes
     most = max(by_type, key=lambda kind: by_type[kind])
-    return config | {"dtype": DTYPE_NAMES.get(most, "bfloat16")}
+    return config | {"dtype": "float32" if most == "F32" else "bfloat16"}
