@@ -40,7 +40,7 @@ def tokens(model, sequences=3):
 
 def run_schedule(executable, program, tokens_SL, seed):
     """Logits [S, L, V] of all tokens, computed in a random schedule."""
-    out = torch.zeros(*tokens_SL.shape, program.vocab_size)
+    out = torch.zeros(*tokens_SL.shape, program.shapes[program.result][-1])
     for spans in schedule(tokens_SL, np.random.default_rng(seed)):
         logits = executable.run(step(program, spans)).logits_RV
         for s, start, ids in spans:
@@ -139,8 +139,8 @@ GROUPS = {kind for kind in EMITTERS if kind.startswith("norm_") or kind in ("lin
 
 def test_everything_runs_natively(model):
     parts = native(model.lowered(CONTEXT), model.weights, "portable").parts
-    assert len(parts) == 1
-    assert isinstance(parts[0], NativePart)
+    elsewhere = {part.op.kind for part in parts if not isinstance(part, NativePart)}
+    assert elsewhere <= {"add_row"}, "only an encoder's token types, once a text, are left to the reference"
 
 
 FORMATS = [("qwen3", kind, kv) for kind in ("bf16", "int8", "int4") for kv in ("bf16", "int8")]

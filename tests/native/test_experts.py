@@ -73,7 +73,7 @@ class Layer:
         self.biases = [noise(self.count, n) for n in (self.size, self.size, self.width)] if bias else []
         tensors = {"gate": gate, "up": up, "down": down}
         self.exact = [self._stored(tensor) for tensor in tensors.values()]
-        self._packed = NativeWeights(lambda: tensors, "portable", 1, NoStore())
+        self._packed = NativeWeights(lambda: tensors, "portable", 1, NoStore(), None)
         shapes = {"gate+up": (2 * self.size, self.width), "down": (self.width, self.size)}
         self.gate_up, self.down = (
             self._packed.matrix(name, name.split("+"), shape, form, interleave="+" in name, num_experts=self.count)
