@@ -86,6 +86,9 @@ class TapeBuilder {
     row_wise(RowWise::Function::normalize, x, {}, out, {norm, {}, 0, head_dim});
   }
   void add(int x, int y, int out) { row_wise(RowWise::Function::add, x, y, out, {}); }
+  void add_row(int x, uintptr_t row, int out) {
+    row_wise(RowWise::Function::add_row, x, {}, out, {{}, {}, 0, 0, pointer<const float>(row)});
+  }
   void activate(const std::string& function, int x, int out) {
     row_wise(RowWise::Function::activate, x, {}, out, {{}, activation_of(function), 0, 0});
   }
@@ -297,6 +300,7 @@ void bind_runtime(nb::module_& module) {
            "epilogue"_a = "store", "activation"_a = "relu", "bias"_a = 0, "softcap"_a = 0.0f)
       .def("normalize", &TapeBuilder::normalize, "norm"_a, "x"_a, "out"_a, "head_dim"_a = 0)
       .def("add", &TapeBuilder::add, "x"_a, "y"_a, "out"_a)
+      .def("add_row", &TapeBuilder::add_row, "x"_a, "row"_a, "out"_a)
       .def("activate", &TapeBuilder::activate, "function"_a, "x"_a, "out"_a)
       .def("gate", &TapeBuilder::gate, "function"_a, "x"_a, "y"_a, "out"_a)
       .def("scale", &TapeBuilder::scale, "factor"_a, "x"_a, "out"_a)

@@ -67,6 +67,9 @@ void RowWise::run(const Worker& worker) {
       case Function::add:
         kernels.add(x, operands_.y->row(r), width, out);
         break;
+      case Function::add_row:
+        kernels.add(x, options_.row, width, out);
+        break;
       case Function::scale:
         kernels.scale(x, options_.factor, width, out);
         break;

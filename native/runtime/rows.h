@@ -46,7 +46,7 @@ class RopeAngles final : public Instruction {
 // A row-wise function of one or two buffers.
 class RowWise final : public Instruction {
  public:
-  enum class Function : uint8_t { normalize, add, scale, activate, gate, gate_rows, softcap, select };
+  enum class Function : uint8_t { normalize, add, add_row, scale, activate, gate, gate_rows, softcap, select };
   struct Operands {
     const Buffer* x;
     const Buffer* y;  // the second operand of add and gate, and the gates of gate_rows, one a row
@@ -57,6 +57,7 @@ class RowWise final : public Instruction {
     Activation activation{};
     float factor = 0;      // of scale; the cap of softcap
     int64_t head_dim = 0;  // normalize: over heads of this many entries, 0: over the row
+    const float* row = nullptr;  // of add_row, added to every row of x
   };
   RowWise(Function function, const Operands& operands, const Options& options)
       : function_(function), operands_(operands), options_(options) {}

@@ -15,7 +15,14 @@ from ridgeline.backends.reference import dense_logits
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, TOKEN_IDS, KvState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs, SplitHeadsAttrs
+from ridgeline.program.ops.dense import (
+    ActivationAttrs,
+    AddRowAttrs,
+    EmbedAttrs,
+    ScaleAttrs,
+    SliceAttrs,
+    SplitHeadsAttrs,
+)
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.spec import families
 from ridgeline.spec.spec import LayerNorm, RmsNorm, Rope
@@ -127,6 +134,15 @@ def test_queries_and_keys_that_turn_differently_are_no_group():
 )  # fmt: skip
 def test_norms_of_heads(level, fused, norm):
     check(program_of(attend(3, 1, 20, turning(RopeAttrs(), 20), norm=norm, fused=fused)), level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_row_of_a_table_is_added_to_all(level):
+    def body(b, x):
+        (x,) = b.emit("add_row", "sum", (x,), (b.weight("table", 3, HIDDEN),), AddRowAttrs(1))
+        return attend(2, 1, 8, lambda b, name, x: x)(b, x)
+
+    check(program_of(body), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)

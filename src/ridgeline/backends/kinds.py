@@ -4,7 +4,7 @@ NATIVE_KINDS = frozenset(
     {
         *("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head", "norm_linears"),
         *("embed", "rope_angles", "rope", "kv_write", "rmsnorm", "layernorm", "linear"),
-        *("split_heads", "slice", "scale", "add", "lora"),
+        *("split_heads", "slice", "scale", "add", "add_row", "lora"),
         *("latent_write", "latent_attention"),
         *("activation", "gated_activation", "select_rows"),
         *("causal_conv", "selective_scan", "ssd", "delta_rule", "retention", "gated_norm"),

@@ -14,7 +14,7 @@ from ridgeline.backends.native.emit_latent import LATENT_EMITTERS
 from ridgeline.backends.native.emit_recurrent import RECURRENT_EMITTERS
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs, SoftcapAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, AddRowAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs, SoftcapAttrs
 from ridgeline.program.passes.fuse import NORMS, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -276,6 +276,14 @@ def _add(at: Compiler, group: Group) -> None:
     at.tape.add(x.buffer, y.buffer, at.new(op.outputs[0]).buffer)
 
 
+def _add_row(at: Compiler, group: Group) -> None:
+    (op,) = group.ops
+    assert isinstance(op.attrs, AddRowAttrs)
+    (table,), row = op.weights, op.attrs.row
+    address = at.weights.vector(f"{table}.{row}", lambda: at.weights.tensor(table)[row])
+    at.tape.add_row(at.place(op.inputs[0]).buffer, address, at.new(op.outputs[0]).buffer)
+
+
 def _activation(at: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, ActivationAttrs)
@@ -329,6 +337,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "slice": _slice,
     "scale": _scale,
     "add": _add,
+    "add_row": _add_row,
     "lora": _lora,
     "activation": _activation,
     "gated_activation": _gated_activation,
