@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ridgeline import LLM, DiffusionParams, SamplingParams
-from ridgeline.compress import corpus
+from ridgeline.compress import corpus, presets
 from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
-from ridgeline.compress.bundle import PRESETS, train_bundled
+from ridgeline.compress.bundle import train_bundled
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.train import Recipe, bits_per_byte, train
 from ridgeline.core.errors import ConfigError
@@ -132,6 +132,17 @@ def test_a_trained_folder_is_an_ordinary_one(tmp_path):
 
 
 def test_presets_share_a_tokenizer_and_fit_the_box(tmp_path):
-    assert set(PRESETS) == {"python-9m", "python-1m", "python-1m-diffusion"}
+    assert presets.names() == ["python-1m", "python-1m-diffusion", "python-9m"]
     with pytest.raises(ConfigError, match="no preset 'python-9b'"):
         train_bundled("python-9b", tmp_path, print)
+
+
+@pytest.mark.parametrize("changed", [{"recipes": 1}, {"num_tokens": 0}, {"config": None}])
+def test_a_preset_that_says_what_is_not_understood_is_refused(tmp_path, monkeypatch, changed):
+    stored = json.loads((presets.FOLDER / "python-1m.json").read_text())
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    (tmp_path / "mine.json").write_text(json.dumps(stored))
+    assert presets.load_preset("mine").recipe().num_tokens == 8_000_000
+    (tmp_path / "mine.json").write_text(json.dumps(stored | changed))
+    with pytest.raises(ConfigError, match=r"mine\.json is not a preset"):
+        presets.load_preset("mine")

@@ -1,4 +1,6 @@
-"""The bundled models: their shapes and recipes, and the whole run from corpus to a Hugging Face folder with its card.
+"""The bundled models: the whole run from corpus to a Hugging Face folder with its card.
+
+`presets/` has what they are:
 
 python-9m   the model in the box: Llama-shaped, writes Python
 python-1m   its draft, for speculation: the same tokenizer, a tenth of the size
@@ -11,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,79 +23,18 @@ from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
 from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_library
 from ridgeline.compress.diffusion import diffusion_bits
+from ridgeline.compress.presets import Preset, load_preset
 from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
-from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.loader import load_weights, save_weights
 
-VOCAB_SIZE = 4096
-CONTEXT_LENGTH = 1024
-QUICK_EVAL_TOKENS = 32 * CONTEXT_LENGTH  # during training; the card's figure is over all held-out text
+VOCAB_SIZE = 4096  # of the tokenizer, before a preset's own special tokens
+QUICK_EVAL_TOKENS = 32 << 10  # during training; the card's figure is over all held-out text
 STORED_DTYPE = torch.bfloat16
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # greedy, small models go in circles
-
-MASK_TOKEN = "<|mask|>"
-LLAMA_CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "max_position_embeddings": CONTEXT_LENGTH,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-LLADA_CONFIG: dict[str, object] = {
-    "max_sequence_length": CONTEXT_LENGTH,
-    "activation_type": "silu",
-    "block_type": "llama",
-    "layer_norm_type": "rms",
-    "rope": True,
-    "weight_tying": True,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A model of ours: its family, the sizes in its config.json, and how it is trained."""
-
-    model_type: Literal["llama", "llada"]
-    sizes: dict[str, object]
-    recipe: Recipe
-
-
-PRESETS = {
-    "python-9m": Preset(
-        "llama",
-        {
-            "hidden_size": 384,
-            "intermediate_size": 896,
-            "num_hidden_layers": 5,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-        },
-        Recipe(num_tokens=8_000_000, matrix_rate=5e-3, vector_rate=5e-3),
-    ),
-    "python-1m": Preset(
-        "llama",
-        {
-            "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-        },
-        Recipe(num_tokens=8_000_000, matrix_rate=1e-2, vector_rate=1e-2),
-    ),
-    "python-1m-diffusion": Preset(
-        "llada",
-        {"d_model": 128, "mlp_hidden_size": 384, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
-        Recipe(num_tokens=8_000_000, matrix_rate=1e-2, vector_rate=1e-2),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +64,8 @@ def train_bundled(
     The folder is written at every evaluation, so that an interrupted run leaves the latest weights.
     Raises ConfigError for an unknown preset.
     """
-    if name not in PRESETS:
-        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-    preset = PRESETS[name]
-    recipe = preset.recipe if num_tokens is None else preset.recipe.scaled(num_tokens)
+    preset = load_preset(name)
+    recipe = preset.recipe() if num_tokens is None else preset.recipe().scaled(num_tokens)
     out.mkdir(parents=True, exist_ok=True)
     train_files, held_out_files = split(standard_library())
     tokenizer = (
@@ -136,8 +74,6 @@ def train_bundled(
         else Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     )
     corpus = Corpus(train_files, held_out_files, _encode(tokenizer, train_files), _encode(tokenizer, held_out_files))
-    if preset.model_type == "llada":
-        tokenizer.add_special_tokens([MASK_TOKEN])
     spec = _write_config(preset, tokenizer, out)
     quick = corpus.held_out_tokens[:QUICK_EVAL_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
@@ -159,24 +95,16 @@ def _encode(tokenizer: Tokenizer, files: list[SourceFile]) -> TokenStream:
 
 
 def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpec:
-    config = {
-        "model_type": preset.model_type,
-        "vocab_size": tokenizer.get_vocab_size(),
-        **preset.sizes,
-        **(LLAMA_CONFIG if preset.model_type == "llama" else LLADA_CONFIG),
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "torch_dtype": "bfloat16",
-    }
-    if preset.model_type == "llada":
-        config["mask_token_id"] = tokenizer.token_to_id(MASK_TOKEN)
+    """Writes config.json, the generation defaults and the tokenizer, which learns the preset's special tokens."""
+    tokenizer.add_special_tokens(list(preset.token_ids.values()))  # those it knows keep their ids
+    token_ids = {key: tokenizer.token_to_id(token) for key, token in preset.token_ids.items()}
+    config = {**preset.config, "vocab_size": tokenizer.get_vocab_size(), **token_ids}
+    spec = read_spec(config)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **GENERATION_DEFAULTS}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    save_tokenizer(tokenizer, out, CONTEXT_LENGTH)
-    return read_spec(config)
+    save_tokenizer(tokenizer, out, spec.max_positions)
+    return spec
 
 
 def _held_out_bits(
