@@ -180,7 +180,10 @@ class Call:
             return x.to(torch.float32 if index in case.float32 and dtype != torch.float64 else dtype)
 
         inputs = [tensor(shape, index) for index, shape in enumerate(case.inputs)]
-        return cls(kind, case, sizes, inputs, [tensor(shape) for shape in case.weights])
+        weights = [tensor(shape) for shape in case.weights]
+        if OPSET[kind].float32_weights and dtype == torch.bfloat16:
+            weights = [weight.float() for weight in weights]
+        return cls(kind, case, sizes, inputs, weights)
 
     def run(self, inputs=None, weights=None):
         """The op's outputs. An attention finds its keys and values written, as every program has it."""
@@ -240,7 +243,7 @@ def test_priced_bytes_are_those_of_the_tensors(kind, seed):
             input_bytes=tuple(x.element_size() for x in call.inputs),
             output_bytes=tuple(4 if OPSET[kind].float32_outputs else 2 for _ in outputs),
             load=Load(((call.sizes["T"], call.sizes["T"]),), call.sizes["R"]),
-            element=ElementBytes(weight=2, activation=2, kv=2),
+            element=ElementBytes(weight=4 if OPSET[kind].float32_weights else 2, activation=2, kv=2),
         )
     )
     moved = nbytes([*call.inputs, *outputs, *call.weights])

@@ -20,6 +20,7 @@ from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.backends.step import DrawRows
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LatentState
+from ridgeline.program.opset import float32_weights
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.quant import dequantized_weights
 from ridgeline.spec import families
@@ -140,6 +141,22 @@ GROUPS = {kind for kind in EMITTERS if kind.startswith("norm_") or kind in ("lin
 def test_everything_runs_natively(model):
     parts = native(model.lowered(CONTEXT), model.weights, "portable").parts
     assert [part.op.kind for part in parts if isinstance(part, ReferencePart)] == []
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
+def test_decays_are_not_rounded_to_the_dtype_of_the_model(native, tmp_path):
+    """What only their roundings have in common does not compute the same."""
+    model = build("mamba2", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model)
+    kinds = EMITTERS if native else {kind: emit for kind, emit in EMITTERS.items() if kind != "ssd"}
+    settings = NativeSettings(level=LEVELS[-1], num_threads=1, dtype="bfloat16", matrices=BF16, head=BF16, kv="bf16")
+
+    def logits(decay):
+        weights = {n: decay(w) if n in float32_weights(program) else w.bfloat16() for n, w in model.weights.items()}
+        executable = NativeExecutable(program, lambda: weights, layout_of(program), settings, native=kinds)
+        return run_schedule(executable, program, ids, 1)
+
+    assert not torch.equal(logits(torch.Tensor.float), logits(lambda decay: decay.bfloat16().float()))
 
 
 FORMATS = [("qwen3", kind, kv) for kind in ("bf16", "int8", "int4") for kv in ("bf16", "int8")]

@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 from small_checkpoint import GPT2, LLAMA, PHI3, described, rewrite, shard, write
 
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.program.opset import float32_weights
+from ridgeline.spec import families
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.loader import StreamedWeights, load_weights, save_weights
 
@@ -47,6 +49,21 @@ def test_streamed_is_loaded(tmp_path, config, sharded, wanted):
     assert list(streamed) == list(expected) and len(streamed) == len(expected)
     for name, weight in expected.items():
         assert streamed[name].is_contiguous() and torch.equal(streamed[name], weight)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "qwen3_next", "deepseek_v3"])
+def test_what_ops_compute_in_float32_is_not_rounded(tmp_path, family):
+    config = families.family(family).tiny(lambda *options: options[0]) | {"model_type": family}
+    expected, (spec, program) = write(tmp_path, config), described(config)
+    wide = float32_weights(program)
+    assert wide and all(len(program.weights[name]) == 1 or "A_log" in name for name in wide)
+    for weights in (
+        load_weights(tmp_path, spec, program, torch.bfloat16),
+        StreamedWeights(tmp_path, spec, program, torch.bfloat16),
+    ):
+        for name, weight in expected.items():
+            dtype = torch.float32 if name in wide else torch.bfloat16
+            assert weights[name].dtype == dtype and torch.equal(weights[name], weight.to(dtype)), name
 
 
 def test_streamed_is_checked_before_anything_is_read(tmp_path):

@@ -17,6 +17,7 @@ from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
 from ridgeline.weights.gguf.kept import GROUP, KeptWeights
@@ -69,7 +70,7 @@ class BackendChoice:
 
     def weight_bytes(self, program: Program, quantize: QuantizeConfig, kept: KeptWeights | None = None) -> int:
         """Memory that the weights take, padding not counted."""
-        plain = program.num_parameters * ELEMENT_BYTES[self.dtype]
+        plain = int(weight_bytes(program, ELEMENT_BYTES[self.dtype]))
         if self.backend == "native" and kept is not None:
             return plain - kept.saved_bytes(ELEMENT_BYTES[self.dtype])
         if quantize.scheme is None or self.backend == "reference":

@@ -5,13 +5,13 @@ The rules are the op table's; this gives them concrete sizes. Called by `ridgeli
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
 from ridgeline.program.op import LOGITS, STEP_INPUTS, KvState, Op, Program, RecurrentState, Shape
 from ridgeline.program.ops.attention import AttentionAttrs
-from ridgeline.program.opset import OPSET
+from ridgeline.program.opset import OPSET, float32_weights
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, elements
 
@@ -105,7 +105,8 @@ class _Pricer:
         def widths(names: Sequence[str]) -> tuple[float, ...]:
             return tuple(0 if name in here else self._value_bytes[name] for name in names)
 
-        return OPSET[op.kind].cost(
+        row = OPSET[op.kind]
+        return row.cost(
             Operands(
                 attrs=op.attrs,
                 inputs=tuple(self._concrete(self._program.shapes[name]) for name in op.inputs),
@@ -114,7 +115,7 @@ class _Pricer:
                 input_bytes=widths(op.inputs),
                 output_bytes=widths(op.outputs),
                 load=self._load,
-                element=self._element,
+                element=replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element,
             )
         )
 
@@ -178,8 +179,9 @@ def kv_bytes(program: Program, num_tokens: int, element_bytes: int) -> int:
 
 
 def weight_bytes(program: Program, element_bytes: float) -> float:
-    """Bytes of all weights; a tied head counts once."""
-    return program.num_parameters * element_bytes
+    """Bytes of all weights: float32 where their ops say so, else `element_bytes` each. A tied head counts once."""
+    wide = sum(elements(program.weights[name]) for name in float32_weights(program))
+    return (program.num_parameters - wide) * element_bytes + wide * FLOAT32_BYTES
 
 
 def active_parameters(program: Program) -> int:

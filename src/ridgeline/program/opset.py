@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from ridgeline.program import ops
+from ridgeline.program.op import Program
 from ridgeline.program.pricing import OpRow
 
 
@@ -22,3 +23,8 @@ def _table() -> Mapping[str, OpRow]:
 
 
 OPSET: Mapping[str, OpRow] = _table()
+
+
+def float32_weights(program: Program) -> frozenset[str]:
+    """The weights that stay float32 whatever the model's dtype: small vectors in whose rounding a model would drift."""
+    return frozenset(name for op in program.ops if OPSET[op.kind].float32_weights for name in op.weights)

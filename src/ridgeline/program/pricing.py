@@ -87,7 +87,10 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """One row of the table. `summary` is its signature in words; outputs are as wide as activations, or float32."""
+    """One row of the table. `summary` is its signature in words.
+
+    Outputs are as wide as activations, or float32; weights are as wide as the model's, or float32 in every model.
+    """
 
     attrs: type[Attrs]
     num_inputs: int
@@ -96,6 +99,7 @@ class OpRow:
     infer: InferRule
     cost: Callable[[Operands], OpCost]
     float32_outputs: bool = False
+    float32_weights: bool = False
 
 
 def elements(shape: Sequence[int]) -> int:

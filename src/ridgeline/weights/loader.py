@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import Program
+from ridgeline.program.opset import float32_weights
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Rename
 from ridgeline.weights.checkpoint import DTYPES, SINGLE, Checkpoint
@@ -44,13 +45,13 @@ class _Stored:
 
 
 def load_weights(folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: torch.dtype) -> Weights:
-    """Every weight of `program` in `dtype`, shaped as the program says.
+    """Every weight of `program` in `dtype`, or in float32 where its op says so, shaped as the program says.
 
     A tensor stored in `dtype` stays a view of the mapped file; others are converted one at a time. Raises
     ModelLoadError that lists all missing, unexpected and misshapen tensors, ConfigError for an unknown quantization.
     """
     checkpoint, stored = _open(folder, spec, program, dtype)
-    weights = _read(checkpoint, stored, program, set(program.weights), dtype)
+    weights = _read(checkpoint, stored, program, set(program.weights), _dtypes(program, dtype))
     return {name: weights[name] for name in program.weights}
 
 
@@ -63,10 +64,10 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
         for name, tensor in stored.items():
             for target in tensor.rename.targets:
                 self._sources.setdefault(target, {})[name] = tensor
-        self._program, self._dtype = program, dtype
+        self._program, self._dtypes = program, _dtypes(program, dtype)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return _read(self._checkpoint, self._sources[name], self._program, {name}, self._dtype)[name]
+        return _read(self._checkpoint, self._sources[name], self._program, {name}, self._dtypes)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._program.weights)
@@ -121,9 +122,13 @@ def _names(rename: Rename, program: Program) -> Iterator[tuple[str, _Stored]]:
 
 
 def _read(
-    checkpoint: Tensors, stored: Mapping[str, _Stored], program: Program, wanted: Set[str], dtype: torch.dtype
+    checkpoint: Tensors,
+    stored: Mapping[str, _Stored],
+    program: Program,
+    wanted: Set[str],
+    dtypes: Mapping[str, torch.dtype],
 ) -> Weights:
-    """The weights `wanted`, of which `stored` names all parts."""
+    """The weights `wanted` in their `dtypes`, of which `stored` names all parts."""
     weights: Weights = {}
     for name, tensor in checkpoint.tensors(list(stored)):
         expert = stored[name].expert
@@ -131,12 +136,17 @@ def _read(
             if target not in wanted:
                 continue
             if expert is None:
-                weights[target] = piece.to(dtype).contiguous()
+                weights[target] = piece.to(dtypes[target]).contiguous()
             else:
                 if target not in weights:
-                    weights[target] = torch.empty(program.weights[target], dtype=dtype)
+                    weights[target] = torch.empty(program.weights[target], dtype=dtypes[target])
                 weights[target][expert] = piece
     return weights
+
+
+def _dtypes(program: Program, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
+    """Of every weight, for a model in `dtype`."""
+    return dict.fromkeys(program.weights, dtype) | dict.fromkeys(float32_weights(program), torch.float32)
 
 
 def cut_rows(rename: Rename, tensor: torch.Tensor, program: Program) -> Iterator[tuple[str, torch.Tensor]]:

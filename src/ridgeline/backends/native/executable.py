@@ -128,7 +128,8 @@ class NativeExecutable:
             self._value(name, place, step) if place is not None else self._step_input(name, step)
             for name, place in zip(op.inputs, part.inputs)
         ]
-        weights = [self._fallback_weights[name].to(dtype) for name in op.weights]
+        wide = OPSET[op.kind].float32_weights
+        weights = [self._fallback_weights[name].to(torch.float32 if wide else dtype) for name in op.weights]
         memory = NativeMemory(self._memories, self._recurrent, self._layout, self._settings.level, step)
         with torch.inference_mode():
             outputs = MEANINGS[op.kind](op.attrs, inputs, weights, memory)

@@ -114,7 +114,8 @@ ROWS: Mapping[str, OpRow] = {
         "logits [T,E], selection bias [E]? -> expert ids int32, weights fp32 [T,k]",
         _route_shape,
         _route_cost,
-        True,
+        float32_outputs=True,
+        float32_weights=True,
     ),
     "experts": OpRow(
         ExpertsAttrs,

@@ -193,6 +193,7 @@ ROWS: Mapping[str, OpRow] = {
         "x, dt [T,I], B, C [T,N], A_log [I,N], D [I] -> [T,I]; keeps [I,N]",
         _scan_shape,
         _recurrence(_scan_state, 10),
+        float32_weights=True,
     ),
     "ssd": OpRow(
         SsdAttrs,
@@ -201,6 +202,7 @@ ROWS: Mapping[str, OpRow] = {
         "x [T,H,P], dt [T,H], B, C [T,G,N], A_log, D, dt_bias [H] -> [T,H*P]; keeps [H,P,N]",
         _ssd_shape,
         _recurrence(_ssd_state, 5),
+        float32_weights=True,
     ),
     "delta_rule": OpRow(
         RecurrentAttrs,
@@ -209,6 +211,7 @@ ROWS: Mapping[str, OpRow] = {
         "q, k [T,Hk,K], v [T,H,V], a, b [T,H], A_log, dt_bias [H] -> [T,H*V]; keeps [H,K,V]",
         _delta_shape,
         _recurrence(_key_value_state, 7),
+        float32_weights=True,
     ),
     "retention": OpRow(
         RetentionAttrs,
