@@ -1,4 +1,4 @@
-"""What most families share: reading rope parameters, windows and activations, and the Llama tensor names."""
+"""What most families share: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,6 +7,8 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     Activation,
     DynamicRope,
+    GatedMlp,
+    GroupedQueryAttention,
     LinearRope,
     Llama3Rope,
     LongRope,
@@ -40,6 +42,33 @@ def head_size(hidden_size: int, num_heads: int) -> int:
             f"config.json: the hidden size ({hidden_size}) is not a multiple of the number of heads ({num_heads})"
         )
     return hidden_size // num_heads
+
+
+def read_head_dim(config: ConfigReader) -> int:
+    """The size of a head: `head_dim`, or, where it is absent, null or 0, the hidden size shared out evenly."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    return config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+
+
+def read_attention(
+    config: ConfigReader, head_dim: int, rope: Rope | None, *, bias: bool = False
+) -> GroupedQueryAttention:
+    """Grouped queries as most configs spell them; `bias`: of all four projections. A family replaces what differs."""
+    heads = config.integer("num_attention_heads")
+    return GroupedQueryAttention(
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=rope,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def read_gated_mlp(config: ConfigReader, *, bias: bool = False) -> GatedMlp:
+    """The gated feed-forward as most configs spell it; `bias`: of its three matrices."""
+    return GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"), bias)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

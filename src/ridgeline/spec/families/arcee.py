@@ -2,27 +2,17 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, llama_renames, read_attention, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mlp, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mlp, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     bias = config.flag("attention_bias", False)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    attention = read_attention(config, head_dim, read_rope(config, head_dim), bias=bias)
     mlp = Mlp(
         config.integer("intermediate_size"),
         config.choice("hidden_act", ACTIVATIONS, "relu2"),
@@ -31,7 +21,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="arcee",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings", 4096),
         layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,

@@ -1,12 +1,21 @@
 """Bamba: Mamba-2 in most layers, attention with half of each head rotated in a few, a gated MLP in all."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import (
+    ACTIVATIONS,
+    MAX_LAYERS,
+    head_size,
+    llama_renames,
+    read_attention,
+    read_gated_mlp,
+    read_rope,
+)
 from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames, tiny_hybrid
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Mamba2, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mamba2, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose
 
 
@@ -16,11 +25,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     mamba, attention = _mamba(config, norm), _attention(config)
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     attending = config.integers("attn_layer_indices", high=num_layers - 1)
-    mlp = GatedMlp(
-        config.integer("intermediate_size"),
-        config.choice("hidden_act", ACTIVATIONS, "silu"),
-        config.flag("mlp_bias", False),
-    )
+    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
     return DecoderSpec(
         model_type="bamba",
         vocab_size=config.integer("vocab_size"),
@@ -39,14 +44,9 @@ def _attention(config: ConfigReader) -> GroupedQueryAttention:
     if rotary_dim != head_dim // 2:
         raise ConfigError(f"config.json: attn_rotary_emb={rotary_dim}; Bamba rotates half of {head_dim} entries")
     bias = config.flag("attention_bias", False)
-    return GroupedQueryAttention(
-        num_heads=heads,
+    return replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.5), bias=bias),
         num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_partial=0.5),
-        qkv_bias=bias,
-        out_bias=bias,
     )
 
 

@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, head_size, llama_renames, read_pattern_windows, read_rope
-from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    LayerNorm,
-    ParallelLayer,
-    Rename,
+from ridgeline.spec.common import (
+    head_size,
+    llama_renames,
+    read_attention,
+    read_gated_mlp,
+    read_pattern_windows,
+    read_rope,
 )
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer, Rename
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
 
 
@@ -35,15 +34,8 @@ def read(config: ConfigReader) -> DecoderSpec:
     bias = config.flag("attention_bias", False)
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0), bias=False)
     rope = replace(read_rope(config, head_dim), interleaved=True)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    attention = read_attention(config, head_dim, None, bias=bias)
+    mlp = read_gated_mlp(config)
 
     def layer(window: int | None) -> ParallelLayer:
         return ParallelLayer(replace(attention, window=window, rope=rope if window else None), mlp, norm)

@@ -3,28 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, head_size, read_pattern_windows, read_rope, read_windows
+from ridgeline.spec.common import (
+    read_attention,
+    read_gated_mlp,
+    read_head_dim,
+    read_pattern_windows,
+    read_rope,
+    read_windows,
+)
 from ridgeline.spec.families.olmo2 import renames as renames_of_olmo2
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
     rope = read_rope(config, head_dim)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=rope,
-        qk_norm=norm,
-    )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    attention = replace(read_attention(config, head_dim, rope), qk_norm=norm)
+    mlp = read_gated_mlp(config)
     window = config.optional_integer("sliding_window", 4096)
     if window is None or config.has("layer_types"):
         config.ignore("sliding_window_pattern")
@@ -40,7 +38,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="exaone4",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings", 2048),
         layers=tuple(layer(layer_window) for layer_window in windows),
         final_norm=norm,

@@ -2,37 +2,18 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, llama_renames, read_attention, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    Embedding,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    Rename,
-    RmsNorm,
-)
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    hidden, head_dim = config.integer("hidden_size"), read_head_dim(config)
     bias = config.flag("attention_bias", False)
     config.expect("use_bidirectional_attention", None, False)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    attention = read_attention(config, head_dim, read_rope(config, head_dim), bias=bias)
     activation = config.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
     if activation == "gelu":
         activation = "gelu_tanh"  # the first configs said gelu and meant this

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_rope, read_windows
+from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_attention, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
 
 NORMS = {  # Llama's name of the second norm is the first block's post-norm here
@@ -22,15 +22,11 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.expect("use_bidirectional_attention", None, False)
     config.ignore("hidden_act", "cache_implementation")  # hidden_activation counts; how transformers keeps its cache
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
-    attention = GroupedQueryAttention(
-        num_heads=config.integer("num_attention_heads"),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=head_dim,
         scale=config.number("query_pre_attn_scalar", 256, low=1e-6) ** -0.5,
-        rope=read_rope(config, head_dim),
         softcap=config.optional_number("attn_logit_softcapping", 50.0, low=1e-6),
-        qkv_bias=bias,
-        out_bias=bias,
     )
     mlp = GatedMlp(
         config.integer("intermediate_size"), config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")

@@ -4,25 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_EXPERTS, head_size, llama_renames, read_rope, read_windows
+from ridgeline.spec.common import MAX_EXPERTS, head_size, llama_renames, read_attention, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    ClampedSwiGlu,
-    DecoderSpec,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim", 64, high=1024) or head_size(hidden, heads)
     # Other spellings of num_experts_per_tok and of the rope's original context, which the published files carry too.
     config.ignore("experts_per_token", "initial_context_length")
@@ -31,15 +20,9 @@ def read(config: ConfigReader) -> DecoderSpec:
         raise ConfigError("config.json: rope_parameters or rope_scaling is missing; gpt_oss needs to know its YaRN")
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
     bias = config.flag("attention_bias", True)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_theta=150000.0),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=150000.0), bias=bias),
         sinks=True,
-        qkv_bias=bias,
-        out_bias=bias,
     )
     experts = MixtureOfExperts(
         num_experts=config.integer("num_local_experts", high=MAX_EXPERTS),

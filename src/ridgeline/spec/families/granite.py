@@ -1,38 +1,28 @@
 """Granite 3: Llama with four factors, on the embedding, on what each block adds, on attention and on the logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     bias = config.flag("attention_bias", False)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
         scale=config.number("attention_multiplier", 1.0),
-        rope=read_rope(config, head_dim),
-        qkv_bias=bias,
-        out_bias=bias,
     )
-    mlp = GatedMlp(
-        config.integer("intermediate_size"),
-        config.choice("hidden_act", ACTIVATIONS, "silu"),
-        config.flag("mlp_bias", False),
-    )
+    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
     layer = Layer(attention, mlp, norm, norm, residual_scale=config.number("residual_multiplier", 1.0))
     return DecoderSpec(
         model_type="granite",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings", 2048),
         layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,

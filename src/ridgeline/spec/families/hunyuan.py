@@ -1,6 +1,7 @@
 """Hunyuan-Large: groups of layers share the keys and values of one (CLA); an expert that all tokens share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
@@ -10,19 +11,10 @@ from ridgeline.spec.common import (
     head_size,
     llama_renames,
     read_alpha_rope,
+    read_attention,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_sizes
 
 # Token ids of a multimodal sibling, which the same configuration class writes; and settings of training.
@@ -34,8 +26,7 @@ IGNORED = (
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("attention_head_dim", high=1024) or head_size(hidden, heads)
     bias = config.flag("attention_bias", False)
     config.expect("use_rotary_pos_emb", True)
@@ -46,26 +37,17 @@ def read(config: ConfigReader) -> DecoderSpec:
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
     dense, experts = _read_feed_forwards(config)
     num_dense = config.integer("moe_layer_num_skipped", 0, low=0)
-    has_qk_norm = config.flag("use_qk_norm", False)
-    rope = read_alpha_rope(config, head_dim)
-    kv_heads = config.integer("num_key_value_heads", heads)
+    attention = replace(
+        read_attention(config, head_dim, read_alpha_rope(config, head_dim), bias=bias),
+        qk_norm=norm if config.flag("use_qk_norm", False) else None,
+        qk_norm_over="rotated head",
+    )
     share = config.integer("cla_share_factor", 1)
     share = share if config.flag("use_cla", False) else 1
 
     def layer(index: int) -> Layer:
-        attention = GroupedQueryAttention(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            rope=rope,
-            qk_norm=norm if has_qk_norm else None,
-            qk_norm_over="rotated head",
-            qkv_bias=bias,
-            out_bias=bias,
-            kv_from=index - index % share if index % share else None,
-        )
-        return Layer(attention, dense if experts is None or index < num_dense else experts, norm, norm)
+        mixer = replace(attention, kv_from=index - index % share if index % share else None)
+        return Layer(mixer, dense if experts is None or index < num_dense else experts, norm, norm)
 
     return DecoderSpec(
         model_type="hunyuan",

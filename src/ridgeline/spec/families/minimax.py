@@ -1,20 +1,21 @@
 """MiniMax-Text-01: lightning attention, softmax attention in between, experts, scaled residuals (arXiv 2501.08313)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     expert_renames,
-    head_size,
     llama_renames,
+    read_attention,
+    read_head_dim,
     read_rope,
 )
 from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
-    GroupedQueryAttention,
     Head,
     LightningAttention,
     MixtureOfExperts,
@@ -30,16 +31,12 @@ OUTPUT_NORM = RmsNorm(1e-6)  # of lightning attention, whatever rms_norm_eps is
 
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("block_size", "router_jitter_noise")  # how long a chunk is; training only
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
         num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_theta=1e6),
         window=config.optional_integer("sliding_window"),
     )
     experts = MixtureOfExperts(
@@ -59,7 +56,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="minimax",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings"),
         layers=tuple(layer(index) for index in range(len(attends))),
         final_norm=norm,

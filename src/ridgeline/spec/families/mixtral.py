@@ -1,41 +1,28 @@
 """Mixtral: Mistral with eight experts in place of the feed-forward, of which every token uses two."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     MAX_LAYERS,
     expert_renames,
-    head_size,
     llama_renames,
+    read_attention,
+    read_head_dim,
     read_rope,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_theta=1e6),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
         window=config.optional_integer("sliding_window"),
     )
     experts = MixtureOfExperts(
@@ -47,7 +34,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="mixtral",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings"),
         layers=(Layer(attention, experts, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,

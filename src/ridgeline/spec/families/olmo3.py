@@ -3,32 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, head_size, read_local_global_ropes, read_windows
+from ridgeline.spec.common import read_attention, read_gated_mlp, read_head_dim, read_local_global_ropes, read_windows
 from ridgeline.spec.families.olmo2 import renames as renames_of_olmo2
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     bias = config.flag("attention_bias", False)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
     local_rope, global_rope = read_local_global_ropes(config, head_dim, local_theta=None, global_theta=500000.0)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=global_rope,
+    attention = replace(
+        read_attention(config, head_dim, global_rope, bias=bias),
         qk_norm=norm,
         qk_norm_over="row",
-        qkv_bias=bias,
-        out_bias=bias,
     )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    mlp = read_gated_mlp(config)
     windows = read_windows(config, config.optional_integer("sliding_window", 4096), lambda index: (index + 1) % 4 != 0)
 
     def layer(window: int | None) -> Layer:
@@ -38,7 +30,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="olmo3",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings", 2048),
         layers=tuple(layer(window) for window in windows),
         final_norm=norm,

@@ -1,6 +1,7 @@
 """OLMoE: sixty-four small experts in every layer; queries and keys are normalised before they are cut into heads."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
@@ -9,39 +10,24 @@ from ridgeline.spec.common import (
     expert_renames,
     head_size,
     llama_renames,
+    read_attention,
     read_rope,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = head_size(hidden, heads)
     config.expect("clip_qkv", None)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
     bias = config.flag("attention_bias", False)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
         qk_norm=norm,
         qk_norm_over="row",
-        qkv_bias=bias,
-        out_bias=bias,
     )
     experts = MixtureOfExperts(
         num_experts=config.integer("num_experts", 64, high=MAX_EXPERTS),

@@ -1,10 +1,11 @@
 """Phi 1, 1.5 and 2: parallel layers with one norm, partial rotation, and a bias wherever there can be one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames, read_rope
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames, read_attention, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, LayerNorm, Mlp, ParallelLayer, Rename
+from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, Mlp, ParallelLayer, Rename
 from ridgeline.spec.tiny import Choose, tiny_partial_rope
 
 
@@ -12,15 +13,9 @@ def read(config: ConfigReader) -> DecoderSpec:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = head_size(hidden, heads)
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_partial=0.5),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.5), bias=True),
         qk_norm=norm if config.flag("qk_layernorm", False) else None,
-        qkv_bias=True,
-        out_bias=True,
     )
     mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu_new"))
     return DecoderSpec(

@@ -1,28 +1,17 @@
 """Phi 3, 3.5 and 4-mini: Llama with fused projections, partial rotation and LongRoPE."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    LongRope,
-    PlainRope,
-    Rename,
-    RmsNorm,
-)
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, LongRope, PlainRope, Rename, RmsNorm
 from ridgeline.spec.tiny import ORIGINAL_CONTEXT, Choose, tiny_heads, tiny_longrope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.expect(key, False)
     for key in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini writes these and computes nothing with them
@@ -31,19 +20,15 @@ def read(config: ConfigReader) -> DecoderSpec:
     if not isinstance(rope.scaling, (PlainRope, LongRope)):
         raise ConfigError("config.json: phi3 has rope type default or longrope; its other types have another meaning")
     norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=rope,
+    attention = replace(
+        read_attention(config, head_dim, rope),
         window=config.optional_integer("sliding_window"),
     )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    mlp = read_gated_mlp(config)
     return DecoderSpec(
         model_type="phi3",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings"),
         layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,

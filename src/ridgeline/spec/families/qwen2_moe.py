@@ -7,38 +7,23 @@ from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     expert_renames,
-    head_size,
     llama_renames,
+    read_attention,
+    read_head_dim,
     read_rope,
     read_sparse_layers,
     read_windows,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_sparse_layers, tiny_windows
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim)),
         qkv_bias=config.flag("qkv_bias", True),
     )
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
@@ -55,7 +40,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="qwen2_moe",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings"),
         layers=tuple(
             Layer(replace(attention, window=window), experts if sparse else dense, norm, norm)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_qwen_windows, read_rope
+from ridgeline.spec.common import llama_renames, read_attention, read_gated_mlp, read_qwen_windows, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_windows
 
 
@@ -13,17 +13,12 @@ def read(config: ConfigReader) -> DecoderSpec:
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
     head_dim = config.integer("head_dim", 128, high=1024)
     bias = config.flag("attention_bias", False)
-    attention = GroupedQueryAttention(
-        num_heads=config.integer("num_attention_heads"),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
         qk_norm=norm,
-        qkv_bias=bias,
-        out_bias=bias,
     )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    mlp = read_gated_mlp(config)
     return DecoderSpec(
         model_type="qwen3",
         vocab_size=config.integer("vocab_size"),

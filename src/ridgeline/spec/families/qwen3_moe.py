@@ -1,49 +1,34 @@
 """Qwen 3 with experts: Qwen 3's attention; layers may keep a dense feed-forward."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     expert_renames,
-    head_size,
     llama_renames,
+    read_attention,
+    read_head_dim,
     read_rope,
     read_sparse_layers,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_sparse_layers
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
     bias = config.flag("attention_bias", False)
     window = config.optional_integer("sliding_window", 4096)
     config.ignore("max_window_layers")  # the window is that of every layer
-    attention = GroupedQueryAttention(
-        num_heads=heads,
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim),
         qk_norm=norm,
         window=window if config.flag("use_sliding_window", False) else None,
-        qkv_bias=bias,
-        out_bias=bias,
     )
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
     dense = GatedMlp(config.integer("intermediate_size", 6144), activation)
@@ -58,7 +43,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="qwen3_moe",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings"),
         layers=tuple(
             Layer(attention, experts if sparse else dense, norm, norm) for sparse in read_sparse_layers(config)

@@ -1,12 +1,14 @@
 """Qwen 3 Next: gated delta nets, every fourth layer gated attention, and experts with a gated shared one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     expert_renames,
     llama_renames,
+    read_attention,
     read_rope,
     read_sparse_layers,
 )
@@ -31,15 +33,10 @@ def read(config: ConfigReader) -> DecoderSpec:
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
     head_dim, bias = config.integer("head_dim", 256, high=1024), config.flag("attention_bias", False)
-    attention = GroupedQueryAttention(
-        num_heads=config.integer("num_attention_heads"),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.25), bias=bias),
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_partial=0.25),
         qk_norm=norm,
-        qkv_bias=bias,
-        out_bias=bias,
         output_gate=True,
     )
     delta = GatedDeltaNet(

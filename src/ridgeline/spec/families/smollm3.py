@@ -4,32 +4,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope, read_windows
+from ridgeline.spec.common import (
+    MAX_LAYERS,
+    llama_renames,
+    read_attention,
+    read_gated_mlp,
+    read_head_dim,
+    read_rope,
+    read_windows,
+)
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config)
     bias = config.flag("attention_bias", False)
     norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=2000000.0), bias=bias),
         num_kv_heads=config.integer("num_key_value_heads", 4),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_theta=2000000.0),
-        qkv_bias=bias,
-        out_bias=bias,
     )
-    mlp = GatedMlp(
-        config.integer("intermediate_size"),
-        config.choice("hidden_act", ACTIVATIONS, "silu"),
-        config.flag("mlp_bias", False),
-    )
+    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
     rotates = _rotating_layers(config)
     window = config.optional_integer("sliding_window")
     allowed = config.flag("use_sliding_window", False)
@@ -42,7 +39,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return DecoderSpec(
         model_type="smollm3",
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         max_positions=config.integer("max_position_embeddings", 32768),
         layers=tuple(layer(index) for index in range(len(windows))),
         final_norm=norm,

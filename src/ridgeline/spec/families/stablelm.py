@@ -1,19 +1,11 @@
 """StableLM 2 and 3B: Llama with LayerNorm and partial rotation, where configured parallel, with norms of every head."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, llama_renames, read_rope
+from ridgeline.spec.common import MAX_LAYERS, head_size, llama_renames, read_attention, read_gated_mlp, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    LayerNorm,
-    ParallelLayer,
-    Rename,
-)
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, LayerNorm, ParallelLayer, Rename
 from ridgeline.spec.tiny import Choose, tiny_partial_rope
 
 
@@ -22,16 +14,12 @@ def read(config: ConfigReader) -> DecoderSpec:
     head_dim = head_size(hidden, heads)
     eps = config.number("layer_norm_eps", 1e-5, low=0.0)
     norm = LayerNorm(eps)
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(config, head_dim, default_partial=0.25),
+    attention = replace(
+        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.25)),
         qk_norm=LayerNorm(eps, bias=False, per_head=True) if config.flag("qk_layernorm", False) else None,
         qkv_bias=config.flag("use_qkv_bias", False),
     )
-    mlp = GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    mlp = read_gated_mlp(config)
     parallel = config.flag("use_parallel_residual", False)
     layer = ParallelLayer(attention, mlp, norm) if parallel else Layer(attention, mlp, norm, norm)
     return DecoderSpec(
