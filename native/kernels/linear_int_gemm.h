@@ -1,8 +1,9 @@
 // Integer products in vector registers.
 //
 // Per output and group of inputs: sum = dot(weights, q) - zero * sum(q) in int32, exact; total += float(sum) * scale in
-// float32, groups in order. The product and the sum are each rounded, so every level, every number of rows and every
-// division of the panels gives the same bits.
+// float32, groups in order. With minima it is sum = dot(weights, q), total += (sum * scale + sum(q) * minimum) * scale of
+// the inputs. Products and sums are each rounded, so every level, every number of rows and every division of the panels
+// gives the same bits.
 #pragma once
 
 #include "kernels/epilogue.h"
@@ -29,7 +30,7 @@ RL_INLINE Floats rounded(Floats v) {
 
 // What one group's sums of `kLanes` outputs are corrected and scaled by.
 struct GroupVector {
-  Floats scale;
+  Floats scale, minimum;
   Words zero;
 };
 
@@ -39,21 +40,22 @@ RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* pan
   GroupVector v{};
   if constexpr (scales_by_group(kind))
     v.scale = load_half(panel + layout.weights + group * layout.group_bytes + layout.scales + lane * 2);
+  if constexpr (kind == WeightKind::int4_minima)
+    v.minimum = load_half(panel + layout.weights + group * layout.group_bytes + layout.minima + lane * 2);
   if constexpr (zero_points) v.zero = load_bytes(panel + group * kPanel + lane);
   return v;
 }
 
-// -zero * sum(q), of which prepare_row left `of_row`.
-template <bool zero_points>
-RL_INLINE Ints correction(const GroupVector& v, int32_t of_row) {
-  if constexpr (zero_points) return (Ints)(v.zero * (Words)splat_int(of_row));
-  return splat_int(of_row);
-}
-
-template <WeightKind kind>
-RL_INLINE void add_group(const GroupVector& v, float input_scale, Ints sum, float* total) {
+// Adds a group's products to a row's totals; `of_row` is what prepare_row left for the correction of the sums.
+template <WeightKind kind, bool zero_points>
+RL_INLINE void add_group(const GroupVector& v, float input_scale, int32_t of_row, Ints products, float* total) {
+  if constexpr (kind == WeightKind::int4_minima) {
+    const Floats sum = rounded(to_floats(products) * v.scale) + rounded(v.minimum * (float)of_row);
+    return store(total, load<Floats>(total) + rounded(sum * input_scale));
+  }
+  const Words correction = zero_points ? v.zero * (Words)splat_int(of_row) : (Words)splat_int(of_row);
   const Floats scale = scales_by_group(kind) ? v.scale * input_scale : splat(input_scale);
-  store(total, load<Floats>(total) + rounded(to_floats(sum) * scale));
+  store(total, load<Floats>(total) + rounded(to_floats((Ints)((Words)products + correction)) * scale));
 }
 
 // Sends the totals of `rows` rows of a panel through the epilogue.
@@ -73,14 +75,14 @@ static inline void finish_rows(const Matrix& matrix, const PanelLayout& layout, 
 
 // Dot products per vector of weights.
 template <WeightKind kind, bool bytes>
-inline constexpr int kDots = (kind == WeightKind::int4 ? 4 : 2) / (bytes ? 2 : 1);
+inline constexpr int kDots = (is_int4(kind) ? 4 : 2) / (bytes ? 2 : 1);
 
 // A vector of words of weights as the operands of its dot products; in_word_order says which inputs they meet.
 template <WeightKind kind, bool bytes>
 RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
-  if constexpr (kind != WeightKind::int4 && bytes) {
+  if constexpr (!is_int4(kind) && bytes) {
     w[0] = x;
-  } else if constexpr (kind != WeightKind::int4) {
+  } else if constexpr (!is_int4(kind)) {
     w[0] = x & 0x00ff00ff;
     w[1] = (Ints)((UShorts)x >> 8);
   } else if constexpr (bytes) {
@@ -151,9 +153,8 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
         const GroupVector group = group_vector<kind, zero_points>(layout, panel, g, (first + v) * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
-          add_group<kind>(group, block.scales[g * rows + r],
-                          sums[r][v] + correction<zero_points>(group, block.corrections[g * rows + r]),
-                          totals + r * kPanel + (first + v) * kLanes);
+          add_group<kind, zero_points>(group, block.scales[g * rows + r], block.corrections[g * rows + r], sums[r][v],
+                                       totals + r * kPanel + (first + v) * kLanes);
       }
     }
   }

@@ -150,7 +150,7 @@ static inline void write_units(const uint8_t* from, int64_t count, int64_t size,
 static inline void store_group(const Matrix& matrix, const InputLayout& layout, const int16_t* q, int64_t count,
                                uint8_t* to, int64_t stride) {
   typedef int8_t EightBytes __attribute__((vector_size(8)));
-  const bool int8_weights = matrix.kind != WeightKind::int4;
+  const bool int8_weights = !is_int4(matrix.kind);
   alignas(64) uint8_t elements[2 * kMaxGroup];
   const int64_t units = count / layout.unit_inputs, plane_bytes = layout.unit_bytes / layout.planes;
   if (!layout.bytes) {
@@ -181,12 +181,15 @@ static inline void normalize_part(const Norm& norm, float mean, float factor, co
 }
 
 // One row. The correction of a group's sums is -zero * sum(q) where all weights have the same zero, else -sum(q), which
-// the kernel multiplies by the zero points.
+// the kernel multiplies by the zero points, or sum(q), which it multiplies by the minima.
 static inline void prepare_row(const Matrix& matrix, const Norm& norm, const PanelLayout& panel,
                                const InputLayout& layout, const float* x, const InputBlock& block, int64_t row) {
   const int64_t width = matrix.inputs;
   const float limit = matrix.input == InputKind::int16 ? 32767.0f : 127.0f;
-  const int32_t zero = matrix.kind != WeightKind::int4 ? 128 : matrix.has_zero_points ? 1 : 8;
+  const int32_t zero = matrix.kind == WeightKind::int4_minima ? -1
+                       : matrix.kind != WeightKind::int4      ? 128
+                       : matrix.has_zero_points               ? 1
+                                                              : 8;
   float mean = 0.0f, factor = 1.0f;
   if (norm.kind == NormKind::layer) mean = row_sum(x, width) / (float)width;
   if (norm.kind != NormKind::none)

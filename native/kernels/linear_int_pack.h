@@ -1,4 +1,4 @@
-// Panels of int8, int8_groups and int4 weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
+// Panels of integer weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
 #pragma once
 
 #include "kernels/simd.h"
@@ -10,10 +10,19 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 inline constexpr int32_t kMaxGroup = 256;
 
-RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return kind == WeightKind::int4 ? 8 : 4; }
+RL_INLINE constexpr bool is_int4(WeightKind kind) {
+  return kind == WeightKind::int4 || kind == WeightKind::int4_minima;
+}
+
+RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) ? 8 : 4; }
 
 // Whether every group of inputs has scales of its own; without, a panel has them once.
 RL_INLINE constexpr bool scales_by_group(WeightKind kind) { return kind != WeightKind::int8; }
+
+// Floats that an output comes with: a scale, or one per group, and as many minima.
+RL_INLINE int64_t num_scales_of(WeightKind kind, int64_t groups) {
+  return kind == WeightKind::int8 ? 1 : kind == WeightKind::int4_minima ? 2 * groups : groups;
+}
 
 RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -25,6 +34,7 @@ struct PanelLayout {
   int64_t group_bytes;  // from one group to the next
   int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points
   int64_t scales;       // the panel's float scales, or within a group its float16 scales
+  int64_t minima;       // within a group, of int4_minima
   int64_t bytes;
 };
 
@@ -41,7 +51,8 @@ static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t 
     return layout;
   }
   layout.scales = layout.group_bytes;
-  layout.group_bytes += kPanel * (int64_t)sizeof(uint16_t);
+  layout.minima = layout.scales + kPanel * (int64_t)sizeof(uint16_t);
+  layout.group_bytes = kind == WeightKind::int4_minima ? 2 * layout.minima - layout.scales : layout.minima;
   layout.weights = has_zero_points ? round_up(layout.groups * kPanel, 64) : 0;
   layout.bytes = layout.weights + layout.groups * layout.group_bytes;
   return layout;
@@ -55,7 +66,8 @@ static inline int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t group
   return panel_layout(kind, inputs, group, has_zero_points).bytes;
 }
 
-// One output of a matrix as it comes: `values` [K] and one scale, and zero point, per group. Null values: zeros.
+// One output of a matrix as it comes: `values` [K] and one scale, and zero point, per group; minima follow the scales.
+// Null values: zeros.
 struct Source {
   const uint8_t* values;
   const float* scales;
@@ -88,8 +100,8 @@ static inline void pack_int8_groups(const PanelLayout& layout, int64_t inputs, c
   }
 }
 
-static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
-                             bool has_zero_points, uint8_t* panel) {
+static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, const Source& source, int64_t lane,
+                             uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
     uint8_t* to = panel + layout.weights + g * layout.group_bytes;
     const uint8_t zero = source.zero(g);
@@ -97,21 +109,24 @@ static inline void pack_int4(const PanelLayout& layout, int64_t inputs, const So
       uint32_t word = 0;
       for (int64_t i = 0; i < 8; i++) {
         const int64_t input = g * layout.group + k + i;
-        const uint32_t value = source.values && input < inputs ? source.values[input] : zero;
+        const uint32_t value = source.values && input < matrix.inputs ? source.values[input] : zero;
         word |= (value & 15u) << (i / 2 * 4 + i % 2 * 16);
       }
       __builtin_memcpy(to + k / 8 * kStepBytes + lane * 4, &word, 4);
     }
     const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
     __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
-    if (has_zero_points) panel[g * kPanel + lane] = zero;
+    if (matrix.has_zero_points) panel[g * kPanel + lane] = zero;
+    if (matrix.kind != WeightKind::int4_minima) continue;
+    const uint16_t minimum = to_half(source.values ? source.scales[layout.groups + g] : 0.0f);
+    __builtin_memcpy(to + layout.minima + lane * 2, &minimum, 2);
   }
 }
 
 static inline void pack(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
                         const int64_t* order, int64_t begin, int64_t end) {
   const PanelLayout layout = panel_layout(matrix);
-  const int64_t num_scales = scales_by_group(matrix.kind) ? layout.groups : 1;
+  const int64_t num_scales = num_scales_of(matrix.kind, layout.groups);
   for (int64_t p = begin; p < end; p++) {
     uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
     __builtin_memset(panel, 0, (size_t)layout.weights);
@@ -126,7 +141,7 @@ static inline void pack(const Matrix& matrix, const void* rows, const float* sca
       else if (matrix.kind == WeightKind::int8_groups)
         pack_int8_groups(layout, matrix.inputs, source, lane, panel);
       else
-        pack_int4(layout, matrix.inputs, source, lane, matrix.has_zero_points, panel);
+        pack_int4(layout, matrix, source, lane, panel);
     }
   }
 }
@@ -153,8 +168,16 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
       continue;
     }
     __builtin_memcpy(&word, group + within / 8 * kStepBytes + lane * 4, 4);
+    const int32_t value = (int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u);
+    if (matrix.kind == WeightKind::int4_minima) {
+      uint16_t minimum;
+      __builtin_memcpy(&minimum, group + layout.minima + lane * 2, 2);
+      // A float holds the product of 4 and 11 bits, so that only the sum is rounded.
+      to[k] = (float)value * from_half(scale) + from_half(minimum);
+      continue;
+    }
     const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : 8;
-    to[k] = (float)((int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u) - zero) * from_half(scale);
+    to[k] = (float)(value - zero) * from_half(scale);
   }
 }
 

@@ -65,10 +65,10 @@ static inline void add_products(const InputBlock& block, const GroupVector (&gro
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; v++) {
       const int half = v * kLanes / 16, lane = v * kLanes % 16;
-      Words sum = (Words)correction<zero_points>(group[v], block.corrections[g * block.rows + r]);
-      const Words product = load<Words>(&scratch.products[which][half][r][lane]);
-      sum += split ? (product << 8) + load<Words>(&scratch.products[1][half][r][lane]) : product;
-      add_group<kind>(group[v], block.scales[g * block.rows + r], (Ints)sum, &totals[r][v * kLanes]);
+      Words product = load<Words>(&scratch.products[which][half][r][lane]);
+      if constexpr (split) product = (product << 8) + load<Words>(&scratch.products[1][half][r][lane]);
+      add_group<kind, zero_points>(group[v], block.scales[g * block.rows + r], block.corrections[g * block.rows + r],
+                                   (Ints)product, &totals[r][v * kLanes]);
     }
 }
 
@@ -79,7 +79,7 @@ static void multiply_group(const PanelLayout& layout, const InputLayout& inputs,
   const int64_t left = layout.inputs - g * layout.group, size = left < layout.group ? left : layout.group;
   const int64_t units = size / inputs.unit_inputs, first_unit = g * layout.group / inputs.unit_inputs;
   const uint8_t* weights = panel + layout.weights + g * layout.group_bytes;
-  if constexpr (kind == WeightKind::int4) {
+  if constexpr (is_int4(kind)) {
     expand_group(weights, size / step_inputs(kind) * kStepBytes, scratch.weights);
     weights = scratch.weights;
   }

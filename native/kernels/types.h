@@ -11,7 +11,7 @@ namespace ridgeline {
 
 inline constexpr int64_t kPanel = 32;  // outputs that are stored, and computed, together
 
-enum class WeightKind : uint8_t { f32, bf16, int8, int4, int8_groups };
+enum class WeightKind : uint8_t { f32, bf16, int8, int4, int8_groups, int4_minima };
 // How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
 // scale per row and group.
 enum class InputKind : uint8_t { f32, bf16, int16, int8 };
@@ -24,6 +24,7 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   int8_groups  per group of `group` inputs: int8's words, then 32 float16 scales; K padded to a group
 //   int4  with zero points, [G][32] bytes, padded to 64; then per group of `group` inputs: [group / 8][2][16 words],
 //         then 32 float16 scales; K padded to a group
+//   int4_minima  as int4 without zero points, and after a group's scales 32 float16 minima: w = value * scale + minimum
 //
 // A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
 // k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.

@@ -86,6 +86,7 @@ constexpr Format kFormats[] = {
     {"int8 by int8", WeightKind::int8, InputKind::int8, kInt8Group, false},
     {"int8 in groups by int16", WeightKind::int8_groups, InputKind::int16, 32, false},
     {"int4 by int16", WeightKind::int4, InputKind::int16, 32, false},
+    {"int4 with minima", WeightKind::int4_minima, InputKind::int16, 32, false},
     {"int4 by int8", WeightKind::int4, InputKind::int8, 128, false},
     {"int4 with zero points", WeightKind::int4, InputKind::int16, 64, true},
 };
@@ -139,10 +140,9 @@ void linear(const KernelTable& kernels, Numbers& numbers, Results& results) {
       kernels.linear.multiply(matrix, input.data(), rows, 0, matrix.num_panels, false,
                               {EpilogueKind::store, {}, 0, nullptr, out.data(), width}, scratch.data());
       const std::string name = format.name + std::string(" x ") + std::to_string(rows);
-      if (format.input == InputKind::f32 || format.input == InputKind::bf16)
-        results.near(name, out.data(), rows * width);
-      else
-        results.exact(name, out.data(), rows * width);  // integer products round the same everywhere
+      const bool floats = format.input == InputKind::f32 || format.input == InputKind::bf16;
+      // Integer products round the same everywhere.
+      floats ? results.near(name, out.data(), rows * width) : results.exact(name, out.data(), rows * width);
     }
   }
 }

@@ -1,7 +1,8 @@
 """Products with integer weights: every ISA level gives, bit for bit, what the rule in `expected` says.
 
 The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
-total += float32(sum) * scale, groups in ascending order.
+total += float32(sum) * scale, groups in ascending order. With minima a group adds (sum * scale + sum of inputs *
+minimum) * scale of the inputs.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ native = pytest.importorskip("ridgeline._native", reason="the native module is n
 
 PANEL = 32
 LEVELS = native.runnable_levels()
-KINDS = ["int8", "int8_groups", "int4"]
+KINDS = ["int8", "int8_groups", "int4", "int4_minima"]
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
 property_test = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,10 +31,11 @@ class Layer:
     values_NK: np.ndarray
     scales_NG: np.ndarray
     zero_points_NG: np.ndarray | None = None
+    minima_NG: np.ndarray | None = None
 
     @property
     def zeros_NG(self) -> np.ndarray:
-        default = np.full(self.scales_NG.shape, 8 if self.kind == "int4" else 128)
+        default = np.full(self.scales_NG.shape, {"int4": 8, "int4_minima": 0}.get(self.kind, 128))
         return (default if self.zero_points_NG is None else self.zero_points_NG).astype(np.int64)
 
     @property
@@ -45,7 +47,13 @@ class Layer:
     def dequantised(self) -> np.ndarray:
         """float32 [N, K]."""
         centred_NK = self.values_NK - self.zeros_NG[:, self.weight_groups]
-        return centred_NK.astype(np.float32) * self.scales_NG[:, self.weight_groups].astype(np.float32)
+        scaled_NK = centred_NK.astype(np.float32) * self.scales_NG[:, self.weight_groups]
+        return scaled_NK if self.minima_NG is None else scaled_NK + self.minima_NG[:, self.weight_groups]
+
+    @property
+    def packed_scales(self) -> np.ndarray:
+        """As `native.pack` takes them."""
+        return self.scales_NG if self.minima_NG is None else np.concatenate([self.scales_NG, self.minima_NG], axis=1)
 
 
 def make_layer(
@@ -53,12 +61,16 @@ def make_layer(
 ) -> Layer:
     rng = np.random.default_rng(seed)
     num_scales = 1 if kind == "int8" else -(-inputs // group)
-    values_NK = rng.integers(0, 16 if kind == "int4" else 256, (outputs, inputs), dtype=np.uint8)
+    values_NK = rng.integers(0, 16 if kind.startswith("int4") else 256, (outputs, inputs), dtype=np.uint8)
     scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
     if kind != "int8":
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)
     zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
-    return Layer(kind, group, values_NK, scales_NG, zero_points_NG)
+    minima_NG = None
+    if kind == "int4_minima":
+        minima_NG = -scales_NG * rng.normal(7.5, 2, scales_NG.shape).astype(np.float32)
+        minima_NG = minima_NG.astype(np.float16).astype(np.float32)
+    return Layer(kind, group, values_NK, scales_NG, zero_points_NG, minima_NG)
 
 
 def quantised(x_MK: np.ndarray, group: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +100,10 @@ def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
         sums_MN = q_MK[:, part] @ centred_NK[:, part].T
         assert np.abs(sums_MN).max(initial=0) < 2**31
         scale = input_scales_MG[:, g, None]
+        if layer.minima_NG is not None:
+            minima_MN = q_MK[:, part].sum(axis=1, dtype=np.float32)[:, None] * layer.minima_NG[None, :, g]
+            total_MN += (sums_MN.astype(np.float32) * layer.scales_NG[None, :, g] + minima_MN) * scale
+            continue
         if layer.kind != "int8":
             scale = scale * layer.scales_NG[None, :, g]
         total_MN += sums_MN.astype(np.float32) * scale
@@ -123,7 +139,7 @@ def pack(
             level,
             matrix,
             layer.values_NK,
-            scales=layer.scales_NG,
+            scales=layer.packed_scales,
             zero_points=layer.zero_points_NG,
             order=order,
             begin=begin,
@@ -194,6 +210,8 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
         ("int8", 256, None),
         ("int8_groups", 256, None),
         ("int4", 128, None),
+        ("int4_minima", 32, None),
+        ("int4_minima", 256, None),
         *(("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)),
     ],
 )
@@ -201,7 +219,7 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
 def test_extreme_values_do_not_overflow(
     level: str, input_kind: str, kind: str, group: int, zero_point: int | None, weight: str
 ) -> None:
-    most = 15 if kind == "int4" else 255
+    most = 15 if kind.startswith("int4") else 255
     layer = make_layer(kind, 33, 2 * group + 5, group, zero_point is not None)
     values_NK = {"least": layer.values_NK * 0, "most": layer.values_NK * 0 + most, "mixed": layer.values_NK}[weight]
     layer = replace(layer, values_NK=values_NK.astype(np.uint8))
@@ -264,7 +282,14 @@ def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("kind", "group", "zero_points"),
-    [("int8", 256, False), ("int8_groups", 32, False), ("int4", 32, True), ("int4", 64, False), ("int4", 128, True)],
+    [
+        ("int8", 256, False),
+        ("int8_groups", 32, False),
+        ("int4", 32, True),
+        ("int4", 64, False),
+        ("int4", 128, True),
+        ("int4_minima", 32, False),
+    ],
 )
 @pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])
 def test_unpacking_gives_the_weights_back_in_their_order(

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from small_gguf import HEADS, HIDDEN, f32, gguf_bytes, llama_tensors, metadata_of
+from small_gguf import HEADS, HIDDEN, f32, gguf_bytes, llama_tensors, metadata_of, with_experts
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.program.lower import lower
@@ -13,18 +13,29 @@ from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.gguf.kept import KeptWeights
 from ridgeline.weights.loader import load_weights
 
-KINDS = {"Q8_0": (8, "int8_groups", 128), "Q4_0": (4, "int4", 8)}
+KINDS = {"Q8_0": ("int8_groups", 128), "Q4_0": ("int4", 8), "Q4_1": ("int4_minima", 0)}
+EXPERTS = {"expert_count": 3, "expert_used_count": 2}
 
 
-def quantized(kind, *, only=lambda name: True):
-    """A small llama whose matrices are of type `kind`."""
+def quantized(kind, *, only=lambda name: True, experts=False):
+    """A small llama whose matrices are of type `kind`, each with another offset: minima differ from all zeros."""
+    tensors = with_experts(llama_tensors(), 3, 96) if experts else llama_tensors()
+    for seed, (name, (shape, _, raw)) in enumerate(tensors.items()):
+        if len(shape) > 1 and only(name):
+            values = np.frombuffer(raw, dtype=np.float32).reshape(shape) + np.float32(0.02 * (seed % 5))
+            tensors[name] = as_type(kind, values)
+    return gguf_bytes(metadata_of("llama", **(EXPERTS if experts else {})), tensors)
+
+
+def as_type(kind, values):
     number = gguf.GGMLQuantizationType[kind]
-    tensors = llama_tensors()
-    for name, (shape, _, raw) in tensors.items():
-        if len(shape) == 2 and only(name):
-            values = np.frombuffer(raw, dtype=np.float32).reshape(shape)
-            tensors[name] = (shape, number.value, gguf.quantize(values, number).tobytes())
-    return gguf_bytes(metadata_of("llama"), tensors)
+    return values.shape, number.value, gguf.quantize(values, number).tobytes()
+
+
+def meaning(stored, zero):
+    """What the integers are."""
+    scaled = (stored.values.float() - zero) * stored.scales.repeat_interleave(32, dim=1)
+    return scaled if stored.minima is None else scaled + stored.minima.repeat_interleave(32, dim=1)
 
 
 def opened(path):
@@ -36,17 +47,38 @@ def opened(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_weights_are_the_dequantized_ones(kind, tmp_path):
-    bits, _, zero = KINDS[kind]
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind))
     folder, spec, program, kept = opened(path)
     matrices = {name for name, shape in program.weights.items() if len(shape) == 2}
-    assert kept.bits == dict.fromkeys(matrices, bits)
+    assert kept.types == dict.fromkeys(matrices, kind)
     weights = load_weights(folder, spec, program, torch.float32)
     for name in matrices:
-        stored = kept.read(name)
-        spread = stored.scales.repeat_interleave(32, dim=1)
-        assert torch.equal((stored.values.float() - zero) * spread, weights[name])
+        assert torch.equal(meaning(kept.read(name), KINDS[kind][1]), weights[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_experts_are_the_dequantized_ones(kind, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized(kind, experts=True))
+    folder, spec, program, kept = opened(path)
+    weights = load_weights(folder, spec, program, torch.float32)
+    names = [name for name, shape in program.weights.items() if len(shape) == 3]
+    assert len(names) == 6
+    for name in names:
+        for expert in range(3):
+            assert torch.equal(meaning(kept.read(name, expert), KINDS[kind][1]), weights[name][expert])
+    assert "layers.0.ffn.router.weight" not in kept.types
+
+
+def test_the_bytes_that_are_saved(tmp_path):
+    """The file's are all that stay of kept weights."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized("Q4_1", experts=True))
+    folder, _, program, kept = opened(path)
+    stored = sum(folder.gguf.tensors[name].num_bytes for name in kept.tensors)
+    elements = sum(torch.Size(program.weights[name]).numel() for name in kept.types)
+    assert kept.saved_bytes(2) == 2 * elements - stored
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +92,7 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
     path.write_bytes(quantized(kind))
     kept = opened(path)[3]
     number = gguf.GGMLQuantizationType[kind]
-    form = MatrixFormat(kind=KINDS[kind][1], inputs="int16", group=32, stored=True)
+    form = MatrixFormat(kind=KINDS[kind][0], inputs="int16", group=32, stored=True)
     weights = NativeWeights(dict, native.best_level(), 1, NoStore(), kept)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for source, target in [("attn_q", "attn.q"), ("attn_v", "attn.v"), ("ffn_down", "ffn.down")]:
@@ -73,12 +105,13 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_backends_say_the_same(kind, tmp_path):
+def test_both_backends_say_the_same(kind, experts, tmp_path):
     """The native one computes with the integers, the reference with what they mean, in float32."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     path = tmp_path / "model.gguf"
-    path.write_bytes(quantized(kind))
+    path.write_bytes(quantized(kind, experts=experts))
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
     answers, choices = {}, {}
     for backend in ("native", "reference"):
@@ -98,8 +131,36 @@ def test_what_runs_as_one_matrix_is_kept_as_one(tmp_path):
     path.write_bytes(quantized("Q8_0", only=lambda name: name != "blk.0.attn_k.weight"))
     kept = opened(path)[3]
     first = {f"layers.0.attn.{letter}.weight" for letter in "qkv"}
-    assert not first & set(kept.bits)
-    assert {name.replace("layers.0", "layers.1") for name in first} <= set(kept.bits)
+    assert not first & set(kept.types)
+    assert {name.replace("layers.0", "layers.1") for name in first} <= set(kept.types)
+
+
+def test_experts_of_two_types(tmp_path):
+    """Gate and up are one matrix, down is another: each stays as it is, and a router is never kept."""
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    path = tmp_path / "model.gguf"
+    tensors = with_experts(llama_tensors(), 3, 96)
+    for i, (gate_up, down) in enumerate([("Q8_0", "Q4_1"), ("Q4_0", "Q5_0")]):
+        for matrix, kind in (("gate", gate_up), ("up", gate_up), ("down", down)):
+            shape, _, raw = tensors[f"blk.{i}.ffn_{matrix}_exps.weight"]
+            values = np.frombuffer(raw, dtype=np.float32).reshape(shape)
+            tensors[f"blk.{i}.ffn_{matrix}_exps.weight"] = as_type(kind, values)
+    path.write_bytes(gguf_bytes(metadata_of("llama", **EXPERTS), tensors))
+    kept = opened(path)[3]
+    found = {name.removeprefix("layers."): kind for name, kind in kept.types.items()}
+    assert found == {
+        "0.ffn.gate.weight": "Q8_0",
+        "0.ffn.up.weight": "Q8_0",
+        "0.ffn.down.weight": "Q4_1",
+        "1.ffn.gate.weight": "Q4_0",
+        "1.ffn.up.weight": "Q4_0",
+    }
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answers = [
+        LLM(str(path), backend=backend, dtype="float32", num_threads=1).generate([[1, 5, 9]], greedy, use_tqdm=False)
+        for backend in ("native", "reference")
+    ]
+    assert answers[0][0].outputs[0].token_ids == answers[1][0].outputs[0].token_ids
 
 
 def test_a_damaged_scale_is_refused(tmp_path):
@@ -117,4 +178,4 @@ def test_a_damaged_scale_is_refused(tmp_path):
 def test_a_file_without_such_tensors_keeps_nothing(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(metadata_of("llama"), llama_tensors() | {"output.weight": f32((40, 64), 3)}))
-    assert opened(path)[3].bits == {}
+    assert opened(path)[3].types == {}

@@ -241,11 +241,12 @@ def _kept_formats(kept: KeptWeights | None) -> "Mapping[str, MatrixFormat]":
     """Of the weights that native matrices can hold as they are stored."""
     from ridgeline.backends.native import MatrixFormat
 
-    kinds: Mapping[int, MatrixFormat] = {
-        8: MatrixFormat(kind="int8_groups", inputs="int16", group=GROUP, stored=True),
-        4: MatrixFormat(kind="int4", inputs="int16", group=GROUP, stored=True),
+    forms: Mapping[str, MatrixFormat] = {
+        "Q8_0": MatrixFormat(kind="int8_groups", inputs="int16", group=GROUP, stored=True),
+        "Q4_0": MatrixFormat(kind="int4", inputs="int16", group=GROUP, stored=True),
+        "Q4_1": MatrixFormat(kind="int4_minima", inputs="int16", group=GROUP, stored=True),
     }
-    return {} if kept is None else {name: kinds[bits] for name, bits in kept.bits.items()}
+    return {} if kept is None else {name: forms[kind] for name, kind in kept.types.items()}
 
 
 def _matrix_format(quantize: QuantizeConfig) -> "MatrixFormat | None":

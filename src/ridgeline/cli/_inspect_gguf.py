@@ -7,8 +7,6 @@ from ridgeline.weights.checkpoint import DTYPES
 from ridgeline.weights.gguf.kept import BITS, GROUP, KeptWeights
 from ridgeline.weights.gguf.model import GgufModel
 
-SCALE_BYTES = 2
-
 
 def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTensors]:
     """One row per type and outcome, the most bytes first; without quantization, on the native backend."""
@@ -18,8 +16,8 @@ def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTenso
         kind, elements = tensor.type.name, math.prod(tensor.shape)
         loaded_bytes = elements * inspection.element
         if name in kept:
-            becomes = f"kept: int{BITS[kind]} in groups of {GROUP}"
-            loaded_bytes = elements * BITS[kind] // 8 + elements // GROUP * SCALE_BYTES
+            becomes = f"kept: int{BITS[kind]} in groups of {GROUP}{' with minima' if kind == 'Q4_1' else ''}"
+            loaded_bytes = tensor.num_bytes
         elif kind in DTYPES:
             same = str(DTYPES[kind]) == f"torch.{inspection.dtype}"
             becomes = "as it is" if same else f"converted to {inspection.dtype}"

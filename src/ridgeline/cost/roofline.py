@@ -16,7 +16,7 @@ from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
-WeightKind = Literal["f32", "bf16", "int8", "int4", "int8_groups"]
+WeightKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
 Bound = Literal["memory", "cache", "compute", "nothing"]
 
 
@@ -83,8 +83,8 @@ def costs_of(program: Program, timings: Sequence[OpTiming], load: Load) -> list[
 def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:
     """Bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
 
-    int8 has a float32 scale per output, the others a float16 scale (int4 maybe a zero point of one byte) per `group`
-    inputs.
+    int8 has a float32 scale per output, the others a float16 scale per `group` inputs, beside which int4 may have a
+    zero point of one byte and int4_minima has a float16 minimum.
     """
     match kind:
         case "f32":
@@ -97,3 +97,5 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 1.0 + 2.0 / group
         case "int4":
             return 0.5 + (3.0 if zero_points else 2.0) / group
+        case "int4_minima":
+            return 0.5 + 4.0 / group

@@ -119,7 +119,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
         **backend.choices,
         "threads": Choice(str(num_threads), "as asked" if config.num_threads else "the cores this process may use"),
         "dtype": dtype_choice,
-        **({"quantize": Choice("as stored", f"{len(kept.bits)} matrices keep the file's integers")} if kept else {}),
+        **({"quantize": Choice("as stored", f"{len(kept.types)} matrices keep the file's integers")} if kept else {}),
         **cache_choices,
     }
     for name, choice in choices.items():
@@ -178,7 +178,7 @@ def _kept_weights(
     if folder.gguf is None or backend.backend != "native" or config.quantize.scheme is not None:
         return None
     kept = KeptWeights(folder.gguf, spec, lower(spec))
-    return kept if kept.bits else None
+    return kept if kept.types else None
 
 
 def _bind(

@@ -161,7 +161,7 @@ class Compiler:
     def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:
         """The weights of linear ops with the same input as one packed matrix, and the address of their bias or 0."""
         names = [op.weights[0] for op in ops]
-        form = format_of(self.settings, self.program, *ops)
+        form = format_of(self.settings, self.program, *names)
         shape = (sum(self.program.weights[name][0] for name in names), self.program.weights[names[0]][1])
         matrix = self.weights.matrix("+".join(names), names, shape, form, interleave=interleave)
         if all(len(op.weights) == 1 for op in ops):

@@ -1,6 +1,6 @@
 """Mixtures of experts as instructions of a tape. `emit.py` has the table of all emitters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,7 @@ from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter
 from ridgeline.backends.native.settings import format_of
 from ridgeline.backends.native.weights import PANEL, interleaved
-from ridgeline.program.op import Op
-from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
+from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs, expert_matrices
 from ridgeline.program.passes.fuse import Group
 
 
@@ -39,15 +38,16 @@ def _experts(at: Compiler, group: Group) -> None:
     attrs = op.attrs
     assert isinstance(attrs, ExpertsAttrs)
     x, ids, weights = (at.place(name) for name in op.inputs)
-    gate, up, down, *biases = op.weights
+    gate_up, (down,) = expert_matrices(op)
+    biases = list(op.weights[3:])
     gate_up_bias = down_bias = 0
     if biases:
-        gate_up_bias = at.weights.vector(f"{gate}+{up}.bias", lambda: _interleaved_bias(at, biases[:2]))
+        gate_up_bias = at.weights.vector(f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(at, biases[:2]))
         down_bias = at.weights.vector(biases[2], lambda: _padded_bias(at, biases[2]))
     at.tape.experts(
         at.program.weights[down][0],
-        _matrix(at, op, [gate, up]),
-        _matrix(at, op, [down]),
+        _matrix(at, gate_up),
+        _matrix(at, [down]),
         x.buffer,
         ids.buffer,
         weights.buffer,
@@ -60,10 +60,10 @@ def _experts(at: Compiler, group: Group) -> None:
     )
 
 
-def _matrix(at: Compiler, op: Op, names: list[str]) -> _native.Matrix:
+def _matrix(at: Compiler, names: Sequence[str]) -> _native.Matrix:
     """The first expert's rows of the weights `names`, two of which are interleaved."""
     num_experts, rows, inputs = at.program.weights[names[0]]
-    form = format_of(at.settings, at.program, op)
+    form = format_of(at.settings, at.program, *names)
     shape = (len(names) * rows, inputs)
     interleave = len(names) == 2
     return at.weights.matrix("+".join(names), names, shape, form, interleave=interleave, num_experts=num_experts)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ridgeline.program.op import Op, Program
+from ridgeline.program.op import Program
 from ridgeline.program.ops.experts import routers
 
 LAYOUT_VERSION = 4  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
-MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups"]
+MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 
 
@@ -18,8 +18,8 @@ InputKind = Literal["f32", "bf16", "int16", "int8"]
 class MatrixFormat:
     """How a linear layer's weights are stored and in what its inputs are computed; see native/kernels/types.h.
 
-    `group` is the inputs per scale of int8_groups, and of int4 with `zero_points` or symmetric. `stored`: the integers
-    are the model file's own, and no others are rounded.
+    `group` is the inputs per scale of int8_groups and int4_minima, and of int4 with `zero_points` or symmetric.
+    `stored`: the integers are the model file's own, and no others are rounded.
     """
 
     kind: MatrixKind
@@ -57,15 +57,14 @@ class NativeSettings:
         return MatrixFormat(kind=kind, inputs=kind)
 
 
-def format_of(settings: NativeSettings, program: Program, *ops: Op) -> MatrixFormat:
+def format_of(settings: NativeSettings, program: Program, *weights: str) -> MatrixFormat:
     """How the matrices of linears, an lm_head or experts are stored; a router's are as the model has them.
 
-    Several ops are one matrix, kept as the file has it only where that is the same for all of them.
+    Several weights are one matrix, kept as the file has it only where that is the same for all of them.
     """
-    tables = {other.weights[0] for other in program.ops if other.kind == "embed"}
-    if ops[0].weights[0] in routers(program):
+    if weights[0] in routers(program):
         return settings.plain
-    is_head = ops[0].kind == "lm_head" or ops[0].weights[0] in tables
-    default = settings.head if is_head else settings.matrices
-    kept = {settings.kept.get(op.weights[0], default) for op in ops}
+    outer = {op.weights[0] for op in program.ops if op.kind in ("embed", "lm_head")}
+    default = settings.head if weights[0] in outer else settings.matrices
+    kept = {settings.kept.get(name, default) for name in weights}
     return kept.pop() if len(kept) == 1 else default

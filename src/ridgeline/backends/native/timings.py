@@ -12,6 +12,7 @@ from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings, format_of
 from ridgeline.cost.roofline import OpTiming, bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
+from ridgeline.program.ops.experts import expert_matrices
 from ridgeline.program.passes.fuse import MATRIX_OPS, Group
 from ridgeline.program.pricing import ElementBytes
 
@@ -52,17 +53,19 @@ class TapeTimings:
 def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTiming:
     inputs: InputKind = "f32"
     weight = float(ROW_BYTES)
-    matrices = [op for op in group.ops if op.kind in (*MATRIX_OPS, "experts")]
+    matrices = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
     for op in group.ops:
-        if op in matrices:
+        if op.kind in MATRIX_OPS:
             form = format_of(settings, program, *matrices)
-            inputs, weight = form.inputs, _weight_bytes(program, op, form)
+            inputs, weight = form.inputs, _weight_bytes(program, op.weights[0], form)
+        elif op.kind == "experts":
+            inputs, weight = _expert_formats(program, op, settings)
         elif op.kind == "embed":
             weight = _table_bytes(program, op, settings)
         elif op.kind == "attention":
             inputs = KV_PRODUCTS[settings.kv]
         elif op.kind == "latent_attention":
-            inputs, weight = KV_PRODUCTS[settings.kv], _weight_bytes(program, op, settings.plain)
+            inputs, weight = KV_PRODUCTS[settings.kv], _weight_bytes(program, op.weights[0], settings.plain)
     element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, settings))
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
@@ -70,20 +73,22 @@ def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTimin
 def _table_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
     """Of an entry of a token or position table: as the head that shares it, or as it is stored."""
     heads = [other for other in program.ops if other.kind == "lm_head" and other.weights[0] == op.weights[0]]
-    form = format_of(settings, program, heads[0]) if heads else settings.table(op.weights[0])
+    form = format_of(settings, program, op.weights[0]) if heads else settings.table(op.weights[0])
     if form is not None:
-        return _weight_bytes(program, op, form)
+        return _weight_bytes(program, op.weights[0], form)
     return 2.0 if settings.dtype == "bfloat16" else 4.0
 
 
-def _weight_bytes(program: Program, op: Op, form: MatrixFormat) -> float:
-    """Of an entry of the op's matrices, which experts have three equally large ones of."""
-    names = op.weights[:3] if op.kind == "experts" else op.weights[:1]
-    each = [
-        bytes_per_weight(form.kind, program.weights[name][-1], form.group, zero_points=form.zero_points)
-        for name in names
-    ]
-    return sum(each) / len(each)
+def _expert_formats(program: Program, op: Op, settings: NativeSettings) -> tuple[InputKind, float]:
+    """What gate and up take their inputs as, and the bytes of an entry of the three matrices, equally large."""
+    formats = [(names, format_of(settings, program, *names)) for names in expert_matrices(op)]
+    each = [_weight_bytes(program, name, form) for names, form in formats for name in names]
+    return formats[0][1].inputs, sum(each) / len(each)
+
+
+def _weight_bytes(program: Program, name: str, form: MatrixFormat) -> float:
+    """Of an entry of a matrix."""
+    return bytes_per_weight(form.kind, program.weights[name][-1], form.group, zero_points=form.zero_points)
 
 
 def _kv_bytes(program: Program, settings: NativeSettings) -> float:

@@ -119,7 +119,7 @@ class NativeWeights:
 
         def stored(expert: int) -> Rows:
             if form.stored:
-                return self._kept_rows(sources)
+                return self._kept_rows(sources, expert)
             return _rounded(_joined([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form)
 
         return self._packed(name, stored, order, inputs, form, num_experts)
@@ -156,10 +156,12 @@ class NativeWeights:
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
         return self._matrices[name]
 
-    def _kept_rows(self, sources: Sequence[str]) -> Rows:
+    def _kept_rows(self, sources: Sequence[str], expert: int) -> Rows:
+        """The integers of a file, and the scales and minima of an output one behind the other."""
         assert self._kept is not None
-        kept = [self._kept.read(source) for source in sources]
-        return _joined([k.values for k in kept]).numpy(), _joined([k.scales for k in kept]).numpy(), None
+        kept = [self._kept.read(source, expert) for source in sources]
+        scales = [k.scales if k.minima is None else torch.cat([k.scales, k.minima], dim=1) for k in kept]
+        return _joined([k.values for k in kept]).numpy(), _joined(scales).numpy(), None
 
     def _pack(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Plain, Program, Shape
+from ridgeline.program.op import Attrs, Op, Plain, Program, Shape
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 from ridgeline.spec.experts import GroupScore, Scoring
 from ridgeline.spec.spec import Activation
@@ -49,6 +49,11 @@ def routers(program: Program) -> frozenset[str]:
     """The matrices that make the logits of routes. They are small, and what they decide is all or nothing."""
     logits = {op.inputs[0] for op in program.ops if op.kind == "route"}
     return frozenset(op.weights[0] for op in program.ops if op.kind == "linear" and op.outputs[0] in logits)
+
+
+def expert_matrices(op: Op) -> tuple[Sequence[str], Sequence[str]]:
+    """The weights of experts that are computed as one matrix: gate and up, and down."""
+    return op.weights[:2], op.weights[2:3]
 
 
 def _route_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
