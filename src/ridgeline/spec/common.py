@@ -238,15 +238,6 @@ def read_pattern_windows(config: ConfigReader, window: int | None, period: int) 
     return read_windows(config, window, lambda index: (index + 1) % period != 0)
 
 
-def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
-    """Qwen's windows: `use_sliding_window` allows them at all, and they begin at layer `max_window_layers`."""
-    window = config.optional_integer("sliding_window", 4096)
-    if not config.flag("use_sliding_window", False):
-        window = None
-    first = config.integer("max_window_layers", 28, low=0)
-    return read_windows(config, window, lambda index: window is not None and index >= first)
-
-
 def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
     """Which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
     step, dense = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))

@@ -42,6 +42,18 @@ def tiny_heads(choose: Choose) -> tuple[int, int, int]:
     return num_heads, kv_heads, head_dim if num_heads * head_dim <= 512 else choose(8, 20)
 
 
+def tiny_attention(choose: Choose, *, filled: bool = False) -> tuple[dict[str, object], int]:
+    """Heads within a hidden size as most configs spell them, and the size of a head.
+
+    `filled`: the heads fill the hidden size, and the config does not say how large they are.
+    """
+    heads, kv_heads, head_dim = tiny_heads(choose)
+    hidden = (
+        {"hidden_size": heads * head_dim} if filled else {"hidden_size": heads * choose(4, 6), "head_dim": head_dim}
+    )
+    return {**hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}, head_dim
+
+
 def tiny_rope(
     choose: Choose, rotary_dim: int, *, spellings: Sequence[str] = ("type", "rope_type")
 ) -> dict[str, object]:
@@ -115,8 +127,6 @@ def tiny_longrope(choose: Choose, rotary_dim: int) -> dict[str, object]:
 
 def tiny_windows(choose: Choose, sizes: dict[str, object]) -> dict[str, object]:
     """Qwen's ways to say which layers slide: none, from a layer on, or by `layer_types`."""
-    num_layers = sizes["num_hidden_layers"]
-    assert isinstance(num_layers, int)
     if not choose(False, True):
         return {"use_sliding_window": False, "sliding_window": choose(None, 8)}
     windows: dict[str, object] = {
@@ -125,7 +135,7 @@ def tiny_windows(choose: Choose, sizes: dict[str, object]) -> dict[str, object]:
         "max_window_layers": choose(0, 1, 28),
     }
     if choose(False, True):
-        windows["layer_types"] = [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
+        windows["layer_types"] = tiny_layer_types(choose, sizes)
     return windows
 
 
@@ -143,6 +153,11 @@ def tiny_sparse_layers(choose: Choose, sizes: dict[str, object]) -> dict[str, ob
 
 def tiny_layer_types(choose: Choose, sizes: dict[str, object]) -> list[str]:
     """For each layer whether it slides."""
+    return tiny_by_layer(choose, sizes, "full_attention", "sliding_attention")
+
+
+def tiny_by_layer(choose: Choose, sizes: dict[str, object], *options: T) -> list[T]:
+    """One of the options for each layer."""
     num_layers = sizes["num_hidden_layers"]
     assert isinstance(num_layers, int)
-    return [choose("full_attention", "sliding_attention") for _ in range(num_layers)]
+    return [choose(*options) for _ in range(num_layers)]

@@ -13,7 +13,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer, Rename
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -57,14 +57,12 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     sizes = tiny_sizes(choose)
     sizes["layer_norm_eps"] = sizes.pop("rms_norm_eps")
     return {
         "model_type": "cohere2",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "attention_bias": choose(False, True),
         "logit_scale": choose(0.0625, 0.8, 1.0),
         "sliding_window": choose(1, 4, 16, 64),

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common_latent import deepseek_renames, read_deepseek, tiny_deepseek
+from ridgeline.spec.families.deepseek_v2 import read_deepseek, tiny_deepseek
+from ridgeline.spec.families.deepseek_v2 import renames as renames_of_deepseek_v2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename, Routing
 from ridgeline.spec.tiny import Choose
@@ -28,7 +29,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     predicts_further = Rename(f"model.layers.{len(spec.layers)}.", ())  # for speculative decoding
-    return [*deepseek_renames(spec), predicts_further]
+    return [*renames_of_deepseek_v2(spec), predicts_further]
 
 
 def tiny(choose: Choose) -> dict[str, object]:

@@ -14,7 +14,7 @@ from ridgeline.spec.common import (
 from ridgeline.spec.families.olmo2 import renames as renames_of_olmo2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -51,7 +51,7 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     sizes = tiny_sizes(choose)
     windows: list[dict[str, object]] = [
         {"sliding_window": None, "layer_types": ["full_attention"] * len(tiny_layer_types(choose, sizes))},
@@ -60,10 +60,7 @@ def tiny(choose: Choose) -> dict[str, object]:
     ]
     return {
         "model_type": "exaone4",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         **choose(*windows),
         **sizes,
         **tiny_rope(choose, head_dim),

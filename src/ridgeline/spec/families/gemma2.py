@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_attention, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_rope, tiny_sizes
 
 NORMS = {  # Llama's name of the second norm is the first block's post-norm here
     "post_attention_layernorm": "mixer_post_norm",
@@ -54,14 +54,11 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     sizes = tiny_sizes(choose)
     return {
         "model_type": "gemma2",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         "query_pre_attn_scalar": choose(16, 224),
         "attn_logit_softcapping": choose(None, 2.0, 50.0),
         "final_logit_softcapping": choose(None, 2.0, 30.0),

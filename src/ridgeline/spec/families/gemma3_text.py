@@ -7,7 +7,7 @@ from ridgeline.spec.common import ACTIVATIONS, read_local_global_ropes, read_pat
 from ridgeline.spec.families.gemma2 import renames as renames_of_gemma2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -59,14 +59,11 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     sizes = tiny_sizes(choose)
     return {
         "model_type": "gemma3_text",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         "query_pre_attn_scalar": choose(head_dim, 224),
         "final_logit_softcapping": choose(None, 2.0),
         "hidden_activation": choose("gelu_pytorch_tanh", "gelu"),

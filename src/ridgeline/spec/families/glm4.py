@@ -7,7 +7,7 @@ from ridgeline.spec.common import MAX_LAYERS, read_attention, read_gated_mlp, re
 from ridgeline.spec.families.glm import renames as renames_of_glm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_partial_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_partial_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -37,13 +37,10 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     return {
         "model_type": "glm4",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         "attention_bias": choose(False, True),
         **tiny_sizes(choose),
         **tiny_partial_rope(choose, head_dim),

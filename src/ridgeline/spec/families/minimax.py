@@ -24,7 +24,7 @@ from ridgeline.spec.spec import (
     RmsNorm,
     Routing,
 )
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_by_layer, tiny_heads, tiny_sizes
 
 OUTPUT_NORM = RmsNorm(1e-6)  # of lightning attention, whatever rms_norm_eps is
 
@@ -94,9 +94,7 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 def tiny(choose: Choose) -> dict[str, object]:
     heads, kv_heads, _ = tiny_heads(choose)
     sizes = tiny_sizes(choose)
-    num_layers = sizes["num_hidden_layers"]
-    assert isinstance(num_layers, int)
-    types = [choose("linear_attention", "linear_attention", "full_attention") for _ in range(num_layers)]
+    types = tiny_by_layer(choose, sizes, "linear_attention", "linear_attention", "full_attention")
     factors = {
         f"{kind}_{name}_factor": choose(1, 0.5, 3.5)
         for kind in ("full_attn", "linear_attn", "mlp")

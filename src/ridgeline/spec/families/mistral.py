@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -34,13 +34,10 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     return {
         "model_type": "mistral",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         "sliding_window": choose(None, 1, 4, 16, 64),
         **tiny_sizes(choose),
         **tiny_rope(choose, head_dim),

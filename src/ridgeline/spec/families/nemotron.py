@@ -13,7 +13,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, LayerNorm, Mlp, Rename
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_partial_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_partial_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -48,15 +48,12 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose)
     sizes = tiny_sizes(choose)
     sizes["norm_eps"] = sizes.pop("rms_norm_eps")
     return {
         "model_type": "nemotron",
-        "hidden_size": heads * choose(4, 6),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **attention,
         "hidden_act": choose("relu2", "gelu"),
         "attention_bias": choose(False, True),
         "mlp_bias": choose(False, True),

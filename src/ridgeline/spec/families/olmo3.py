@@ -7,7 +7,7 @@ from ridgeline.spec.common import read_attention, read_gated_mlp, read_head_dim,
 from ridgeline.spec.families.olmo2 import renames as renames_of_olmo2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -43,13 +43,11 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     sizes = tiny_sizes(choose)
     return {
         "model_type": "olmo3",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "attention_bias": choose(False, True),
         "sliding_window": choose(1, 4, 16, 64),
         "layer_types": tiny_layer_types(choose, sizes),

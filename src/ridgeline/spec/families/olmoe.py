@@ -15,7 +15,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -51,13 +51,11 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     num_experts = choose(2, 5, 16)
     return {
         "model_type": "olmoe",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "attention_bias": choose(False, True),
         "num_experts": num_experts,
         "num_experts_per_tok": choose(1, 2, min(8, num_experts)),

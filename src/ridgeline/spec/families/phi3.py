@@ -7,7 +7,7 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, LongRope, PlainRope, Rename, RmsNorm
-from ridgeline.spec.tiny import ORIGINAL_CONTEXT, Choose, tiny_heads, tiny_longrope, tiny_sizes
+from ridgeline.spec.tiny import ORIGINAL_CONTEXT, Choose, tiny_attention, tiny_longrope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -45,16 +45,14 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     partial = choose(1.0, 0.5)
     rope: dict[str, object] = {"rope_theta": 10000.0}
     if choose(False, True):
         rope["rope_scaling"] = {"type": "longrope", **tiny_longrope(choose, int(head_dim * partial))}
     return {
         "model_type": "phi3",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "partial_rotary_factor": partial,
         "original_max_position_embeddings": ORIGINAL_CONTEXT,
         "sliding_window": choose(None, 1, 4, 16, 64),

@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import (
-    llama_renames,
-    read_attention,
-    read_gated_mlp,
-    read_head_dim,
-    read_qwen_windows,
-    read_rope,
-)
+from ridgeline.spec.common import llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_windows
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes, tiny_windows
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -37,18 +30,25 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
 
 
+def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
+    """Windows of Qwen 2 and 3: `use_sliding_window` allows them at all; they begin at layer `max_window_layers`."""
+    window = config.optional_integer("sliding_window", 4096)
+    if not config.flag("use_sliding_window", False):
+        window = None
+    first = config.integer("max_window_layers", 28, low=0)
+    return read_windows(config, window, lambda index: window is not None and index >= first)
+
+
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return llama_renames()
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     sizes = tiny_sizes(choose)
     return {
         "model_type": "qwen2",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         **sizes,
         **tiny_rope(choose, head_dim),
         **tiny_windows(choose, sizes),

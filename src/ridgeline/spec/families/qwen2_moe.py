@@ -16,7 +16,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_sparse_layers, tiny_windows
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes, tiny_sparse_layers, tiny_windows
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -65,14 +65,12 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     num_experts = choose(2, 5, 16)
     sizes = tiny_sizes(choose)
     return {
         "model_type": "qwen2_moe",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "qkv_bias": choose(False, True),
         "num_experts": num_experts,
         "num_experts_per_tok": choose(1, 2, min(8, num_experts)),

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import llama_renames, read_attention, read_gated_mlp, read_qwen_windows, read_rope
+from ridgeline.spec.common import llama_renames, read_attention, read_gated_mlp, read_rope
+from ridgeline.spec.families.qwen2 import read_qwen_windows
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
 from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes, tiny_windows

@@ -26,7 +26,7 @@ from ridgeline.spec.spec import (
     RmsNorm,
     Routing,
 )
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_sizes, tiny_sparse_layers
+from ridgeline.spec.tiny import Choose, tiny_by_layer, tiny_heads, tiny_sizes, tiny_sparse_layers
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -103,9 +103,7 @@ def tiny(choose: Choose) -> dict[str, object]:
     heads, kv_heads, _ = tiny_heads(choose)
     sizes = tiny_sizes(choose)
     num_experts, key_heads = choose(2, 5), choose(1, 2)
-    num_layers = sizes["num_hidden_layers"]
-    assert isinstance(num_layers, int)
-    types = [choose("linear_attention", "linear_attention", "full_attention") for _ in range(num_layers)]
+    types = tiny_by_layer(choose, sizes, "linear_attention", "linear_attention", "full_attention")
     return {
         "model_type": "qwen3_next",
         "hidden_size": choose(32, 54),

@@ -15,7 +15,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.tiny import Choose, tiny_attention, tiny_by_layer, tiny_layer_types, tiny_rope, tiny_sizes
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -62,18 +62,14 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
 
 
 def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
+    attention, head_dim = tiny_attention(choose, filled=True)
     sizes = tiny_sizes(choose)
-    num_layers = sizes["num_hidden_layers"]
-    assert isinstance(num_layers, int)
     return {
         "model_type": "smollm3",
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **attention,
         "attention_bias": choose(False, True),
         "mlp_bias": choose(False, True),
-        "no_rope_layers": choose(None, [choose(0, 1) for _ in range(num_layers)]),
+        "no_rope_layers": choose(None, tiny_by_layer(choose, sizes, 0, 1)),
         "no_rope_layer_interval": choose(2, 4),
         "use_sliding_window": choose(False, True),
         "sliding_window": choose(1, 4, 16, 64),
