@@ -202,22 +202,20 @@ class TapeBuilder {
            std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn(running_, std::try_to_lock);
     if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
-    StepArrays arrays;
-    read_step(batch, arrays);
-    if (drawn) read_draws(batch.attr("draws"), arrays);
-    require(!drawn || (int64_t)drawn->shape(0) == arrays.step.num_draws, "one place per row to draw is needed");
-    require((int64_t)logits.shape(0) == arrays.step.num_rows, "one row of logits per row that needs them is needed");
+    Step& step = arrays_.read(batch, drawn.has_value());
+    require(!drawn || (int64_t)drawn->shape(0) == step.num_draws, "one place per row to draw is needed");
+    require((int64_t)logits.shape(0) == step.num_rows, "one row of logits per row that needs them is needed");
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
-    arrays.step.logits = logits.data();
-    arrays.step.logits_stride = (int64_t)logits.shape(1);
+    step.logits = logits.data();
+    step.logits_stride = (int64_t)logits.shape(1);
     double* times = seconds ? seconds->data() : nullptr;
     {
       const WithoutGil unlocked;
-      tape_.run(arrays.step, begin, end, times);
+      tape_.run(step, begin, end, times);
     }
     if (drawn)
-      for (size_t i = 0; i < arrays.draws.size(); i++) drawn->data()[i] = arrays.draws[i].token;
+      for (size_t i = 0; i < arrays_.draws().size(); i++) drawn->data()[i] = arrays_.draws()[i].token;
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -249,6 +247,7 @@ class TapeBuilder {
   const KernelTable& kernels_;
   Tape tape_;
   std::vector<Buffer*> buffers_;
+  StepArrays arrays_;  // of the last step
   std::mutex running_;
 };
 

@@ -372,7 +372,8 @@ class PagedRun:
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
-            rows = self.executable.run(build_batch(plan, self.layout, Sampler().draw_rows([]))).logits_RV
+            batch = build_batch(plan, self.layout, Sampler().draw_rows([]))
+            rows = self.executable.run(batch).logits_RV.clone()
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
                 logits[span.seq_id].append(part)
                 done[span.seq_id] = span.end

@@ -4,13 +4,19 @@ A wrong block, a lost copy or a token in the wrong place is a wrong answer.
 """
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
 
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampledToken, StepPlan, StepResult, TokenLogprob
+from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
+from ridgeline.engine.batch import BatchBuilder, build_batch
 from ridgeline.engine.request import (
     SEED_STRIDE,
     FinishEvent,
@@ -31,6 +37,23 @@ def next_token(tokens, seed, num_output):
     return int.from_bytes(digest[:4], "big") % VOCAB
 
 
+def assert_same(one, other):
+    """Equal batches, or parts of them."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, Sequence):
+        assert len(one) == len(other)
+        for pair in zip(one, other):
+            assert_same(*pair)
+    elif hasattr(one, "__dataclass_fields__"):
+        for field in fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name))
+    else:
+        assert one == other
+
+
 class FakeExecutor:
     """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says.
 
@@ -41,9 +64,22 @@ class FakeExecutor:
         self.layout = layout
         self.memory = {}
         self.plans = []
+        self.batches = BatchBuilder(layout)
+        self.sampler, self.forgetful = Sampler(), Sampler()
+        self.num_reused = 0
+        self.batch = None
+
+    def lay_out(self, plan: StepPlan) -> None:
+        """A step that is written into the arrays of the last one is what it would be in its own."""
+        batch = self.batches.build(plan, self.sampler.draw_rows(plan.samples))
+        self.forgetful.draw_rows(())
+        assert_same(batch, build_batch(plan, self.layout, self.forgetful.draw_rows(plan.samples)))
+        self.num_reused += batch is self.batch
+        self.batch = batch
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        self.lay_out(plan)
         size = self.layout.block_size
         for copy in plan.copies:
             for offset in range(size):

@@ -24,6 +24,17 @@ def test_a_prompt_is_computed_in_chunks_while_others_decode():
     driver.assert_answers()
 
 
+def test_steps_within_a_block_share_their_batch():
+    """Blocks of 4: of positions 3 to 13 those behind a block's first are written into the batch of the step before."""
+    driver = Driver(make_layout((64,)), max_num_batched_tokens=8)
+    driver.add("a", [1, 2, 3], max_tokens=12, ignore_eos=True)
+    driver.run()
+    starts = [plan.spans[0].start for plan in driver.executor.plans]
+    assert starts == [0, *range(3, 14)]
+    assert driver.executor.num_reused == sum(start % 4 > 0 for start in starts[2:])
+    driver.assert_answers()
+
+
 def test_a_long_prompt_in_front_leaves_every_running_sequence_its_token():
     driver = Driver(make_layout((64,)), max_num_batched_tokens=4, policy="priority")
     for name in "ab":

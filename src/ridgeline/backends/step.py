@@ -72,6 +72,7 @@ class StepBatch:
 class StepOutput:
     """What a step computed. `drawn` holds one token per row of the batch's `draws`, -1 where the logits were not finite
     (NaN or +inf anywhere, or -inf everywhere); it is None from a backend that leaves every token to the sampler.
+    The logits are good until the executable's next step.
     """
 
     logits_RV: torch.Tensor  # float32

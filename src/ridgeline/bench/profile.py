@@ -20,7 +20,7 @@ from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.cost.hardware import Hardware
 from ridgeline.cost.roofline import Bound, OpTiming, Roofline, costs_of
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.engine.batch import build_batch
+from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.build import Engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.loop import EngineLoop, LoopTimes
@@ -105,7 +105,7 @@ class _TimingExecutor:
     def __init__(self, executable: Executable, layout: CacheLayout) -> None:
         self._executable = executable
         self._sampler = Sampler()
-        self._layout = layout
+        self._batches = BatchBuilder(layout)
         self.times_ops = False
         self.last: _Step | None = None
 
@@ -113,7 +113,7 @@ class _TimingExecutor:
         spans = tuple((span.num_tokens, span.end) for span in plan.spans)
         step = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)))
         started = time.perf_counter()
-        batch = build_batch(plan, self._layout, self._sampler.draw_rows(plan.samples))
+        batch = self._batches.build(plan, self._sampler.draw_rows(plan.samples))
         built = time.perf_counter()
         if self.times_ops:
             output, step.timings = self._executable.timed(batch)

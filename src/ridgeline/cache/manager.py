@@ -149,7 +149,7 @@ class CacheManager:
             if need.copy_at is not None:
                 copies.append(self._copy_block(index, table, need.copy_at))
             for _ in range(need.num_new):
-                table.blocks.append(self._allocate(index))
+                table.append(self._allocate(index))
         seq.reserved = max(seq.reserved, end)
         return copies
 
@@ -209,9 +209,11 @@ class CacheManager:
             self._tree.unpin(seq.node)
 
     def tables(self, seq_id: int) -> tuple[BlockTable, ...]:
-        """The sequence's block table in each group: a live view, good until the next call that names the sequence."""
-        size = self.layout.block_size
-        return tuple(BlockTable(table.first_block * size, table.blocks) for table in self._sequences[seq_id].tables)
+        """The sequence's block table in each group: a live view, good until the next call that names the sequence.
+
+        A table that has not changed since the last call is the same object.
+        """
+        return tuple([table.show(self.layout.block_size) for table in self._sequences[seq_id].tables])
 
     # ---- the cache as a whole
 

@@ -1,20 +1,23 @@
 """SequenceTable: the blocks of one sequence in one cache group. Owned by the manager, handed to the groups."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.cache.pool import BlockPool
+from ridgeline.core.step import BlockTable
 
 
 @dataclass(slots=True)
 class SequenceTable:
     """`blocks[i]` holds block index `first_block + i` of the sequence, i.e. its tokens from index * block_size on.
 
-    A BlockTable shows the same list, so `blocks` changes only between steps and is left as it is at release.
+    A BlockTable shows the same list, so `blocks` changes only between steps, in the methods here, and is left as it is
+    at release.
     """
 
     first_block: int
     blocks: list[int]
+    _shown: BlockTable | None = field(default=None, compare=False)  # None: the blocks are others than it showed
 
     @property
     def end_block(self) -> int:
@@ -30,9 +33,22 @@ class SequenceTable:
         """The blocks of positions computed .. reserved."""
         return self.blocks[computed // block_size - self.first_block :] if reserved > computed else ()
 
+    def show(self, block_size: int) -> BlockTable:
+        """The table as a plan has it: the same object for as long as nothing has changed."""
+        first_token = self.first_block * block_size
+        if self._shown is None or self._shown.first_token != first_token:
+            self._shown = BlockTable(first_token, self.blocks)
+        return self._shown
+
+    def append(self, block: int) -> None:
+        """Put `block` at the end; its reference is the caller's."""
+        self.blocks.append(block)
+        self._shown = None
+
     def replace(self, index: int, block: int) -> None:
         """Put `block` at block index `index`; references are the caller's."""
         self.blocks[index - self.first_block] = block
+        self._shown = None
 
     def drop_before(self, index: int, pool: BlockPool) -> None:
         """Release the blocks before block index `index`."""
@@ -40,6 +56,7 @@ class SequenceTable:
             pool.release(block)
         del self.blocks[: index - self.first_block]
         self.first_block = index
+        self._shown = None
 
     def release(self, pool: BlockPool) -> None:
         """Release all blocks, last first, so that a tail is evicted before its prefix. The table is not used again."""
@@ -50,6 +67,7 @@ class SequenceTable:
         """Release the blocks from block index `index` on."""
         while self.end_block > index:
             pool.release(self.blocks.pop())
+            self._shown = None
 
     def share(self, pool: BlockPool) -> "SequenceTable":
         """A second table on the same blocks, with its own references."""

@@ -11,6 +11,7 @@ from ridgeline.decoding.largest import largest
 _CHUNK_ROWS = 16  # bounds the scratch memory: a prefill may ask for thousands of rows
 
 
+@torch.inference_mode()
 def token_logprobs(logits_RV: Tensor, wanted: Sequence[tuple[int, int, int]]) -> list[TokenLogprob]:
     """One TokenLogprob per (row, token id, number of top tokens) in `wanted`.
 

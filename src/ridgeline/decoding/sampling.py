@@ -1,10 +1,11 @@
 """Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it around the model.
 
-Holds no per-request state. The order of processing is in the docstring of `ridgeline.decoding`, the random draw in
-`draw`. Must not import engine or server.
+Of requests it holds nothing that is not made anew where it is missing. The order of processing is in the docstring of
+`ridgeline.decoding`, the random draw in `draw`. Must not import engine or server.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,6 +29,15 @@ _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every toke
 _NO_TOKEN = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """The draws of a step, and the indices of their rows in `rows`."""
+
+    rows: Sequence[SampleRow]
+    plain: list[int]
+    draws: DrawRows
+
+
 class Sampler:
     """Decides the tokens of a step; one per executor."""
 
@@ -36,22 +46,22 @@ class Sampler:
         self._edits = tuple(p for p in processors if p.order < FIRST_NARROWED)
         self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
         self._not_in_step = tuple(p for p in processors if not isinstance(p, _IN_STEP))
+        self._last: _Drawing | None = None
 
     def draw_rows(self, rows: Sequence[SampleRow]) -> DrawRows:
-        """The rows of `rows`, in their order, whose tokens a backend may draw within the step."""
-        plain = [rows[i] for i in self._plain(rows)]
-        params = [row.params for row in plain]
-        return DrawRows(
-            logit_row=np.array([row.row for row in plain], dtype=np.int64),
-            temperature=np.array([0.0 if p.greedy else p.temperature for p in params], dtype=np.float32),
-            top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int32),
-            top_p=np.array([p.top_p for p in params], dtype=np.float64),
-            min_p=np.array([p.min_p for p in params], dtype=np.float64),
-            seed=np.array([row.seed % 2**64 for row in plain], dtype=np.uint64),
-            num_output=np.array([row.num_output for row in plain], dtype=np.uint64),
-        )
+        """The rows of `rows`, in their order, whose tokens a backend may draw within the step.
 
-    @torch.inference_mode()
+        Good until the next call, which gives the same object where only `num_output` differs.
+        """
+        last, plain = self._last, self._plain(rows)
+        if last is not None and last.plain == plain and _go_on(last.rows, rows):
+            last.draws.num_output[:] = [rows[i].num_output for i in plain]
+            draws = last.draws
+        else:
+            draws = _draws([rows[i] for i in plain])
+        self._last = _Drawing(rows, plain, draws)
+        return draws
+
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
@@ -61,28 +71,37 @@ class Sampler:
         written to. Several rows may point at the same logit row. A row whose logits are not finite gets an `error` and
         touches no other.
         """
-        logits_RV = output.logits_RV
         token_ids = [_NO_TOKEN] * len(rows)
-        pending = range(len(rows))
-        if output.drawn is not None:
-            drawn = dict(zip(self._plain(rows), output.drawn.tolist(), strict=True))
-            for i, token_id in drawn.items():
+        if output.drawn is None:
+            self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids)
+        else:
+            plain = self._last.plain if self._last is not None and self._last.rows is rows else self._plain(rows)
+            for i, token_id in zip(plain, output.drawn.tolist(), strict=True):
                 token_ids[i] = token_id
-            pending = [i for i in pending if i not in drawn]
-        for group in _same_path(rows, _sound(logits_RV, rows, pending)):
-            for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
-                token_ids[i] = token_id
-        logprobs = _requested_logprobs(logits_RV, rows, token_ids)
-        sampled = tuple(
+            if len(plain) < len(rows):
+                self._decide_all(output.logits_RV, rows, sorted(set(range(len(rows))).difference(plain)), token_ids)
+        logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
+        sampled = [
             SampledToken(row.seq_id, token_id, logprobs.get(i), _NOT_FINITE if token_id == _NO_TOKEN else None)
             for i, (row, token_id) in enumerate(zip(rows, token_ids))
-        )
-        prompt = token_logprobs(logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
-        return sampled, tuple(prompt)
+        ]
+        if not prompt_rows:
+            return tuple(sampled), ()
+        prompt = token_logprobs(output.logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
+        return tuple(sampled), tuple(prompt)
 
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
         """Indices of the rows that need nothing but their logits and the parameters of DrawRows."""
         return [i for i, row in enumerate(rows) if not any(p.uses(row) for p in self._not_in_step)]
+
+    @torch.inference_mode()
+    def _decide_all(
+        self, logits_RV: Tensor, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
+    ) -> None:
+        """Writes the token ids of the `pending` rows whose logits are finite."""
+        for group in _same_path(rows, _sound(logits_RV, rows, pending)):
+            for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
+                token_ids[i] = token_id
 
     def _decide(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """Token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
@@ -112,6 +131,27 @@ class Sampler:
         if token_GC is None:
             return column_G, finite_G
         return token_GC.gather(1, column_G.unsqueeze(1)).squeeze(1), finite_G
+
+
+def _draws(rows: Sequence[SampleRow]) -> DrawRows:
+    params = [row.params for row in rows]
+    return DrawRows(
+        logit_row=np.array([row.row for row in rows], dtype=np.int64),
+        temperature=np.array([0.0 if p.greedy else p.temperature for p in params], dtype=np.float32),
+        top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int32),
+        top_p=np.array([p.top_p for p in params], dtype=np.float64),
+        min_p=np.array([p.min_p for p in params], dtype=np.float64),
+        seed=np.array([row.seed % 2**64 for row in rows], dtype=np.uint64),
+        num_output=np.array([row.num_output for row in rows], dtype=np.uint64),
+    )
+
+
+def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
+    """Whether the draws of `rows` differ from those of `last` in nothing but `num_output`."""
+    return len(rows) == len(last) and all(
+        row.params is before.params and row.row == before.row and row.seed == before.seed
+        for row, before in zip(rows, last)
+    )
 
 
 def _sound(logits_RV: Tensor, rows: Sequence[SampleRow], pending: Sequence[int]) -> list[int]:
@@ -168,4 +208,4 @@ def _requested_logprobs(
         for i, (row, token_id) in enumerate(zip(rows, token_ids))
         if row.params.logprobs is not None and token_id != _NO_TOKEN
     }
-    return dict(zip(wanted, token_logprobs(logits_RV, list(wanted.values()))))
+    return dict(zip(wanted, token_logprobs(logits_RV, list(wanted.values())))) if wanted else {}

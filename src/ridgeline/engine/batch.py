@@ -1,10 +1,58 @@
-"""StepPlan -> StepBatch: the plan as the flat arrays that backends take. numpy only, no decisions."""
+"""StepPlan -> StepBatch: the plan as the flat arrays that backends take. numpy only, no decisions.
+
+Called by executors for every step, so what a step shares with the one before it is not made again.
+"""
+
+from itertools import chain
+from operator import is_
 
 import numpy as np
 
 from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, StepPlan
+
+
+class BatchBuilder:
+    """Lays out the plans of one executor. A batch is good until the next one is built."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._last: tuple[StepPlan, StepBatch] | None = None
+
+    def build(self, plan: StepPlan, draws: DrawRows) -> StepBatch:
+        """`build_batch`, or the last batch with its arrays one token on, where that is all that has changed."""
+        if self._last is not None and self._last[1].draws is draws and self._goes_on(self._last[0], plan):
+            batch = self._last[1]
+            batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
+            np.add(batch.positions_T, 1, out=batch.positions_T)
+            np.add(batch.kv_length_S, 1, out=batch.kv_length_S)
+            for kind, step in zip(self._layout.groups, batch.groups, strict=True):
+                if kind.kind != "recurrent":
+                    np.add(step.write_slots_T, 1, out=step.write_slots_T)
+        else:
+            batch = build_batch(plan, self._layout, draws)
+        self._last = plan, batch
+        return batch
+
+    def _goes_on(self, last: StepPlan, plan: StepPlan) -> bool:
+        """Whether the spans are the next token of each of the last plan's, in the same blocks."""
+        return (
+            not plan.copies
+            and not last.copies
+            and len(plan.spans) == len(last.spans)
+            and all(
+                span.seq_id == before.seq_id
+                and span.start == before.start + 1
+                and span.start % self._layout.block_size
+                and len(span.token_ids) == len(before.token_ids) == 1
+                and span.num_logit_rows == before.num_logit_rows
+                and span.mutual == before.mutual
+                and span.adapter == before.adapter
+                for span, before in zip(plan.spans, last.spans)
+            )
+            and all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(last.tables)))
+        )
 
 
 def build_batch(plan: StepPlan, layout: CacheLayout, draws: DrawRows) -> StepBatch:

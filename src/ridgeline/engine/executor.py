@@ -9,7 +9,7 @@ from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.engine.batch import build_batch
+from ridgeline.engine.batch import BatchBuilder
 
 
 class Executor(Protocol):
@@ -26,10 +26,10 @@ class InlineExecutor:
     def __init__(self, executable: Executable, sampler: Sampler, layout: CacheLayout) -> None:
         self._executable = executable
         self._sampler = sampler
-        self._layout = layout
+        self._batches = BatchBuilder(layout)
 
     def run(self, plan: StepPlan) -> StepResult:
-        batch = build_batch(plan, self._layout, self._sampler.draw_rows(plan.samples))
+        batch = self._batches.build(plan, self._sampler.draw_rows(plan.samples))
         output = self._executable.run(batch)
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         return StepResult(plan.step, samples, prompt_logprobs)

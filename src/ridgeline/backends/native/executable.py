@@ -70,6 +70,7 @@ class NativeExecutable:
         self._logits_width = -(-program.vocab_size // PANEL) * PANEL if self._result is None else PANEL
         self._timings = TapeTimings(program, settings, self._parts)
         self._draw_at = len(self._tape)
+        self._logits: tuple[np.ndarray, torch.Tensor] | None = None  # of the last step, and as they are shown
         self._tape.draw(program.vocab_size)
 
     @property
@@ -101,7 +102,7 @@ class NativeExecutable:
                 else:
                     for part in self._recurrent[state][0]:
                         part[copy.target] = part[copy.source]
-        logits = np.empty((len(step.logit_rows_R), self._logits_width), dtype=np.float32)
+        logits, shown_RV = self._room(len(step.logit_rows_R))
         drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
         last = self._parts[-1]
         if isinstance(self._parts[0], ReferencePart):
@@ -120,7 +121,15 @@ class NativeExecutable:
             self._tape.run(step, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
         if self._result is not None:
             return StepOutput(torch.from_numpy(self._rows(self._result, step).copy()))
-        return StepOutput(torch.from_numpy(logits)[:, : self._program.vocab_size], drawn)
+        return StepOutput(shown_RV, drawn)
+
+    def _room(self, num_rows: int) -> tuple[np.ndarray, torch.Tensor]:
+        """Memory for the step's logits, that of the last step where it has as many rows."""
+        if self._logits is None or len(self._logits[0]) != num_rows:
+            self._logits = None  # freed before more is taken
+            logits = np.empty((num_rows, self._logits_width), dtype=np.float32)
+            self._logits = logits, torch.from_numpy(logits)[:, : self._program.vocab_size]
+        return self._logits
 
     def _fall_back(self, part: ReferencePart, step: StepBatch, logits: np.ndarray) -> None:
         op, dtype = part.op, DTYPES[self._settings.dtype]
