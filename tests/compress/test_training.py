@@ -12,7 +12,7 @@ from ridgeline.compress import corpus, presets
 from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
 from ridgeline.compress.bundle import train_bundled
 from ridgeline.compress.diffusion import diffusion_bits
-from ridgeline.compress.train import Recipe, bits_per_byte, train
+from ridgeline.compress.train import Recipe, bits_per_byte, initial_weights, train
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.families import read_spec
 
@@ -101,8 +101,21 @@ def test_masks_are_learned_and_the_bound_is_that_of_the_process():
     assert held_out_bits(steps[-1][1]) == steps[-1][0].held_out_bits
 
 
+def test_training_goes_on_from_given_weights_and_a_new_token_begins_as_the_mean():
+    tokens = np.tile(np.arange(64, dtype=np.uint16), 20)
+    still = Recipe(num_tokens=64, batch_tokens=64, matrix_rate=0.0, vector_rate=0.0, dtype=torch.float32)
+    given = initial_weights(read_spec(TINY), seed=5)
+    ((_, model),) = train(read_spec({**TINY, "vocab_size": 66}), still, tokens, lambda model: 0.0, given)
+    for name, weight in model.named_weights().items():
+        assert torch.equal(weight[: len(given[name])], given[name])
+    assert torch.equal(model.named_weights()["embed.weight"][65], given["embed.weight"].mean(0))
+
+
 def test_a_diffusion_model_trains_into_a_folder_that_generates(tmp_path):
-    train_bundled("python-1m-diffusion", tmp_path, lambda progress: None, num_tokens=8192)
+    facts = train_bundled("python-1m-diffusion", tmp_path, lambda progress: None, num_tokens=8192)
+    assert facts.starts_from == "python-1m"
+    with pytest.raises(ConfigError, match="starts from python-1m"):
+        train_bundled("python-1m-diffusion", tmp_path, print, tokenizer_folder=tmp_path)
     llm = LLM(str(tmp_path), num_threads=1)
     params = SamplingParams(temperature=0, max_tokens=20, diffusion=DiffusionParams(block_length=8, steps=2))
     (output,) = llm.generate("def f(self):", params, use_tqdm=False)

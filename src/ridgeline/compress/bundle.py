@@ -25,6 +25,7 @@ from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_l
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.presets import Preset, load_preset
 from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
+from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
@@ -62,16 +63,20 @@ def train_bundled(
     """Trains preset `name` into the folder `out`; `tokenizer_folder` gives the tokenizer of a model trained before.
 
     The folder is written at every evaluation, so that an interrupted run leaves the latest weights.
-    Raises ConfigError for an unknown preset.
+    Raises ConfigError for an unknown preset, and for a tokenizer beside a preset that starts from a model with its own.
     """
     preset = load_preset(name)
     recipe = preset.recipe() if num_tokens is None else preset.recipe().scaled(num_tokens)
     out.mkdir(parents=True, exist_ok=True)
     train_files, held_out_files = split(standard_library())
+    start = None if preset.starts_from is None else ModelFolder.open(preset.starts_from)
+    if start is not None and tokenizer_folder is not None:
+        raise ConfigError(f"{name} starts from {preset.starts_from} and keeps its tokenizer; drop the other tokenizer")
+    shared = tokenizer_folder if start is None else start.path
     tokenizer = (
         train_bpe((file.text for file in train_files), VOCAB_SIZE)
-        if tokenizer_folder is None
-        else Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+        if shared is None
+        else Tokenizer.from_file(str(shared / "tokenizer.json"))
     )
     corpus = Corpus(train_files, held_out_files, _encode(tokenizer, train_files), _encode(tokenizer, held_out_files))
     spec = _write_config(preset, tokenizer, out)
@@ -79,12 +84,16 @@ def train_bundled(
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
     started = time.monotonic()
     for progress, model in train(
-        spec, recipe, corpus.train_tokens, lambda model: _held_out_bits(model, spec, quick, quick_bytes, recipe.dtype)
+        spec,
+        recipe,
+        corpus.train_tokens,
+        lambda model: _held_out_bits(model, spec, quick, quick_bytes, recipe.dtype),
+        None if start is None else _weights(start),
     ):
         report(progress)
         if progress.held_out_bits is not None:
             save_weights(out, spec, model.named_weights(), STORED_DTYPE)
-    facts = _facts(name, spec, recipe, corpus, out, time.monotonic() - started)
+    facts = _facts(name, preset, spec, recipe, corpus, out, time.monotonic() - started)
     write_card(out, facts)
     return facts
 
@@ -116,10 +125,17 @@ def _held_out_bits(
     return bits_per_byte(model, tokens, num_bytes, dtype)
 
 
-def _facts(name: str, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float) -> TrainingFacts:
+def _weights(folder: ModelFolder) -> dict[str, torch.Tensor]:
+    spec = read_spec(folder.config)
+    return load_weights(folder, spec, lower(spec), torch.float32)
+
+
+def _facts(
+    name: str, preset: Preset, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float
+) -> TrainingFacts:
     """Measures the folder as stored: bits per byte over all held-out text, in fp32."""
     program = lower(spec)
-    stored = DenseModel(program, load_weights(ModelFolder.open(out), spec, program, torch.float32))
+    stored = DenseModel(program, _weights(ModelFolder.open(out)))
     held_out_bits = _held_out_bits(stored, spec, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)
     return TrainingFacts(
         name=name,
@@ -133,6 +149,8 @@ def _facts(name: str, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Pa
         held_out_modules=tuple(sorted({file.module for file in corpus.held_out_files})),
         held_out_bytes=corpus.held_out_bytes,
         held_out_bits_per_byte=held_out_bits,
+        fills_masks=spec.diffusion is not None,
+        starts_from=preset.starts_from,
         training_s=training_s,
         device=f"{torch.get_num_threads()} CPU threads",
     )

@@ -21,7 +21,8 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What a training run used and reached. `held_out_bits_per_byte` is over all held-out text, weights as stored."""
+    """What a training run used and reached. `held_out_bits_per_byte` is over all held-out text, weights as stored; of a
+    model that fills in masks it is the upper bound on them."""
 
     name: str
     num_parameters: int
@@ -34,6 +35,8 @@ class TrainingFacts:
     held_out_modules: tuple[str, ...]
     held_out_bytes: int
     held_out_bits_per_byte: float
+    fills_masks: bool
+    starts_from: str | None
     training_s: float
     device: str
 
@@ -57,13 +60,14 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
 def _card(facts: TrainingFacts, samples: list[tuple[str, str]]) -> str:
     table = "\n".join(f"| {name} | {value} |" for name, value in _rows(facts))
     shown = "\n".join(f"```python\n{prompt}{text.rstrip()}\n```\n" for prompt, text in samples)
+    how = ", filling in masks block by block" if facts.fills_masks else ""
     return f"""---
 license: apache-2.0
 language: code
 ---
 # {facts.name}
 
-A Llama-shaped language model of {facts.num_parameters:,} parameters that continues Python source code, trained by
+A Llama-shaped language model of {facts.num_parameters:,} parameters that continues Python source code{how}, trained by
 `ridgeline train {facts.name}`. It exists so that an engine has something real to run on any machine; it is far too
 small to be relied on for anything else.
 
@@ -95,9 +99,10 @@ def _rows(facts: TrainingFacts) -> list[tuple[str, str]]:
         ("corpus SHA-256", f"`{facts.corpus_sha256}`"),
         ("held out", f"modules {modules} ({facts.held_out_bytes:,} bytes)"),
         (
-            "**bits per byte, held out**",
+            f"**bits per byte, held out{', at most' if facts.fills_masks else ''}**",
             f"**{facts.held_out_bits_per_byte:.3f}** (weights as stored, computed in fp32)",
         ),
+        *([("starts from", f"the weights and the tokenizer of `{facts.starts_from}`")] if facts.starts_from else []),
         ("tokens seen", f"{tokens_seen:,}, {tokens_seen / facts.num_train_tokens:.1f} epochs"),
         ("steps", f"{recipe.num_steps} of {recipe.batch_tokens:,} tokens"),
         (

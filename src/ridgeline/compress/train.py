@@ -6,7 +6,7 @@ linear decay to zero. Called by `ridgeline train`.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,10 +77,21 @@ def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
 
 
 def train(
-    spec: DecoderSpec, recipe: Recipe, tokens: TokenStream, bits_per_byte: Callable[[DenseModel], float]
+    spec: DecoderSpec,
+    recipe: Recipe,
+    tokens: TokenStream,
+    bits_per_byte: Callable[[DenseModel], float],
+    start: Mapping[str, torch.Tensor] | None = None,
 ) -> Iterator[tuple[Progress, DenseModel]]:
-    """Trains a fresh model on one long token stream, yielding after every step; the last model is the result."""
-    model = DenseModel(lower(spec), initial_weights(spec, recipe.seed))
+    """Trains on one long token stream, yielding after every step; the last model is the result.
+
+    `start`: weights of a model of the same shape, which may know fewer tokens; None: random ones.
+    """
+    weights = initial_weights(spec, recipe.seed)
+    for name, begun in (start or {}).items():
+        weights[name][:] = begun.mean(0)  # a token that is new begins as the mean of the others
+        weights[name][: len(begun)] = begun
+    model = DenseModel(lower(spec), weights)
     optimizers = _optimizers(model, recipe)
     base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     rng = np.random.default_rng(recipe.seed)

@@ -18,11 +18,15 @@ Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is."""
+    """A model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is.
+
+    `starts_from`: the bundled model whose tokenizer and weights it begins with; None: it learns its own.
+    """
 
     num_tokens: Count
     matrix_rate: Rate
     vector_rate: Rate
+    starts_from: str | None = None
     token_ids: dict[str, str]
     config: dict[str, object]
 
