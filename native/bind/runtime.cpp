@@ -75,7 +75,8 @@ class TapeBuilder {
                          nullptr, 0};
     const Linear::Operands operands{at(in), out ? at(*out) : nullptr, select, !out.has_value()};
     require(!operands.out || !operands.out->slice_of, "a matrix product writes whole panels, not a slice");
-    tape_.add(std::make_unique<Linear>(matrix.matrix, norm, after, operands, tape_.deterministic()));
+    tape_.add(std::make_unique<Linear>(matrix.matrix, norm, after, operands, tape_.linear_input(),
+                                       tape_.deterministic()));
   }
 
   void row_wise(RowWise::Function function, int x, std::optional<int> y, int out, const RowWise::Options& options) {
@@ -131,6 +132,7 @@ class TapeBuilder {
     require(at(weights)->width == top_k, "a token has as many weights as experts");
     require(0 < top_groups && top_groups <= num_groups && count % num_groups == 0, "the groups do not fit the experts");
     require(top_k <= count / num_groups * top_groups, "a token has more experts than are in its groups");
+    tape_.need_scratch(Route::scratch_bytes(count));
     tape_.add(std::make_unique<Route>(Route::Options{top_k, scoring == "softmax", normalize, scale, num_groups,
                                                      top_groups, group_score == "top2_sum",
                                                      pointer<const float>(bias)},
@@ -189,7 +191,12 @@ class TapeBuilder {
         Lora::Options{at(x), at(y), at(out), pointer<const float>(a), pointer<const float>(b), count, rank}));
   }
 
-  void draw(int64_t vocab_size) { tape_.add(std::make_unique<Draw>(vocab_size)); }
+  void draw(int64_t vocab_size) {
+    tape_.need_scratch(kernels_.sample.scratch_bytes(vocab_size));
+    tape_.add(std::make_unique<Draw>(vocab_size));
+  }
+
+  int64_t workspace_bytes() const { return tape_.workspace_bytes(); }
 
   int64_t size() const { return tape_.size(); }
 
@@ -323,6 +330,7 @@ void bind_runtime(nb::module_& module) {
       .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
            "seconds"_a.none() = nb::none())
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
+      .def_prop_ro("workspace_bytes", &TapeBuilder::workspace_bytes)
       .def("__len__", &TapeBuilder::size);
   recurrent_bindings::bind(module, tape);
 }

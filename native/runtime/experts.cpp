@@ -28,14 +28,9 @@ float choosable(float x) { return x >= -FLT_MAX ? x : -FLT_MAX; }
 
 }  // namespace
 
-void Route::prepare(const KernelTable&, const Step&, int workers) {
-  scratch_stride_ = round_up(3 * operands_.logits->width, kPanel);
-  scratch_.reserve(scratch_stride_ * (int64_t)sizeof(float) * workers);
-}
-
 void Route::run(const Worker& worker) {
   const int64_t width = operands_.logits->width;
-  float* scores = scratch_.as<float>() + worker.index * scratch_stride_;
+  float* scores = static_cast<float*>(worker.scratch);
   float* choice = scores + width;
   const auto share = worker.share(worker.step.num_tokens);
   for (int64_t t = share.begin; t < share.end; t++) {

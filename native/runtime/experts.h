@@ -25,7 +25,8 @@ class Route final : public Instruction {
     Buffer *ids, *weights;
   };
   Route(const Options& options, const Operands& operands) : options_(options), operands_(operands) {}
-  void prepare(const KernelTable& kernels, const Step& step, int workers) override;
+  static int64_t scratch_bytes(int64_t num_experts) { return 3 * num_experts * (int64_t)sizeof(float); }
+  void prepare(const KernelTable&, const Step&, int) override {}
   void run(const Worker& worker) override;
 
  private:
@@ -36,8 +37,6 @@ class Route final : public Instruction {
 
   Options options_;
   Operands operands_;
-  int64_t scratch_stride_ = 0;
-  AlignedBuffer scratch_;
 };
 
 // Who goes where: a step's pairs of a token and an expert, as rows in the order of the experts.
@@ -57,6 +56,8 @@ struct ExpertsMemory {
   AlignedBuffer inputs;    // of a product, as its kernels read them
   AlignedBuffer hidden;    // float32 rows between the two products
   AlignedBuffer results;   // float32 rows that a token's experts made
+
+  int64_t bytes() const { return routings.bytes() + inputs.bytes() + hidden.bytes() + results.bytes(); }
 };
 
 // out = the sum over a token's experts of weight * down(gate epilogue(gate_up(x))), in the order of its choices. An

@@ -29,6 +29,7 @@ class AlignedBuffer {
 
   // Forgets the contents where it has to grow. Throws std::bad_alloc.
   void reserve(int64_t bytes);
+  int64_t bytes() const { return bytes_; }
   template <class T>
   T* as() const {
     return reinterpret_cast<T*>(data_);
@@ -63,7 +64,7 @@ struct Worker {
   const Step& step;
   int index;
   int count;
-  void* scratch;  // of this worker alone, tape.h: scratch_bytes
+  void* scratch;  // of this worker alone; tape.h: need_scratch
 
   // [begin, end) of this worker's even share of `total`, in whole multiples of `unit`.
   struct Share {

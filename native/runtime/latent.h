@@ -72,6 +72,10 @@ struct LatentPlan {
   float* results(int worker) const { return (float*)(work.as<uint8_t>() + worker * work_stride + results_at); }
   float* partials(int worker) const { return (float*)(work.as<uint8_t>() + worker * work_stride + partials_at); }
   void* input(int worker) const { return work.as<uint8_t>() + worker * work_stride; }
+  int64_t bytes() const {
+    return attention.partials.bytes() + queries.bytes() + sums.bytes() + block_inputs.bytes() + block_keys.bytes() +
+           work.bytes();
+  }
   // One head's expanded keys and values, for `attend` from block 0 on.
   KvMemory head_memory(int worker) const;
 

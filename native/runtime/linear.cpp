@@ -25,7 +25,7 @@ void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) 
   each_prepares_ = rows_ <= kRowsPreparedByEach;
   const int64_t bytes = (kernels.linear.input_bytes(matrix_, rows_) + kCacheLine - 1) / kCacheLine * kCacheLine;
   input_stride_ = each_prepares_ ? bytes : 0;
-  input_.reserve(each_prepares_ ? bytes * workers : bytes);
+  input_->reserve(each_prepares_ ? bytes * workers : bytes);
   const int64_t share = matrix_.num_panels / (4 * workers);
   const int64_t chunk = std::clamp<int64_t>(kChunkBytes / matrix_.panel_bytes, 1, std::max<int64_t>(1, share));
   panels_.reset(matrix_.num_panels, chunk, workers);
@@ -34,7 +34,7 @@ void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) 
 void Linear::run(const Worker& worker) {
   if (rows_ == 0) return;
   const LinearKernels& kernels = worker.kernels.linear;
-  void* input = input_.as<uint8_t>() + worker.index * input_stride_;
+  void* input = input_->as<uint8_t>() + worker.index * input_stride_;
   const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, kPreparedTogether);
   kernels.prepare_input(matrix_, norm_, operands_.in->data(), operands_.in->stride,
                         operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);

@@ -16,8 +16,15 @@ class Linear final : public Instruction {
     bool logits = false;
   };
 
-  Linear(const Matrix& matrix, const Norm& norm, const Epilogue& epilogue, const Operands& operands, bool exact_batch)
-      : matrix_(matrix), norm_(norm), epilogue_(epilogue), operands_(operands), exact_batch_(exact_batch) {}
+  // `input` holds the rows as the kernels read them; linear layers share it, for they run one after the other.
+  Linear(const Matrix& matrix, const Norm& norm, const Epilogue& epilogue, const Operands& operands,
+         AlignedBuffer* input, bool exact_batch)
+      : matrix_(matrix),
+        norm_(norm),
+        epilogue_(epilogue),
+        operands_(operands),
+        input_(input),
+        exact_batch_(exact_batch) {}
 
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
@@ -27,11 +34,11 @@ class Linear final : public Instruction {
   Norm norm_;
   Epilogue epilogue_;
   Operands operands_;
+  AlignedBuffer* input_;
   bool exact_batch_;
   bool each_prepares_ = false;
   int64_t rows_ = 0;
   int64_t input_stride_ = 0;  // bytes from one worker's input to the next one's, 0 where they share
-  AlignedBuffer input_;
   Claims panels_;
 };
 

@@ -138,19 +138,14 @@ void Heads::head(const Worker& worker, int64_t token, int32_t index) const {
   worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, o.v->row(token) + kv_head * dim);
 }
 
-void Draw::prepare(const KernelTable& kernels, const Step& step, int workers) {
-  rows_.reset(step.num_draws, 1, workers);
-  if (step.num_draws == 0) return;
-  scratch_stride_ = (kernels.sample.scratch_bytes(vocab_size_) + kCacheLine - 1) / kCacheLine * kCacheLine;
-  scratch_.reserve(scratch_stride_ * workers);
-}
+void Draw::prepare(const KernelTable&, const Step& step, int workers) { rows_.reset(step.num_draws, 1, workers); }
 
 void Draw::run(const Worker& worker) {
   int64_t row, end;
   while (rows_.next(worker.index, row, end)) {
     SampleRow& draw = worker.step.draws[row];
     const float* logits = worker.step.logits + draw.logit_row * worker.step.logits_stride;
-    worker.kernels.sample.sample(draw, logits, vocab_size_, scratch_.as<uint8_t>() + worker.index * scratch_stride_);
+    worker.kernels.sample.sample(draw, logits, vocab_size_, worker.scratch);
   }
 }
 

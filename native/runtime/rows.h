@@ -129,14 +129,13 @@ class Heads final : public Instruction {
 // Decides the rows that the step draws itself.
 class Draw final : public Instruction {
  public:
+  // Needs kernels.sample.scratch_bytes(vocab_size) of scratch.
   explicit Draw(int64_t vocab_size) : vocab_size_(vocab_size) {}
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 
  private:
   int64_t vocab_size_;
-  int64_t scratch_stride_ = 0;
-  AlignedBuffer scratch_;
   Claims rows_;
 };
 

@@ -51,6 +51,14 @@ LatentPlan* Tape::add_latent_plan(const LatentKey& key) {
   return &latent_plans_.emplace_back(key, deterministic_);
 }
 
+int64_t Tape::workspace_bytes() const {
+  int64_t bytes = scratch_.bytes() + linear_input_.bytes() + experts_memory_.bytes();
+  for (const Buffer& buffer : buffers_) bytes += buffer.memory.bytes();
+  for (const SharedPlan& plan : plans_) bytes += plan.partials.bytes();
+  for (const LatentPlan& plan : latent_plans_) bytes += plan.bytes();
+  return bytes;
+}
+
 void Tape::prepare(const Step& step) {
   for (Buffer& buffer : buffers_) {
     if (buffer.slice_of) continue;

@@ -25,6 +25,8 @@ class Tape {
   SharedPlan* add_plan(const PlanKey& key);
   // What all layers with experts share.
   ExpertsMemory* experts_memory() { return &experts_memory_; }
+  // What all linear layers share.
+  AlignedBuffer* linear_input() { return &linear_input_; }
   LatentPlan* add_latent_plan(const LatentKey& key);
   void add(std::unique_ptr<Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
 
@@ -32,6 +34,8 @@ class Tape {
   void need_scratch(int64_t bytes);
 
   int64_t size() const { return (int64_t)instructions_.size(); }
+  // Of all that the steps so far have needed: rows between instructions, and the instructions' own memory.
+  int64_t workspace_bytes() const;
   bool deterministic() const { return deterministic_; }
 
   // Runs instructions [begin, end) for `step`. The ranges of one step are run in order, the first from 0, which sizes
@@ -49,6 +53,7 @@ class Tape {
   std::deque<Buffer> buffers_;
   std::deque<SharedPlan> plans_;
   ExpertsMemory experts_memory_;
+  AlignedBuffer linear_input_;
   std::deque<LatentPlan> latent_plans_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
   AlignedBuffer scratch_;

@@ -215,6 +215,9 @@ class Tape:
 
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 
+    @property
+    def workspace_bytes(self) -> int: ...
+
     def __len__(self) -> int: ...
 
     def causal_conv(self, x: int, out: int, taps: int, weight: int, state: StatePart, bias: int = 0, activation: str | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 from ridgeline.backends.probe import find_native
 from ridgeline.backends.reference import ReferenceExecutable
 from ridgeline.backends.step import Executable
+from ridgeline.backends.workspace import StepLimits, workspace_bytes
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
@@ -82,6 +83,10 @@ class BackendChoice:
             plain -= num_outputs * num_inputs * ELEMENT_BYTES[self.dtype]
             plain += chosen.stored_bytes((num_outputs, num_inputs), quantize.group_size, quantize.zero_points)
         return plain
+
+    def workspace_bytes(self, program: Program, limits: StepLimits) -> int:
+        """Memory that the largest step takes beside weights and cache; of the reference it is not known."""
+        return workspace_bytes(program, limits) if self.backend == "native" else 0
 
 
 def native_support() -> NativeSupport:

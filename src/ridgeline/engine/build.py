@@ -17,6 +17,7 @@ from ridgeline.backends.select import (
     pack_settings,
 )
 from ridgeline.backends.step import Executable
+from ridgeline.backends.workspace import StepLimits
 from ridgeline.cache.layout import (
     RECURRENT_BLOCKS_PER_SEQUENCE,
     CacheLayout,
@@ -99,7 +100,7 @@ def build_engine(config: EngineConfig, deliver: Callable[[list[OutputDelta]], No
     kept = _kept_weights(config, backend, folder, spec)
     # The native backend has threads of its own, and torch's would spin beside them.
     torch.set_num_threads(1 if backend.backend == "native" else num_threads)
-    max_model_len, layout, cache_choices = _choose_cache(config, spec, backend, kept)
+    max_model_len, layout, cache_choices = _choose_cache(config, spec, backend, kept, num_threads)
     embeds = _embeds(config, spec)
     base = lower(spec, max_model_len, hidden=embeds)
     adapters = read_adapters(config.adapters, spec, base)
@@ -252,7 +253,7 @@ def _choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[Dty
 
 
 def _choose_cache(
-    config: EngineConfig, spec: DecoderSpec, backend: BackendChoice, kept: KeptWeights | None
+    config: EngineConfig, spec: DecoderSpec, backend: BackendChoice, kept: KeptWeights | None, num_threads: int
 ) -> tuple[int, CacheLayout, dict[str, Choice]]:
     """Context length and cache layout. An unstated context shrinks until one sequence fits; a stated one must fit."""
     declared, asked = spec.max_positions, config.model.max_model_len
@@ -260,9 +261,10 @@ def _choose_cache(
     program = lower(spec, length)
     states = [backend.state_size(state) for state in program.states]
     free_bytes = available_bytes() - backend.weight_bytes(program, config.quantize, kept)  # they come into memory later
-    budget, budget_choice = _choose_budget(config, states, length, free_bytes)
     span = config.scheduler.max_num_batched_tokens
     while True:
+        workspace = backend.workspace_bytes(program, _step_limits(config, spec, length, num_threads))
+        budget, budget_choice = _choose_budget(config, states, length, free_bytes - workspace)
         try:
             layout = plan_layout(states, config.cache.block_size, budget, length, span, config.scheduler.max_num_seqs)
             break
@@ -277,6 +279,20 @@ def _choose_cache(
     else:
         why = f"of the declared {declared}, what one sequence can have in the cache"
     return length, layout, {"max_model_len": Choice(str(length), why), "kv_cache_bytes": budget_choice}
+
+
+def _step_limits(config: EngineConfig, spec: DecoderSpec, context: int, num_threads: int) -> StepLimits:
+    """What a step may have. Prompts whose own log-probabilities are asked for are not counted among rows of logits."""
+    scheduler = config.scheduler
+    of_all = spec.diffusion is not None or spec.head is None
+    return StepLimits(
+        num_tokens=scheduler.max_num_batched_tokens,
+        num_rows=scheduler.max_num_batched_tokens if of_all else scheduler.max_num_seqs,
+        num_seqs=scheduler.max_num_seqs,
+        context=context,
+        num_threads=num_threads,
+        deterministic=config.backend.deterministic,
+    )
 
 
 def _choose_budget(

@@ -83,6 +83,11 @@ class NativeExecutable:
         """Of the packed weights."""
         return self._weights.num_bytes
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What the steps so far have allocated beside weights and cache."""
+        return self._tape.workspace_bytes
+
     def run(self, step: StepBatch) -> StepOutput:
         """Computes the step, updates the cache, and draws the tokens of `step.draws`."""
         return self._run(step, None, None)
