@@ -22,6 +22,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.gguf.kept import KeptWeights
 from ridgeline.weights.gguf.reader import GgufFile
 from ridgeline.weights.loader import load_weights
 
@@ -64,6 +65,11 @@ def load(path: Path) -> None:
     program = lower(spec, min(spec.max_positions, 4096))
     weights = load_weights(folder, spec, program, torch.float32)
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == program.weights
+    assert folder.gguf is not None
+    kept = KeptWeights(folder.gguf, spec, program)
+    for name in kept.types:
+        for expert in range(program.weights[name][0] if len(program.weights[name]) == 3 else 1):
+            kept.read(name, expert)
     tokenizer = folder.tokenizer()
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("Once upon a time 12 \n"))

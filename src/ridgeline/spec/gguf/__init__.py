@@ -1,4 +1,5 @@
-"""What a GGUF file says of a model, in this project's terms: one file of `architectures/` per general.architecture.
+"""What a GGUF file says of a model, in this project's terms: one file of `architectures/` per general.architecture,
+named after it with underscores for hyphens.
 
 An architecture module declares two functions:
 
@@ -32,15 +33,16 @@ class Architecture(Protocol):
 
 
 def names() -> list[str]:
-    """All supported values of general.architecture."""
+    """All supported values of general.architecture, with underscores for hyphens."""
     return sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
 
 
 def architecture(name: str) -> Architecture:
     """Raises ConfigError naming what is supported."""
-    if name not in names():
+    module = name.replace("-", "_")
+    if module not in names():
         raise ConfigError(f"general.architecture {name[:80]!r} is not supported; supported: {', '.join(names())}")
-    return cast("Architecture", importlib.import_module(f"{architectures.__name__}.{name}"))
+    return cast("Architecture", importlib.import_module(f"{architectures.__name__}.{module}"))
 
 
 def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> dict[str, object]:

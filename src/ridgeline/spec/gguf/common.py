@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import MAX_LAYERS, head_size
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import Rename
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Rename
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -19,18 +19,28 @@ class Stored:
     """How a GGUF tensor, `{i}` its layer, becomes program weights.
 
     `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
-    `offset` is added to every element.
+    `offset` is added to every element. `one_row`: a vector there is a matrix of one row here.
     """
 
     rename: Rename
     paired_rows: int = 0
     offset: float = 0.0
+    one_row: bool = False
 
 
-def read_common(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+def read_common(
+    metadata: ConfigReader,
+    shapes: Shapes,
+    *,
+    layer_norm: bool = False,
+    paired: bool = False,
+    free_head_dim: bool = True,
+) -> dict[str, object]:
     """The sizes and the rope that every Llama-like config has.
 
-    The vocabulary is that of the embedding where no key says it. Raises ConfigError for what is missing or invalid.
+    The vocabulary is that of the embedding where no key says it. `layer_norm`: the norms are no RMSNorm. `paired`: the
+    rows of queries and keys are stored in pairs. Without `free_head_dim` the heads must share the hidden size, and the
+    config does not say theirs. Raises ConfigError for what is missing or invalid.
     """
     embedding = shapes.get("token_embd.weight")
     if embedding is None:
@@ -39,18 +49,24 @@ def read_common(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
     metadata.expect("attention.causal", True)
     metadata.ignore("rope.scaling.finetuned", "tensor_data_layout")  # how the model was trained, and converted
     head_dim = read_head_dim(metadata, hidden, heads)
+    rotary_dim = metadata.integer("rope.dimension_count", head_dim)
+    if paired and (head_dim % 2 or rotary_dim != head_dim):
+        raise ConfigError(f"head size {head_dim}: it must be even, and rope.dimension_count the same")
+    if not free_head_dim and head_dim * heads != hidden:
+        raise ConfigError(f"attention.key_length {head_dim} with {heads} heads must make embedding_length {hidden}")
+    norm = "layer_norm" if layer_norm else "layer_norm_rms"
     return {
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        **({"head_dim": head_dim} if free_head_dim else {}),
         "intermediate_size": metadata.integer("feed_forward_length"),
         "num_hidden_layers": metadata.integer("block_count", high=MAX_LAYERS),
         "max_position_embeddings": metadata.integer("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", low=0.0),
+        "layer_norm_eps" if layer_norm else "rms_norm_eps": metadata.number(f"attention.{norm}_epsilon", low=0.0),
         "vocab_size": metadata.integer("vocab_size", embedding[0]),
         "tie_word_embeddings": "output.weight" not in shapes,
-        **_read_rope(metadata, head_dim),
+        **_read_rope(metadata, rotary_dim / head_dim),
     }
 
 
@@ -62,11 +78,10 @@ def read_head_dim(metadata: ConfigReader, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _read_rope(metadata: ConfigReader, head_dim: int) -> dict[str, object]:
-    rotary_dim = metadata.integer("rope.dimension_count", head_dim)
+def _read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
     config: dict[str, object] = {
         "rope_theta": metadata.number("rope.freq_base", 10000.0, low=1.0),
-        "partial_rotary_factor": rotary_dim / head_dim,
+        "partial_rotary_factor": partial,
     }
     scaling = _read_scaling(metadata)
     return config | {"rope_scaling": scaling} if scaling else config
@@ -120,33 +135,46 @@ def _divided(
 def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0.0) -> Sequence[Stored]:
     """Tensor names of the Llama layout; one of `instead` takes the place of Llama's for the same program weights.
 
-    `paired_rows` is that of queries and keys, `norm_offset` is added to the norms.
+    `paired_rows` is that of queries and keys, `norm_offset` is added to the weights of norms. What a model does not
+    have is named too.
     """
     replaced = {target for stored in instead for target in stored.rename.targets}
     at = "layers.{i}"
     names = {"token_embd": "embed", "output": "head"}
     norms = {"output_norm": "final_norm", "blk.{i}.attn_norm": f"{at}.mixer_norm", "blk.{i}.ffn_norm": f"{at}.ffn_norm"}
+    norms |= {"blk.{i}.post_attention_norm": f"{at}.mixer_post_norm", "blk.{i}.post_ffw_norm": f"{at}.ffn_post_norm"}
     norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{at}.attn.{letter}_norm" for letter in "qk"}
     pairs = {f"blk.{{i}}.attn_{letter}": f"{at}.attn.{letter}" for letter in "qk"}
     names |= {"blk.{i}.attn_v": f"{at}.attn.v", "blk.{i}.attn_output": f"{at}.attn.o"}
     names |= {f"blk.{{i}}.ffn_{matrix}": f"{at}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
     stored = [
         *(one(source, target, offset=norm_offset) for source, target in norms.items()),
+        *(one(source, target, "bias") for source, target in norms.items()),
         *(one(source, target, part, paired_rows) for source, target in pairs.items() for part in ("weight", "bias")),
         *(one(source, target, part) for source, target in names.items() for part in ("weight", "bias")),
     ]
     return [*(item for item in stored if item.rename.targets[0] not in replaced), *instead]
 
 
+def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    """The Llama layout with the rows of queries and keys in pairs."""
+    attention = spec.layers[0].mixer
+    assert isinstance(attention, GroupedQueryAttention)
+    return llama_tensors(paired_rows=attention.head_dim)
+
+
 def expert_tensors() -> Sequence[Stored]:
     """A mixture of experts: each matrix of all experts in one tensor, or in older files one tensor per expert."""
-    at = "layers.{i}.ffn"
-    renames = [Rename("blk.{i}.ffn_gate_inp.weight", (f"{at}.router.weight",))]
+    at, to = "blk.{i}.ffn", "layers.{i}.ffn"
+    renames = [Rename(f"{at}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
     for matrix in ("gate", "up", "down"):
-        target = (f"{at}.{matrix}.weight",)
-        renames.append(Rename(f"blk.{{i}}.ffn_{matrix}_exps.weight", target, experts=True))
-        renames.append(Rename(f"blk.{{i}}.ffn_{matrix}.{{e}}.weight", target, experts=True))
-    return [Stored(rename) for rename in renames]
+        weight = (f"{to}.{matrix}.weight",)
+        renames.append(Rename(f"{at}_{matrix}_exps.weight", weight, experts=True))
+        renames.append(Rename(f"{at}_{matrix}.{{e}}.weight", weight, experts=True))
+        renames.append(Rename(f"{at}_{matrix}_exps.bias", (f"{to}.{matrix}.bias",), experts=True))
+        renames.append(Rename(f"{at}_{matrix}_shexp.weight", (f"{to}.shared.{matrix}.weight",)))
+    shared_gate = Rename(f"{at}_gate_inp_shexp.weight", (f"{to}.shared_gate.weight",))
+    return [*(Stored(rename) for rename in renames), Stored(shared_gate, one_row=True)]
 
 
 def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:

@@ -30,11 +30,11 @@ class GgufCheckpoint:
         self._changed = {
             item.rename.source.replace("{i}", str(layer)): item
             for item in stored
-            if item.paired_rows or item.offset
+            if item.paired_rows or item.offset or item.one_row
             for layer in range(len(spec.layers))
         }
         self.entries: Mapping[str, TensorEntry] = {
-            name: TensorEntry(tensor.file, tensor.shape, tensor.type.name if tensor.type.name in DTYPES else "F32")
+            name: TensorEntry(tensor.file, self._shape(name), tensor.type.name if tensor.type.name in DTYPES else "F32")
             for name, tensor in self._tensors.items()
         }
 
@@ -44,7 +44,12 @@ class GgufCheckpoint:
             tensor = _plain(name, self._tensors[name])
             if name in self._changed:
                 tensor = tensor[self.row_order(name, len(tensor))] + self._changed[name].offset
+                tensor = tensor.view(self._shape(name))
             yield name, tensor
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = self._tensors[name].shape
+        return (1, *shape) if name in self._changed and self._changed[name].one_row and len(shape) == 1 else shape
 
     def row_order(self, name: str, num_rows: int) -> torch.Tensor:
         """Where each row is in the file. Of paired rows 0, 1, 2, 3 ... of a head first 0, 2 ... and then 1, 3 ..."""

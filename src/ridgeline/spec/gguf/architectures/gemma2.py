@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, one, read_common
+from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
@@ -27,8 +27,4 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors(
-        one("blk.{i}.post_attention_norm", "layers.{i}.mixer_post_norm", offset=-1.0),
-        one("blk.{i}.post_ffw_norm", "layers.{i}.ffn_post_norm", offset=-1.0),
-        norm_offset=-1.0,
-    )
+    return llama_tensors(norm_offset=-1.0)

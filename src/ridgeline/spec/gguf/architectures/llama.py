@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 
-from ridgeline.core.errors import ConfigError
-from ridgeline.spec.gguf.common import Shapes, Stored, expert_tensors, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, Stored, expert_tensors, paired_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention
+from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
     num_experts = metadata.integer("expert_count", 0, low=0)
     num_used = metadata.integer("expert_used_count", 0, low=0)
-    common = read_common(metadata, shapes)
-    head_dim = common["head_dim"]
-    assert isinstance(head_dim, int)
-    if head_dim % 2 or common["partial_rotary_factor"] != 1.0:  # the rows of a head are stored in pairs
-        raise ConfigError(f"head size {head_dim}: it must be even, and rope.dimension_count the same")
+    common = read_common(metadata, shapes, paired=True)
     if num_experts:
         experts = {"num_local_experts": num_experts, "num_experts_per_tok": num_used}
         return {"model_type": "mixtral", **experts, **common}
@@ -28,6 +23,4 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    attention = spec.layers[0].mixer
-    assert isinstance(attention, GroupedQueryAttention)
-    return [*llama_tensors(paired_rows=attention.head_dim), *expert_tensors()]
+    return [*paired_tensors(spec), *expert_tensors()]

@@ -1,0 +1,24 @@
+"""Granite 3: Llama with four factors."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.gguf.common import Shapes, Stored, paired_tensors, read_common
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec
+
+
+def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+    return {
+        "model_type": "granite",
+        "attention_multiplier": metadata.number("attention.scale"),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        **read_common(metadata, shapes, paired=True),
+    }
+
+
+def tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    return paired_tensors(spec)

@@ -1,0 +1,21 @@
+"""OLMoE."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.gguf.common import Shapes, Stored, expert_tensors, llama_tensors, read_common
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec
+
+
+def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+    return {
+        "model_type": "olmoe",
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "norm_topk_prob": False,  # no released model does, and no key says
+        **read_common(metadata, shapes, free_head_dim=False),
+    }
+
+
+def tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    return [*llama_tensors(), *expert_tensors()]
