@@ -66,18 +66,14 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Ru
         model, dtype="bfloat16", max_model_len=context + (repeats + 1) * steps + 64, max_num_seqs=1, **FORMATS[name]
     )
     threads = int(llm.engine.choices["threads"].value)
-    level = _native.best_level()
     rng = random.Random(0)
     prompt = [rng.randrange(10, 1000) for _ in range(context)]
     llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
 
-    def stream() -> float:
-        return statistics.median(_native.read_stream(level, threads, STREAM_BYTES, 5))
-
-    streams, times = [stream()], []
+    streams, times = [stream_bytes_per_s(threads)], []
     for _ in range(repeats):
         times.append(_step_s(llm, prompt, steps))
-        streams.append(stream())
+        streams.append(stream_bytes_per_s(threads))
     program = llm.engine.program
     kv_bytes = kv_bytes_per_token(program, KV_BYTES.get(name, 2)) * (context + steps / 2)
     num_bytes = _weight_bytes(llm) + kv_bytes
@@ -94,6 +90,11 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Ru
         share_of_stream=shares,
         median_share=statistics.median(shares),
     )
+
+
+def stream_bytes_per_s(threads: int) -> float:
+    """What `threads` threads of this process read from memory together, measured now."""
+    return statistics.median(_native.read_stream(_native.best_level(), threads, STREAM_BYTES, 5))
 
 
 def _weight_bytes(llm: LLM) -> float:

@@ -20,13 +20,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.decode_stream import STREAM_BYTES
+from benchmarks.decode_stream import stream_bytes_per_s
 from benchmarks.peers.systems import LlamaCpp
 from benchmarks.peers.workload import Cell
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline import _native
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile, scheduler_config
@@ -105,15 +104,10 @@ def measure(options: argparse.Namespace, name: str) -> Run:
         num_threads=threads,
     )
     profiler = Profiler(build_engine(config, lambda deltas: None), ceilings(find_native()), threads)
-    level = _native.best_level()
-
-    def stream() -> float:
-        return statistics.median(_native.read_stream(level, threads, STREAM_BYTES, 5))
-
-    streams, profiles, peers = [stream()], [], []
+    streams, profiles, peers = [stream_bytes_per_s(threads)], [], []
     for _ in range(options.repeats):
         profiles.append(profiler.decode(1, context, steps))
-        streams.append(stream())
+        streams.append(stream_bytes_per_s(threads))
         if options.gguf:
             peers.append(llama_cpp_tokens_per_s(options))
     beside = [statistics.median(pair) for pair in zip(streams, streams[1:])]

@@ -15,11 +15,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.decode_stream import STREAM_BYTES
+from benchmarks.decode_stream import stream_bytes_per_s
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline import _native
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile
@@ -103,17 +102,12 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
         num_threads=threads,
     )
     profiler = Profiler(build_engine(config, lambda deltas: None), ceilings(find_native()), threads)
-    level = _native.best_level()
-
-    def stream() -> float:
-        return statistics.median(_native.read_stream(level, threads, STREAM_BYTES, 5))
-
     prompt = profiler.prefill(options.chunk, 4)
     decode: list[Decode] = []
     for context in contexts:
-        before = stream()
+        before = stream_bytes_per_s(threads)
         profile = profiler.decode(1, context, options.steps)
-        stream_bytes_per_s = statistics.fmean((before, stream()))
+        beside = statistics.fmean((before, stream_bytes_per_s(threads)))
         num_bytes = moved_bytes(profile)
         step_s = profile.untimed_step_s
         decode.append(
@@ -123,8 +117,8 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
                 predicted_s=profile.predicted_s,
                 recurrent_s=recurrent_s(profile),
                 bytes_per_step=num_bytes,
-                stream_bytes_per_s=stream_bytes_per_s,
-                share_of_stream=num_bytes / step_s / stream_bytes_per_s,
+                stream_bytes_per_s=beside,
+                share_of_stream=num_bytes / step_s / beside,
             )
         )
     prefill = Prefill(

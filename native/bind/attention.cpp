@@ -10,10 +10,10 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "runtime/isa.h"
 
@@ -23,20 +23,7 @@ using namespace nanobind::literals;
 namespace ridgeline {
 namespace {
 
-template <class T, size_t Dims>
-using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-KvKind kind_of(const std::string& name) {
-  if (name == "f32") return KvKind::f32;
-  if (name == "bf16") return KvKind::bf16;
-  if (name == "int8") return KvKind::int8;
-  throw std::invalid_argument("KV kind '" + name + "' is none of: f32, bf16, int8");
-}
 
 struct Release {
   void operator()(uint8_t* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
@@ -69,7 +56,7 @@ class KvState {
             "keys hold only shorter values, and not as int8");
     require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
             "block_size is a power of two up to 256, got " + std::to_string(block_size));
-    memory_.layout = {kind_of(kind), num_heads, head_dim, block_size, value_dim.value_or(head_dim), values_in_keys};
+    memory_.layout = {kv_kind_of(kind), num_heads, head_dim, block_size, value_dim.value_or(head_dim), values_in_keys};
     block_bytes_ = kernels_.block_bytes(memory_.layout);
     blocks_ = allocate(num_blocks * block_bytes_);
     memory_.blocks = blocks_.get();

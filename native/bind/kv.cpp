@@ -6,8 +6,8 @@
 
 #include <cstring>
 #include <optional>
-#include <stdexcept>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "runtime/isa.h"
 
@@ -17,20 +17,7 @@ using namespace nanobind::literals;
 namespace ridgeline {
 namespace {
 
-template <class T, size_t Dims>
-using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using Ids = Array<const int64_t, 1>;
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-KvKind kv_kind_of(const std::string& name) {
-  if (name == "f32") return KvKind::f32;
-  if (name == "bf16") return KvKind::bf16;
-  if (name == "int8") return KvKind::int8;
-  throw std::invalid_argument("kind of keys and values '" + name + "' is none of: f32, bf16, int8");
-}
 
 KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks,
                    std::optional<int> latent_dim) {

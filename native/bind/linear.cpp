@@ -8,9 +8,9 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/matrix.h"
 #include "runtime/isa.h"
@@ -21,25 +21,9 @@ using namespace nanobind::literals;
 namespace ridgeline {
 namespace {
 
-template <class T, size_t Dims>
-using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T, size_t Dims>
 using Maybe = std::optional<Array<T, Dims>>;
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-template <class Enum, size_t N>
-Enum by_name(const char* what, const std::pair<const char*, Enum> (&names)[N], const std::string& name) {
-  std::string known;
-  for (const auto& [each, value] : names) {
-    if (name == each) return value;
-    known += known.empty() ? each : std::string(", ") + each;
-  }
-  throw std::invalid_argument(std::string(what) + " '" + name + "' is none of: " + known);
-}
 
 bool is_float(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
 

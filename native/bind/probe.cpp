@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "runtime/isa.h"
 
@@ -30,10 +31,6 @@ constexpr int kMostThreads = 1024;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
 }
 
 // Anonymous memory in whole huge pages, where the kernel gives them; unmapped at the end.

@@ -7,8 +7,8 @@
 
 #include <limits>
 #include <optional>
-#include <stdexcept>
 
+#include "bind/arguments.h"
 #include "bind/matrix.h"
 #include "runtime/recurrent.h"
 
@@ -19,23 +19,18 @@ using namespace nanobind::literals;
 
 inline const float* floats(uintptr_t address) { return reinterpret_cast<const float*>(address); }
 
-inline void check(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
 inline RecurrenceKind kind_of(const std::string& name) {
-  if (name == "ssd") return RecurrenceKind::ssd;
-  if (name == "delta") return RecurrenceKind::delta;
-  if (name == "retention") return RecurrenceKind::retention;
-  throw std::invalid_argument("kind of recurrence '" + name + "' is none of: ssd, delta, retention");
+  return by_name<RecurrenceKind>("kind of recurrence",
+                                 {{"ssd", RecurrenceKind::ssd}, {"delta", RecurrenceKind::delta},
+                                  {"retention", RecurrenceKind::retention}}, name);
 }
 
 template <class Builder>
 void causal_conv(Builder& at, int x, int out, int64_t taps, uintptr_t weight, const StatePart& state, uintptr_t bias,
                  const std::optional<std::string>& activation) {
   const int64_t channels = at.buffer(x)->width;
-  check(taps >= 2 && taps <= Convolution::kMaxTaps, "a convolution has 2 to 64 taps");
-  check(at.buffer(out)->width == channels && state.size == channels * (taps - 1), "the state does not fit the rows");
+  require(taps >= 2 && taps <= Convolution::kMaxTaps, "a convolution has 2 to 64 taps");
+  require(at.buffer(out)->width == channels && state.size == channels * (taps - 1), "the state does not fit the rows");
   const Convolution conv{channels,     taps,
                          floats(weight), bias ? floats(bias) : nullptr,
                          activation.has_value(), activation_of(activation.value_or("silu"))};
@@ -46,7 +41,7 @@ template <class Builder>
 void selective_scan(Builder& at, int x, int dt, int b, int c, int out, uintptr_t rate, uintptr_t skip,
                     const StatePart& state) {
   const int64_t channels = at.buffer(x)->width, size = at.buffer(b)->width;
-  check(at.buffer(dt)->width == channels && at.buffer(out)->width == channels && at.buffer(c)->width == size &&
+  require(at.buffer(dt)->width == channels && at.buffer(out)->width == channels && at.buffer(c)->width == size &&
             state.size == channels * size,
         "the operands of a selective scan do not fit one another");
   at.tape().add(std::make_unique<Scan>(
@@ -59,16 +54,16 @@ void recur(Builder& at, const std::string& kind_name, int64_t heads, int64_t key
            std::optional<int> dt, std::optional<int> beta, int out, uintptr_t rate, const StatePart& state,
            uintptr_t dt_bias, uintptr_t skip, float dt_min, float dt_max) {
   const RecurrenceKind kind = kind_of(kind_name);
-  check(heads > 0 && key_heads > 0 && heads % key_heads == 0, "heads share keys evenly");
-  check(at.buffer(k)->width % key_heads == 0 && at.buffer(v)->width % heads == 0, "a row is whole heads");
+  require(heads > 0 && key_heads > 0 && heads % key_heads == 0, "heads share keys evenly");
+  require(at.buffer(k)->width % key_heads == 0 && at.buffer(v)->width % heads == 0, "a row is whole heads");
   const Recurrence recurrence{kind,           heads,          key_heads,    at.buffer(k)->width / key_heads,
                               at.buffer(v)->width / heads,    floats(rate), floats(dt_bias),
                               floats(skip),   dt_min,         dt_max};
-  check(at.buffer(q)->width == at.buffer(k)->width && at.buffer(out)->width == at.buffer(v)->width &&
+  require(at.buffer(q)->width == at.buffer(k)->width && at.buffer(out)->width == at.buffer(v)->width &&
             state.size == heads * recurrence.key_size * recurrence.value_size,
         "the operands of a recurrence do not fit one another");
   const bool steps = kind != RecurrenceKind::retention;
-  check(dt.has_value() == steps && (dt_bias != 0) == steps && beta.has_value() == (kind == RecurrenceKind::delta) &&
+  require(dt.has_value() == steps && (dt_bias != 0) == steps && beta.has_value() == (kind == RecurrenceKind::delta) &&
             (skip != 0) == (kind == RecurrenceKind::ssd) && (!dt || at.buffer(*dt)->width == heads) &&
             (!beta || at.buffer(*beta)->width == heads),
         "the gates do not fit the kind of recurrence");
@@ -84,7 +79,7 @@ template <class Builder>
 void gated_norm(Builder& at, int x, int z, int out, int64_t group, float eps, bool norm_before_gate, uintptr_t weight,
                 bool shared_weight) {
   const int64_t width = at.buffer(x)->width;
-  check(group > 0 && width % group == 0 && at.buffer(z)->width == width && at.buffer(out)->width == width,
+  require(group > 0 && width % group == 0 && at.buffer(z)->width == width && at.buffer(out)->width == width,
         "the operands of a gated norm do not fit one another");
   at.tape().add(std::make_unique<NormGate>(GatedNorm{group, eps, norm_before_gate}, floats(weight), shared_weight,
                                            at.buffer(x), at.buffer(z), at.buffer(out)));

@@ -6,8 +6,8 @@
 
 #include <cstring>
 #include <optional>
-#include <stdexcept>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/matrix.h"
 #include "runtime/isa.h"
@@ -22,10 +22,6 @@ using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 using Heads = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using NewRow = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using NewHeads = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
 
 // A new array of the shape of `like`, with its contents.
 template <class New, class Like>

@@ -1,7 +1,6 @@
 #include "bind/step.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 namespace nb = nanobind;
 
@@ -15,10 +14,6 @@ Array<T, Dims> hold(std::vector<nb::object>& owners, nb::handle object) {
 }
 
 }  // namespace
-
-void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
 
 Step& StepArrays::read(nb::handle batch, bool draws) {
   if (!batch_.is(batch)) {

@@ -2,19 +2,13 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <vector>
 
+#include "bind/arguments.h"
 #include "runtime/step.h"
 
 namespace ridgeline {
-
-template <class T, size_t Dims>
-using Array = nanobind::ndarray<T, nanobind::ndim<Dims>, nanobind::c_contig, nanobind::device::cpu>;
-
-// Throws std::invalid_argument.
-void require(bool holds, const char* message);
 
 // The options of the rows to draw, as they are when a step begins.
 struct DrawArrays {

@@ -3,4 +3,20 @@
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    """Engines set the process's threads; the rest of the suite gets its own number back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def stories(shared_data):
+    return str(shared_data / "models" / "stories260K")

@@ -6,7 +6,6 @@ import socket
 import threading
 
 import pytest
-import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
@@ -15,18 +14,6 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.bench import bench
 from ridgeline.core.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def stories(shared_data):
-    return str(shared_data / "models" / "stories260K")
 
 
 async def completions(request):

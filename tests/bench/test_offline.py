@@ -6,7 +6,6 @@ No test here judges a time; they judge tokens, counts, orders and sums.
 import json
 
 import pytest
-import torch
 from rich.console import Console
 
 from ridgeline.bench.baselines import NaiveGeneration, StaticBatching
@@ -19,19 +18,6 @@ from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.step import SampledToken
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads():
-    """The engine sets the process's threads; the rest of the suite gets its own number back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def stories(shared_data):
-    return str(shared_data / "models" / "stories260K")
 
 
 @pytest.fixture(scope="module")

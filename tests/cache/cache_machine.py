@@ -7,6 +7,7 @@ weights (epoch), since that is what a KV entry depends on. Every table is read b
 from dataclasses import dataclass
 
 from cache_oracle import Oracle
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -16,6 +17,14 @@ from ridgeline.cache.manager import CacheManager
 MAX_LIVE = 5
 MAX_TOKENS = 40
 SALTS = ("", "tenant")
+RUN = settings(
+    max_examples=100,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 picks = st.integers(0, 7)
 token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=14)

@@ -1,18 +1,9 @@
 """Random use of CacheManager against the oracle, on every kind of layout."""
 
 import pytest
-from cache_machine import LAYOUTS, machine_for
-from hypothesis import HealthCheck, settings
+from cache_machine import LAYOUTS, RUN, machine_for
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-
-RUN = settings(
-    max_examples=100,
-    stateful_step_count=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

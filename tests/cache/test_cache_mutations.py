@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 from cache_machine import LAYOUTS, machine_for
-from hypothesis import HealthCheck, Phase, settings
+from cache_machine import RUN as SEARCH
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import ridgeline.cache.groups.full as full_module
@@ -17,16 +18,7 @@ from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import NEVER_SEEN, RadixNode, RadixTree
 from ridgeline.cache.table import SequenceTable
 
-RUN = settings(
-    max_examples=100,
-    stateful_step_count=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
+RUN = settings(SEARCH, phases=[Phase.generate], report_multiple_bugs=False)
 BUGS = {}
 
 
