@@ -25,7 +25,7 @@ struct LatentSizes {
   bool operator==(const LatentSizes&) const = default;
 };
 
-// Float matrices whose panels are cut by head. `absorb` [heads * latent, nope] is W_k the other way around; a head of
+// Matrices whose panels are cut by head. `absorb` [heads * latent, nope] is W_k the other way around; a head of
 // `expand` [heads * (nope + value), latent] has its panels of W_k before those of W_v.
 struct LatentWeights {
   Matrix absorb, expand;

@@ -1,6 +1,7 @@
 """Which backend is chosen, what it may be asked for, and the reference as the oracle of quantized models."""
 
 import sys
+from math import prod
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, Mode
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, LatentState
+from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.spec import families
 
 HERE = NativeSupport(levels=("portable", "avx2", "avx512", "amx_emulated"), best="avx512")
@@ -183,3 +185,18 @@ def test_native_quantization_is_that_of_the_reference(shared_data, options):
     actual, native_text = logprobs(shared_data, backend="native", **options)
     assert native_text == text
     assert (actual - expected).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_what_is_absorbed_counts_again(scheme):
+    """W_k is there a second time, in the model's dtype whatever the rest is stored as."""
+    program = lower(families.read_spec(families.family("deepseek_v2").tiny(lambda *options: options[0])))
+    asked = config(quantize={"scheme": scheme})
+    sizes = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
+    again = sum(each.num_heads * each.nope_dim * each.latent_dim for each in sizes)
+    small = quant.quantized_names(program, embeddings=True) if scheme else frozenset()
+    shapes = [program.weights[name] for name in small]
+    stored = sum(quant.scheme("int8").stored_bytes((prod(s[:-1]), s[-1]), 128, False) for s in shapes)
+    rest = sum(prod(shape) for name, shape in program.weights.items() if name not in small)
+    chosen = choose_backend(asked, "bfloat16", HERE)
+    assert chosen.weight_bytes(program, asked.quantize) == stored + 2 * (rest + again) > 2 * again > 0

@@ -9,7 +9,7 @@ from ridgeline import quant
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
 
-KEPT = re.compile(r"(positions|types)\.weight|.*\.router\.weight|.*\.conv\w*\.weight|.*_norm\.weight|.*\.kv_up\.weight")
+KEPT = re.compile(r"(positions|types)\.weight|.*\.router\.weight|.*\.conv\w*\.weight|.*_norm\.weight")
 
 
 def tiny_program(name, pick):

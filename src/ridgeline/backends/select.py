@@ -20,6 +20,7 @@ from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
+from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
 from ridgeline.weights.gguf.kept import GROUP, KeptWeights
 
@@ -72,6 +73,9 @@ class BackendChoice:
     def weight_bytes(self, program: Program, quantize: QuantizeConfig, kept: KeptWeights | None = None) -> int:
         """Memory that the weights take, padding not counted."""
         plain = int(weight_bytes(program, ELEMENT_BYTES[self.dtype]))
+        if self.backend == "native":
+            latent = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
+            plain += sum(sizes.absorbed_entries for sizes in latent) * ELEMENT_BYTES[self.dtype]
         if self.backend == "native" and kept is not None:
             return plain - kept.saved_bytes(ELEMENT_BYTES[self.dtype])
         if quantize.scheme is None or self.backend == "reference":

@@ -140,8 +140,7 @@ def _attention_bytes(program: Program, op: Op, limits: StepLimits) -> Iterator[t
             key = (num_heads, state, op.attrs.window)
             yield key, _partial_bytes(num_heads, num_heads // state.num_heads, state.head_dim, op.attrs.window, limits)
         case "latent_attention":
-            shapes = [[dim for dim in program.shapes[name] if isinstance(dim, int)] for name in op.inputs]
-            sizes = LatentSizes.of(shapes[0], shapes[1], shapes[2], program.weights[op.weights[0]])
+            sizes = LatentSizes.of_op(program, op)
             partials = _partial_bytes(sizes.num_heads, sizes.num_heads, sizes.latent_dim, None, limits)
             yield sizes, partials + _latent_bytes(sizes, limits)
         case _:

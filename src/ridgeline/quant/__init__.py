@@ -25,11 +25,12 @@ def dequantize(name: str, quantized: Quantized) -> torch.Tensor:
 
 
 def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
-    """The weights that a scheme applies to: the matrices of linear layers and of experts, [N, K] or [E, N, K].
+    """The weights that a scheme applies to: the matrices of linear layers, latent attentions and experts.
 
-    With `embeddings` also token table and head. Routers, norms, biases and learned positions stay as they are.
+    They are [N, K], or of experts [E, N, K]. With `embeddings` also token table and head. Routers, norms, biases and
+    learned positions stay as they are.
     """
-    layers = {op.weights[0] for op in program.ops if op.kind == "linear"} - routers(program)
+    layers = {op.weights[0] for op in program.ops if op.kind in ("linear", "latent_attention")} - routers(program)
     layers |= {name for op in program.ops if op.kind == "experts" for name in op.weights[:3]}
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = {op.weights[0] for op in program.ops if op.kind == "embed" and op.inputs == (TOKEN_IDS,)}

@@ -7,7 +7,7 @@ from typing import Literal
 from ridgeline.program.op import Program
 from ridgeline.program.ops.experts import routers
 
-LAYOUT_VERSION = 4  # of packed weights; raised when their bytes change, so that packs on disk are built again
+LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
 MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]

@@ -13,6 +13,7 @@ from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, 
 from ridgeline.cost.roofline import OpTiming, bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
 from ridgeline.program.ops.experts import expert_matrices
+from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.program.passes.fuse import MATRIX_OPS, Group
 from ridgeline.program.pricing import ElementBytes
 
@@ -65,7 +66,7 @@ def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTimin
         elif op.kind == "attention":
             inputs = KV_PRODUCTS[settings.kv]
         elif op.kind == "latent_attention":
-            inputs, weight = KV_PRODUCTS[settings.kv], _weight_bytes(program, op.weights[0], settings.plain)
+            inputs, weight = KV_PRODUCTS[settings.kv], _latent_bytes(program, op, settings)
     element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, settings))
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
@@ -84,6 +85,14 @@ def _expert_formats(program: Program, op: Op, settings: NativeSettings) -> tuple
     formats = [(names, format_of(settings, program, *names)) for names in expert_matrices(op)]
     each = [_weight_bytes(program, name, form) for names, form in formats for name in names]
     return formats[0][1].inputs, sum(each) / len(each)
+
+
+def _latent_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
+    """Of an entry of W_k and W_v as the absorbed form reads them."""
+    sizes = LatentSizes.of_op(program, op)
+    keys = sizes.nope_dim / (sizes.nope_dim + sizes.value_dim)
+    values = _weight_bytes(program, op.weights[0], format_of(settings, program, op.weights[0]))
+    return keys * _weight_bytes(program, op.weights[0], settings.plain) + (1 - keys) * values
 
 
 def _weight_bytes(program: Program, name: str, form: MatrixFormat) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Shape
+from ridgeline.program.op import Attrs, Op, Program, Shape
 from ridgeline.program.ops.attention import visible_keys
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 
@@ -43,6 +43,17 @@ class LatentSizes:
         """From the shapes of a latent_attention's operands."""
         nope_dim = q[-1] - k_rope[-1]
         return cls(q[-2], latent[-1], k_rope[-1], nope_dim, weight[0] // q[-2] - nope_dim)
+
+    @classmethod
+    def of_op(cls, program: Program, op: Op) -> "LatentSizes":
+        """Of a latent_attention of the program."""
+        shapes = [[dim for dim in program.shapes[name] if isinstance(dim, int)] for name in op.inputs]
+        return cls.of(shapes[0], shapes[1], shapes[2], program.weights[op.weights[0]])
+
+    @property
+    def absorbed_entries(self) -> int:
+        """Of W_k, which the absorbed form has once more, the other way around."""
+        return self.num_heads * self.nope_dim * self.latent_dim
 
     def absorbed_flops(self, num_tokens: int, kv_length: int) -> int:
         """Queries meet the latents themselves: q W_k before the softmax, (weights times latents) W_v behind it."""
