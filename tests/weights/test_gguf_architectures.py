@@ -35,6 +35,22 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 6.0,
 }
+DEEPSEEK = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4,
+    "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 2.0, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+}  # fmt: skip
+DEEPSEEK_KEYS = {
+    **EXPERTS, "expert_shared_count": 2, "expert_feed_forward_length": 32, "expert_weights_scale": 2.0,
+    "leading_dense_block_count": 1, "rope.dimension_count": 8, "attention.kv_lora_rank": 32,
+    "attention.head_count_kv": 1, "attention.key_length": 40, "attention.value_length": 32,
+    "attention.key_length_mla": 28, "attention.value_length_mla": 12,
+}  # fmt: skip
+MAMBA = {"state_size": 4, "time_step_rank": 6, "conv_kernel": 4, "expand": 2, "intermediate_size": 128}
+MAMBA_KEYS = {
+    "ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 4, "ssm.time_step_rank": 6, "ssm.dt_b_c_rms": False,
+    "attention.head_count": 0, "attention.head_count_kv": None, "feed_forward_length": 0, "rope.freq_base": None,
+}  # fmt: skip
 
 # The file's architecture -> model_type, what its config says, the file's keys (None: not there), and whether the rows
 # of queries and keys are stored in pairs.
@@ -61,6 +77,29 @@ MODELS = {
         {**EXPERTS, **YARN_KEYS, **HEADS_OF_24, "expert_feed_forward_length": FFN, "attention.sliding_window": 8},
         False,
     ),
+    "deepseek2, lite": (
+        "deepseek_v2",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        {**DEEPSEEK_KEYS, **YARN_KEYS, "rope.scaling.yarn_log_multiplier": 0.0707},
+        False,
+    ),
+    "deepseek2, joined": (
+        "deepseek_v2",
+        {**DEEPSEEK, "q_lora_rank": 24, "n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy"},
+        {**DEEPSEEK_KEYS, "attention.q_lora_rank": 24, "expert_group_count": 3, "expert_group_used_count": 2,
+         "attention.head_count_kv": 4, "attention.key_length": 28, "attention.value_length": 12,
+         "attention.key_length_mla": None, "attention.value_length_mla": None},
+        False,
+    ),
+    "deepseek2, sigmoid": (
+        "deepseek_v3",
+        {**DEEPSEEK, "q_lora_rank": 24, "n_group": 3, "topk_group": 2, "norm_topk_prob": True},
+        {**DEEPSEEK_KEYS, "attention.q_lora_rank": 24, "expert_group_count": 3, "expert_group_used_count": 2,
+         "expert_weights_norm": True, "expert_gating_func": 2},
+        False,
+    ),
+    "mamba": ("mamba", {**MAMBA, "tie_word_embeddings": False}, MAMBA_KEYS, False),
+    "mamba, falcon": ("falcon_mamba", {**MAMBA, "mixer_rms_eps": 1e-6}, {**MAMBA_KEYS, "ssm.dt_b_c_rms": True}, False),
     "phi2": (
         "phi",
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "layer_norm_eps": 1e-5},
@@ -143,7 +182,7 @@ def model_of(model_type, changes):
     return model.eval()
 
 
-def parts(name, tensor, *, paired, model_type):
+def parts(name, tensor, *, paired, split, model_type):
     """What the converter makes of one of the model's tensors: names of transformers', and rows, of a tensor each."""
     if name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
         kind = "bias" if name.endswith("bias") else "weight"
@@ -158,6 +197,14 @@ def parts(name, tensor, *, paired, model_type):
         kind = "bias" if name.endswith("bias") else "weight"
         turned = tensor.transpose(1, 2) if model_type == "gpt_oss" and kind == "weight" else tensor
         return [(f"{name.partition('.down')[0]}.down_proj.{kind}", turned)]
+    if name.endswith("kv_b_proj.weight") and split:
+        each = tensor.view(HEADS, 32, -1)
+        keys, values = each[:, :20].transpose(1, 2), each[:, 20:]
+        return [(name.replace("kv_b", "k_b"), keys), (name.replace("kv_b", "v_b"), values)]
+    if name.endswith("A_log"):
+        return [(name, -tensor.exp())]
+    if name.endswith("e_score_correction_bias"):
+        return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor)]
     if name.endswith("sinks"):
         return [(f"{name}.weight", tensor)]
     if paired and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -178,7 +225,7 @@ def head_norms_stacked(state):
     return stacked
 
 
-def converted(model, architecture, *, paired):
+def converted(model, architecture, *, paired=False, split=True):
     config = model.config
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
@@ -186,7 +233,7 @@ def converted(model, architecture, *, paired):
     for name, tensor in head_norms_stacked(model.state_dict()).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for source, part in parts(name, tensor, paired=paired, model_type=config.model_type):
+        for source, part in parts(name, tensor, paired=paired, split=split, model_type=config.model_type):
             target = names.get_name(source, try_suffixes=(".weight", ".bias"))
             assert target is not None, source
             part = part.squeeze().contiguous()
@@ -201,7 +248,7 @@ def test_logits_equal_transformers(case, tmp_path):
     model = model_of(model_type, changes)
     metadata = {key: value for key, value in metadata_of(architecture, **keys).items() if value is not None}
     path = tmp_path / "model.gguf"
-    path.write_bytes(gguf_bytes(metadata, converted(model, architecture, paired=paired)))
+    path.write_bytes(gguf_bytes(metadata, converted(model, architecture, paired=paired, split="joined" not in case)))
     folder = ModelFolder.open(path)
     assert folder.config["model_type"] == model_type
     spec = read_spec(folder.config)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import MAX_LAYERS, head_size
@@ -19,13 +20,30 @@ class Stored:
     """How a GGUF tensor, `{i}` its layer, becomes program weights.
 
     `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
-    `offset` is added to every element. `one_row`: a vector there is a matrix of one row here.
+    `offset` is added to every element. `change`: a vector there is a matrix of one row here, or x is log(-x) here.
+    `split`: two tensors that may be in its place, of each head transposed rows [H, K, A] and the others [H, B, K].
     """
 
     rename: Rename
     paired_rows: int = 0
     offset: float = 0.0
-    one_row: bool = False
+    change: Literal["", "one row", "log of negative"] = ""
+    split: tuple[str, ...] = ()
+
+
+def read_sizes(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+    """What every model has. The vocabulary is the embedding's where no key says it. Raises as read_common does."""
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None:
+        raise ConfigError("there is no tensor token_embd.weight; a file of a vocabulary alone is no model")
+    metadata.expect("attention.causal", True)
+    metadata.ignore("rope.scaling.finetuned", "tensor_data_layout")  # how the model was trained, and converted
+    return {
+        "hidden_size": metadata.integer("embedding_length"),
+        "num_hidden_layers": metadata.integer("block_count", high=MAX_LAYERS),
+        "vocab_size": metadata.integer("vocab_size", embedding[0]),
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
 
 
 def read_common(
@@ -38,16 +56,12 @@ def read_common(
 ) -> dict[str, object]:
     """The sizes and the rope that every Llama-like config has.
 
-    The vocabulary is that of the embedding where no key says it. `layer_norm`: the norms are no RMSNorm. `paired`: the
-    rows of queries and keys are stored in pairs. Without `free_head_dim` the heads must share the hidden size, and the
-    config does not say theirs. Raises ConfigError for what is missing or invalid.
+    `layer_norm`: the norms are no RMSNorm. `paired`: the rows of queries and keys are stored in pairs. Without
+    `free_head_dim` the heads must share the hidden size, and the config does not say theirs. Raises ConfigError for
+    what is missing or invalid.
     """
-    embedding = shapes.get("token_embd.weight")
-    if embedding is None:
-        raise ConfigError("there is no tensor token_embd.weight; a file of a vocabulary alone is no model")
+    sizes = read_sizes(metadata, shapes)
     hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
-    metadata.expect("attention.causal", True)
-    metadata.ignore("rope.scaling.finetuned", "tensor_data_layout")  # how the model was trained, and converted
     head_dim = read_head_dim(metadata, hidden, heads)
     rotary_dim = metadata.integer("rope.dimension_count", head_dim)
     if paired and (head_dim % 2 or rotary_dim != head_dim):
@@ -56,17 +70,14 @@ def read_common(
         raise ConfigError(f"attention.key_length {head_dim} with {heads} heads must make embedding_length {hidden}")
     norm = "layer_norm" if layer_norm else "layer_norm_rms"
     return {
-        "hidden_size": hidden,
+        **sizes,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
         **({"head_dim": head_dim} if free_head_dim else {}),
         "intermediate_size": metadata.integer("feed_forward_length"),
-        "num_hidden_layers": metadata.integer("block_count", high=MAX_LAYERS),
         "max_position_embeddings": metadata.integer("context_length"),
         "layer_norm_eps" if layer_norm else "rms_norm_eps": metadata.number(f"attention.{norm}_epsilon", low=0.0),
-        "vocab_size": metadata.integer("vocab_size", embedding[0]),
-        "tie_word_embeddings": "output.weight" not in shapes,
-        **_read_rope(metadata, rotary_dim / head_dim),
+        **read_rope(metadata, rotary_dim / head_dim),
     }
 
 
@@ -78,7 +89,8 @@ def read_head_dim(metadata: ConfigReader, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
+def read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
+    """Base and scaling of the rope of `partial` of a head. Raises as read_common does."""
     config: dict[str, object] = {
         "rope_theta": metadata.number("rope.freq_base", 10000.0, low=1.0),
         "partial_rotary_factor": partial,
@@ -173,8 +185,9 @@ def expert_tensors() -> Sequence[Stored]:
         renames.append(Rename(f"{at}_{matrix}.{{e}}.weight", weight, experts=True))
         renames.append(Rename(f"{at}_{matrix}_exps.bias", (f"{to}.{matrix}.bias",), experts=True))
         renames.append(Rename(f"{at}_{matrix}_shexp.weight", (f"{to}.shared.{matrix}.weight",)))
+    renames.append(Rename("blk.{i}.exp_probs_b.bias", (f"{to}.route.bias",)))
     shared_gate = Rename(f"{at}_gate_inp_shexp.weight", (f"{to}.shared_gate.weight",))
-    return [*(Stored(rename) for rename in renames), Stored(shared_gate, one_row=True)]
+    return [*(Stored(rename) for rename in renames), Stored(shared_gate, change="one row")]
 
 
 def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:

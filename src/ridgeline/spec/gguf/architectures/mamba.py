@@ -1,0 +1,42 @@
+"""Mamba and Falcon-Mamba."""
+
+from collections.abc import Sequence
+
+from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, one, read_sizes
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, Rename
+
+
+def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
+    # Of attention and feed-forwards, which there are none of; and any length will do.
+    metadata.ignore("attention.head_count", "feed_forward_length", "context_length")
+    sizes, inner = read_sizes(metadata, shapes), metadata.integer("ssm.inner_size")
+    hidden = sizes["hidden_size"]
+    assert isinstance(hidden, int)
+    return {
+        "model_type": "falcon_mamba" if metadata.flag("ssm.dt_b_c_rms", False) else "mamba",
+        **sizes,
+        "expand": inner // hidden,
+        "intermediate_size": inner,
+        "state_size": metadata.integer("ssm.state_size"),
+        "time_step_rank": metadata.integer("ssm.time_step_rank"),
+        "conv_kernel": metadata.integer("ssm.conv_kernel"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon", low=0.0),
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in shapes,
+        "use_bias": "blk.0.ssm_in.bias" in shapes,
+    }
+
+
+def tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    at, to = "blk.{i}.ssm", "layers.{i}.mamba"
+    both = ("weight", "bias")
+    inputs = [Rename(f"{at}_in.{part}", tuple(f"{to}.{name}.{part}" for name in "xz")) for part in both]
+    inputs.append(Rename(f"{at}_x.weight", tuple(f"{to}.{name}.weight" for name in ("dt_low", "b", "c"))))
+    names = {"conv1d": "conv", "dt": "dt", "out": "out"}
+    return [
+        *llama_tensors(),
+        *(Stored(rename) for rename in inputs),
+        *(one(f"{at}_{source}", f"{to}.{target}", part) for source, target in names.items() for part in both),
+        Stored(Rename(f"{at}_a", (f"{to}.A_log",)), change="log of negative"),
+        Stored(Rename(f"{at}_d", (f"{to}.D",))),
+    ]
