@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.cache.groups import build_group
+from ridgeline.cache.groups import NO_NEED, build_group
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode, RadixTree
@@ -141,6 +141,9 @@ class CacheManager:
         """
         seq = self._sequences[seq_id]
         needs = [group.reserve(table, seq.computed, end) for group, table in zip(self._groups, seq.tables)]
+        if needs.count(NO_NEED) == len(needs):  # as for most tokens of an answer
+            seq.reserved = max(seq.reserved, end)
+            return []
         for pool, need in zip(self._pools, needs):
             if need.num_new + (need.copy_at is not None) > pool.num_available:
                 return None

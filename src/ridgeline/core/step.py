@@ -87,7 +87,7 @@ class SampleRow:
     num_output: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
-    stop_ids: Sequence[int]  # end-of-sequence ids: suppressed while fewer than min_tokens are out
+    stop_ids: Sequence[int]  # end-of-sequence ids, suppressed while fewer than min_tokens are out; () is enough later
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,16 +64,17 @@ class Strategy(Protocol):
 
 def sample_row(answer: Answer, row: int) -> SampleRow:
     """The row that decides the token after the last known one."""
-    num_prompt = len(answer.prompt_ids)
+    num_prompt, params = len(answer.prompt_ids), answer.params
+    num_output = len(answer.token_ids) - num_prompt
     return SampleRow(
         seq_id=answer.seq_id,
         row=row,
-        params=answer.params,
+        params=params,
         seed=answer.seed,
-        num_output=len(answer.token_ids) - num_prompt,
+        num_output=num_output,
         prompt_ids=answer.prompt_ids,
-        output_ids=answer.token_ids[num_prompt:] if answer.params.needs_history else (),
-        stop_ids=answer.stop_ids,
+        output_ids=answer.token_ids[num_prompt:] if params.needs_history else (),
+        stop_ids=answer.stop_ids if num_output < params.min_tokens else (),
     )
 
 

@@ -1,5 +1,6 @@
 """LLM: the offline Python API. The loop runs in the calling thread."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from ridgeline.weights.pooling import PoolingKind
 
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
 Message = Mapping[str, object]
+SHOW_S = 0.1  # between two looks of the progress bar: it costs more than the rest of a small model's loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class LLM:
             seed=seed,
             adapters=dict(adapters or {}),
         )
-        self._unread: dict[str, list[OutputDelta]] = {}  # by request, for those that somebody reads
+        self._read_ids: set[str] = set()  # requests that somebody reads
+        self._unread: dict[str, list[OutputDelta]] = {}  # by request, of those
         self.engine: Engine = build_engine(config, self._deliver)
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -256,39 +259,42 @@ class LLM:
             TimeElapsedColumn(),
             TextColumn("{task.fields[rate]}"),
         )
-        unfinished = sum(len(output.outputs) for output in outputs.values())
-        num_tokens = 0
+        total = unfinished = sum(len(output.outputs) for output in outputs.values())
+        num_tokens, started_s = 0, time.monotonic()
+        shown_s = started_s
         with Progress(*columns, transient=True, disable=not progress) as bar:
-            task = bar.add_task("generating", total=unfinished, rate="")
+            task = bar.add_task("generating", total=total, rate="")
             while unfinished:
                 self.engine.loop.step()
-                ended = 0
-                for delta in (delta for request_id in outputs for delta in self._read(request_id)):
-                    outputs[delta.request_id].extend(delta)
-                    num_tokens += len(delta.token_ids)
-                    ended += delta.finish is not None
-                unfinished -= ended
-                elapsed_s = bar.tasks[0].elapsed or 0.0
-                bar.update(task, advance=ended, rate=f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s")
+                for request_id in outputs.keys() & self._unread.keys():
+                    for delta in self._read(request_id):
+                        outputs[request_id].extend(delta)
+                        num_tokens += len(delta.token_ids)
+                        unfinished -= delta.finish is not None
+                now_s = time.monotonic()
+                if progress and (now_s - shown_s > SHOW_S or not unfinished):
+                    rate = f"{num_tokens / (now_s - started_s):.1f} tokens/s"
+                    bar.update(task, completed=total - unfinished, rate=rate)
+                    shown_s = now_s
 
     def _submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self._unread[request.request_id] = []
+            self._read_ids.add(request.request_id)
             self.engine.loop.submit(request)
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         for delta in deltas:
-            if delta.request_id in self._unread:
-                self._unread[delta.request_id].append(delta)
+            if delta.request_id in self._read_ids:
+                self._unread.setdefault(delta.request_id, []).append(delta)
 
     def _read(self, request_id: str) -> list[OutputDelta]:
-        arrived, self._unread[request_id] = self._unread[request_id], []
-        return arrived
+        return self._unread.pop(request_id, [])
 
     def _forget(self, requests: Sequence[Request]) -> None:
         """Nobody reads these any more: what is unfinished is aborted, and its blocks are free on return."""
         for request in requests:
-            del self._unread[request.request_id]
+            self._read_ids.remove(request.request_id)
+            self._unread.pop(request.request_id, None)
             self.engine.loop.abort(request.request_id)
         self.engine.loop.settle()
 

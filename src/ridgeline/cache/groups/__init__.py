@@ -29,6 +29,9 @@ class Need(NamedTuple):
     copy_at: int | None = None  # block index of the block to copy
 
 
+NO_NEED = Need(0)
+
+
 class CacheGroup(Protocol):
     """One kind of memory over one pool; a table belongs to one sequence."""
 
@@ -101,4 +104,4 @@ def append_need(table: SequenceTable, computed: int, end: int, block_size: int, 
     num_new = -(-end // block_size) - table.end_block
     tail = computed // block_size
     copies_tail = computed % block_size != 0 and pool.ref_count(table.block_at(tail)) > 1
-    return Need(max(num_new, 0), tail if copies_tail else None)
+    return Need(max(num_new, 0), tail if copies_tail else None) if num_new > 0 or copies_tail else NO_NEED
