@@ -26,6 +26,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 
 MODES = {"free": False, "deterministic": True}
+OWN_OPTIONS = {"model", "num_threads", "max_model_len", "max_num_seqs", "deterministic"}
 MAX_NUM_SEQS = 16
 TIMEOUT_S = 7200.0
 CELLS = (
@@ -156,6 +157,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="deterministic", help="part of the result's file name")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(argv)
+    if not isinstance(arguments.options, dict):
+        parser.error("--options must be a JSON object of keywords of LLM")
+    if own := sorted(OWN_OPTIONS & arguments.options.keys()):
+        parser.error(f"--options: {', '.join(own)}: set by the benchmark itself; leave it out")
     if min(arguments.pairs, arguments.threads, arguments.shrink) < 1:
         parser.error("pairs, threads and shrink must be at least 1")
     cells = [cell.shrunk(arguments.shrink) for cell in CELLS if cell.name in (arguments.cells or [cell.name])]

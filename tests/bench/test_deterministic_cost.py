@@ -18,6 +18,22 @@ def test_ratios_belong_to_pairs():
         deterministic.cost(cell, free=[1.0, 2.0], deterministic=[1.0])
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            '{"max_model_len": 64, "quantize": "int8", "deterministic": true}',
+            "deterministic, max_model_len: set by the",
+        ),
+        ('["int8"]', "must be a JSON object"),
+    ],
+)
+def test_options_of_the_benchmark_itself_are_refused(capsys, options, words):
+    with pytest.raises(SystemExit):
+        deterministic.main(["--model=python-1m", f"--options={options}"])
+    assert words in capsys.readouterr().err
+
+
 def test_a_bundled_model_is_measured_where_its_context_has_room(tmp_path):
     """No decode cell: on a busy machine a few tokens may take longer than many."""
     options = ["--cells", "prefill_512", "decode_b1_4k", "--shrink=2", "--pairs=2", "--threads=1"]

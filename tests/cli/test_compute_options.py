@@ -31,6 +31,11 @@ def test_the_python_api_has_them_too_and_agrees_on_defaults():
         assert keywords[name].default == (field.default if name == field.name else not field.default)
 
 
+def test_packed_weights_are_kept_unless_told_otherwise():
+    assert Compute().backend_config().pack_cache
+    assert not Compute(no_pack_cache=True).backend_config().pack_cache
+
+
 def test_options_reach_the_engine(ridgeline, model_folder):
     options = ("--quantize", "int4", "--quantize-group-size", 32, "--quantize-zero-points", "--no-quantize-embeddings")
     done = ridgeline("-v", "generate", "def", "-m", model_folder, "--max-tokens", 1, "--backend", "reference", *options)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ridgeline.backends import probe
-from ridgeline.backends.probe import NativeModule
+from ridgeline.backends.probe import NativeModule, find_native
 
 
 @pytest.fixture
@@ -36,6 +36,18 @@ def test_a_table_per_kind_of_step(profile):
     assert "\x1b" not in text and "…" not in text and "─" not in text
     assert "decode" not in profile("--batch", 0, "--prompt", 8).out
     assert "prefill" not in profile("--context", 40, "--prompt", 0).out
+
+
+def test_a_narrower_level_has_ceilings_of_its_own(profile):
+    """What the widest level can do is kept beside it, and says nothing about it."""
+    pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    steps = ("--backend", "native", "--batch", 0, "--prompt", 8)
+    narrow = profile("--json", "--isa", "portable", *steps)["hardware"]
+    assert narrow["machine"]["isa_level"] == "portable"
+    widest = profile("--json", *steps)["hardware"]
+    assert widest["machine"]["isa_level"] == find_native().module.best_level()
+    assert profile("--json", "--isa", "portable", *steps)["hardware"] == narrow
+    assert "Ceilings of 1 thread at portable: " in profile("--isa", "portable", *steps).out
 
 
 def test_every_op_has_its_row(profile):

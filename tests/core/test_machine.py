@@ -82,3 +82,7 @@ def test_processor_and_caches(monkeypatch, tmp_path):
     assert machine.last_level_cache_bytes() == 32 << 20
     monkeypatch.setattr(machine, "_CACHES", tmp_path / "absent")
     assert machine.last_level_cache_bytes() is None
+
+
+def test_tests_keep_nothing_in_the_cache_of_the_user(tmp_path_factory):
+    assert tmp_path_factory.getbasetemp() in machine.cache_folder().parents

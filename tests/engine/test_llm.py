@@ -1,5 +1,7 @@
 """The offline API: shapes and names as a vLLM user expects them, and one clear error for a wrong request."""
 
+import json
+
 import pytest
 
 from ridgeline import LLM, SamplingParams
@@ -144,6 +146,13 @@ def test_settings_that_cannot_be_honoured(shared_data, options, match):
         options = {**options, "max_model_len": 512}
     with pytest.raises(ConfigError, match=match):
         LLM(str(shared_data / "models/stories260K"), **options)
+
+
+def test_a_vocabulary_too_large_to_draw_from(shared_data, tmp_path):
+    config = json.loads((shared_data / "models/stories260K/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2**19}))
+    with pytest.raises(ConfigError, match="has 524,288 tokens, and sampling draws from at most 524,287"):
+        LLM(str(tmp_path), num_threads=1, max_model_len=64)
 
 
 def test_a_missing_model_folder(tmp_path):

@@ -60,22 +60,26 @@ def find_native() -> NativeModule:
         return NativeModule(None, f"it cannot be loaded: {error}")
 
 
-def this_machine(native: NativeModule) -> Machine:
-    """The machine as `measure` would describe it."""
+def this_machine(native: NativeModule, level: str | None = None) -> Machine:
+    """The machine as `measure` would describe it at an ISA level that runs here; None: the widest."""
     return Machine(
         cpu_model=cpu_model(),
         num_cores=usable_cores(),
         memory_bytes=memory_bytes(),
-        isa_level=native.module.best_level() if native.module else None,
+        isa_level=level or native.module.best_level() if native.module else None,
     )
 
 
-def ceilings(native: NativeModule, *, again: bool = False) -> Hardware:
-    """What was measured on this machine before, or, for the first time and with `again`, what is measured now."""
-    kept = None if again else hardware.load(this_machine(native))
+def ceilings(native: NativeModule, level: str | None = None, *, again: bool = False) -> Hardware:
+    """What was measured on this machine before, or, for the first time and with `again`, what is measured now.
+
+    At ISA level `level`; None: the widest.
+    """
+    machine = this_machine(native, level)
+    kept = None if again else hardware.load(machine)
     if kept is not None:
         return kept
-    measured = measure(native)
+    measured = measure(native, machine)
     try:
         hardware.save(measured)
     except (OSError, ConfigError) as error:
@@ -83,12 +87,12 @@ def ceilings(native: NativeModule, *, again: bool = False) -> Hardware:
     return measured
 
 
-def measure(native: NativeModule) -> Hardware:
+def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
     """Reads memory and runs register-only loops for a few seconds, on 1, 2, 4, ... and all usable cores.
 
     Every probe runs once in each of a few rounds: what else the machine does for a moment spoils few readings of each.
     """
-    machine, module = this_machine(native), native.module
+    machine, module = machine or this_machine(native), native.module
     cache_bytes = last_level_cache_bytes() or DEFAULT_CACHE_BYTES
     wanted = min(max(4 * cache_bytes, LEAST_STREAM_BYTES), MOST_STREAM_BYTES)
     stream_bytes = min(wanted, machine.memory_bytes // 8)

@@ -54,6 +54,10 @@ class Compute:
         bool, typer.Option("--deterministic", help="The same answer whatever else is running; slower.")
     ] = False
 
+    no_pack_cache: Annotated[
+        bool, typer.Option("--no-pack-cache", help="Keep no packed weights on disk for the next start.")
+    ] = False
+
     def quantize_config(self) -> QuantizeConfig:
         """Raises ConfigError for options that do not go together."""
         return QuantizeConfig(
@@ -80,7 +84,9 @@ class Compute:
         return names[0] if names else None
 
     def backend_config(self) -> BackendConfig:
-        return BackendConfig(backend=self.backend, isa=self.isa, deterministic=self.deterministic)
+        return BackendConfig(
+            backend=self.backend, isa=self.isa, deterministic=self.deterministic, pack_cache=not self.no_pack_cache
+        )
 
 
 def computes(command: Callable[..., None]) -> Callable[..., None]:

@@ -17,8 +17,9 @@ def print_profiles(profiles: list[StepProfile], hardware: Hardware, num_threads:
     if not console.is_terminal:
         console.width = PIPED_COLUMNS
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    at = f" at {hardware.machine.isa_level}" if hardware.machine.isa_level else ""
     console.print(
-        f"Ceilings of {threads}: {hardware.stream(num_threads) / 1e9:.1f} GB/s from memory, "
+        f"Ceilings of {threads}{at}: {hardware.stream(num_threads) / 1e9:.1f} GB/s from memory, "
         f"{hardware.cached(num_threads) / 1e9:.1f} GB/s from the cache"
     )
     peaks = {kind: hardware.peak(kind, num_threads) for kind in hardware.ops_per_s}

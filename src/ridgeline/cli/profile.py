@@ -29,8 +29,8 @@ def profile(
 ) -> None:
     """Show where the time of a step goes, beside what the machine could do.
 
-    Real steps run through the engine, with random prompts and nothing cached. The machine's ceilings are measured
-    first where `ridgeline hardware` has not done so yet.
+    Real steps run through the engine, with random prompts and nothing cached. The machine's ceilings, those of --isa
+    where it is given, are measured first where that has not been done yet.
     """
     from ridgeline.backends.probe import ceilings, find_native
     from ridgeline.bench.profile import Profiler, scheduler_config
@@ -51,8 +51,8 @@ def profile(
         adapters=compute.adapters(),
         num_threads=threads,
     )
-    hardware = ceilings(find_native())
     engine = build_engine(config, lambda deltas: None)
+    hardware = ceilings(find_native(), compute.isa)
     profiler = Profiler(engine, hardware, threads)
     profiles: list[StepProfile] = []
     if batch:

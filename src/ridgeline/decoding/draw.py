@@ -23,7 +23,7 @@ from torch import Tensor
 
 _WEIGHT_ONE = 2.0**44
 _ALL_ZERO = -31.0  # 2^44 * exp(-31) < 1
-_MAX_COLUMNS = 2**19 - 1
+MAX_COLUMNS = 2**19 - 1
 _WORD = 2**64
 
 
@@ -35,7 +35,7 @@ def random_word(seed: int, num_output: int) -> int:
 
 def integer_weights(logits_RV: Tensor) -> Tensor:
     """Unnormalized probabilities, int64 [R, V], 2^44 for the largest logit; meaningless where that is not finite."""
-    assert logits_RV.shape[1] <= _MAX_COLUMNS, "the sum of the weights would not fit in 63 bits"
+    assert logits_RV.shape[1] <= MAX_COLUMNS, "the sum of the weights would not fit in 63 bits"
     shifted_RV = logits_RV - logits_RV.amax(-1, keepdim=True)
     # Below _ALL_ZERO the weight is 0 anyway, and exp is slow on -inf and where its result is subnormal.
     return shifted_RV.clamp_(min=_ALL_ZERO).exp_().mul_(_WEIGHT_ONE).to(torch.int64)

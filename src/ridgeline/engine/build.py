@@ -33,6 +33,7 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder, usable_cores
 from ridgeline.decoding.diffusion import MaskedDiffusion
+from ridgeline.decoding.draw import MAX_COLUMNS
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategy import Autoregressive
 from ridgeline.engine.embedding import Embedder
@@ -145,7 +146,13 @@ def _embeds(config: EngineConfig, spec: DecoderSpec) -> bool:
     """Whether the model gives vectors instead of tokens."""
     if spec.head is None and config.model.task == "generate":
         raise ConfigError(f"{config.model.model} is an encoder: it has no head to generate with; use task=embed")
-    return spec.head is None or config.model.task == "embed"
+    embeds = spec.head is None or config.model.task == "embed"
+    if not embeds and spec.vocab_size > MAX_COLUMNS:
+        raise ConfigError(
+            f"{config.model.model} has {spec.vocab_size:,} tokens, and sampling draws from at most {MAX_COLUMNS:,}; "
+            "it can be used with task=embed"
+        )
+    return embeds
 
 
 def _embedder(config: EngineConfig, spec: DecoderSpec, executable: Executable, layout: CacheLayout) -> Embedder:
