@@ -1,14 +1,20 @@
 """From engine requests to deltas with the bookkeeping of the server: usage, metrics, and ends that are errors."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Request, Timings
 from ridgeline.server.openai.protocol import FinishName, PromptTokensDetails, TimingsBody, UsageBody
 from ridgeline.server.service import RequestNote, Service
+from ridgeline.server.sse import EventStream, while_connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,31 @@ class Reply:
                 raise EngineError(finish.error or "the request was ended by the engine")
         if answer == 0:
             self.note.cached_tokens += finish.num_cached_tokens
+
+
+class Answer(Protocol):
+    """How an endpoint writes what the engine gives."""
+
+    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes: ...
+
+    def events(self, reply: Reply) -> AsyncGenerator[bytes, None]: ...
+
+
+async def respond(answer: Answer, reply: Reply, http: HttpRequest, *, stream: bool) -> Response:
+    """The whole answer, or a stream that is opened once its first message is there.
+
+    Raises what errors.py maps: until then, an error is a status of its own.
+    """
+    if not stream:
+        outputs = await while_connected(http.receive, reply.outputs())
+        content = await asyncio.to_thread(answer.whole, reply, outputs)
+        return Response(content, media_type="application/json")
+    events = answer.events(reply)
+    first = await while_connected(http.receive, anext(events))
+    service = reply.service
+    return EventStream(
+        first, events, lambda e: service.explain(e, reply.note.request_id), service.settings.stall_timeout_s
+    )
 
 
 def finish_name(reason: str) -> FinishName:

@@ -18,7 +18,7 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.answers import Reply, finish_name, timings_body
+from ridgeline.server.openai.answers import Reply, finish_name, respond, timings_body
 from ridgeline.server.openai.fields import (
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
@@ -39,7 +39,7 @@ from ridgeline.server.openai.protocol import (
     ChatRequest,
 )
 from ridgeline.server.service import Service, note_of
-from ridgeline.server.sse import EventStream, event, while_connected
+from ridgeline.server.sse import event
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 
@@ -49,15 +49,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     chat = await asyncio.to_thread(_prepare, service, body)
-    note = note_of(http)
-    reply = Reply(service, [chat.request], note)
-    if not body.stream:
-        outputs = await while_connected(http.receive, reply.outputs())
-        content = await asyncio.to_thread(chat.whole, reply, outputs[0])
-        return Response(content, media_type="application/json")
-    events = chat.events(reply)
-    first = await while_connected(http.receive, anext(events))
-    return EventStream(first, events, lambda e: service.explain(e, note.request_id), service.settings.stall_timeout_s)
+    return await respond(chat, Reply(service, [chat.request], note_of(http)), http, stream=bool(body.stream))
 
 
 def _prepare(service: Service, body: ChatRequest) -> "_Chat":
@@ -153,8 +145,9 @@ class _Chat:
     names: TokenNames
     usage_chunk: bool
 
-    def whole(self, reply: Reply, output: RequestOutput) -> bytes:
+    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
         """The response."""
+        (output,) = outputs
         message = ChatBody(
             id=self.request.request_id,
             created=self.created_unix_s,

@@ -18,7 +18,7 @@ from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.answers import Reply, finish_name, timings_body
+from ridgeline.server.openai.answers import Reply, finish_name, respond, timings_body
 from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import (
@@ -28,7 +28,7 @@ from ridgeline.server.openai.protocol import (
     UsageBody,
 )
 from ridgeline.server.service import Service, note_of
-from ridgeline.server.sse import EventStream, event, while_connected
+from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
 _DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -39,15 +39,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     completion = await asyncio.to_thread(_prepare, service, body)
-    note = note_of(http)
-    reply = Reply(service, completion.requests, note)
-    if not body.stream:
-        outputs = await while_connected(http.receive, reply.outputs())
-        content = await asyncio.to_thread(completion.whole, reply, outputs)
-        return Response(content, media_type="application/json")
-    events = completion.events(reply)
-    first = await while_connected(http.receive, anext(events))
-    return EventStream(first, events, lambda e: service.explain(e, note.request_id), service.settings.stall_timeout_s)
+    return await respond(completion, Reply(service, completion.requests, note_of(http)), http, stream=bool(body.stream))
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
