@@ -29,6 +29,7 @@ LOCAL_GLOBAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
+FROM_1 = {"gemma3_text", "nemotron"}  # whose norms are stored without their 1, but not in these files
 GRANITE = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.2,
@@ -100,6 +101,44 @@ MODELS = {
     ),
     "mamba": ("mamba", {**MAMBA, "tie_word_embeddings": False}, MAMBA_KEYS, False),
     "mamba, falcon": ("falcon_mamba", {**MAMBA, "mixer_rms_eps": 1e-6}, {**MAMBA_KEYS, "ssm.dt_b_c_rms": True}, False),
+    "ernie4_5": ("ernie4_5", {"head_dim": 24}, HEADS_OF_24, False),
+    "exaone4": (
+        "exaone4",
+        {"head_dim": 24, "sliding_window": None, "layer_types": ["full_attention"] * LAYERS},
+        HEADS_OF_24,
+        False,
+    ),
+    "exaone4, windows": (
+        "exaone4",
+        {"sliding_window": 8, "sliding_window_pattern": 4, "num_hidden_layers": 5},
+        {"attention.sliding_window": 8, "block_count": 5},
+        False,
+    ),
+    "glm4": (
+        "glm4",
+        {"head_dim": 24, "attention_bias": True,
+         "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {**HEADS_OF_24, "rope.dimension_count": 12},
+        False,
+    ),
+    "nemotron": (
+        "nemotron",
+        {"head_dim": 16, "norm_eps": 1e-5, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {**LAYER_NORM, "rope.dimension_count": 8, "rope.scaling.type": "none"},
+        False,
+    ),
+    "gptneox": (
+        "gpt_neox",
+        {"layer_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+        {**LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": True, "attention.head_count_kv": None},
+        False,
+    ),
+    "gpt2": (
+        "gpt2",
+        {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "n_inner": FFN, "n_positions": 64},
+        {**LAYER_NORM, "rope.freq_base": None, "attention.head_count_kv": None},
+        False,
+    ),
     "phi2": (
         "phi",
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "layer_norm_eps": 1e-5},
@@ -177,7 +216,7 @@ def model_of(model_type, changes):
         AutoConfig.for_model(model_type, **config), attn_implementation="eager", dtype=torch.float32
     )
     for name, parameter in model.named_parameters():
-        centre = 1.0 if name.endswith("norm.weight") and model_type != "gemma3_text" else 0.0
+        centre = 1.0 if name.endswith("norm.weight") and model_type not in FROM_1 else 0.0
         torch.nn.init.normal_(parameter, centre, 0.3)
     return model.eval()
 
@@ -197,6 +236,10 @@ def parts(name, tensor, *, paired, split, model_type):
         kind = "bias" if name.endswith("bias") else "weight"
         turned = tensor.transpose(1, 2) if model_type == "gpt_oss" and kind == "weight" else tensor
         return [(f"{name.partition('.down')[0]}.down_proj.{kind}", turned)]
+    if model_type == "gpt2" and tensor.ndim == 2 and ".h." in name:
+        return [(name, tensor.T)]
+    if "query_key_value" in name:
+        return [(name, tensor.view(HEADS, 3, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2))]
     if name.endswith("kv_b_proj.weight") and split:
         each = tensor.view(HEADS, 32, -1)
         keys, values = each[:, :20].transpose(1, 2), each[:, 20:]
@@ -211,7 +254,7 @@ def parts(name, tensor, *, paired, split, model_type):
         heads = HEADS if "q_proj" in name else KV_HEADS
         turned = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         return [(name, turned)]
-    return [(name, tensor + 1 if model_type == "gemma3_text" and name.endswith("norm.weight") else tensor)]
+    return [(name, tensor + 1 if model_type in FROM_1 and name.endswith("norm.weight") else tensor)]
 
 
 def head_norms_stacked(state):

@@ -99,6 +99,13 @@ def read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
     return config | {"rope_scaling": scaling} if scaling else config
 
 
+def read_window(metadata: ConfigReader) -> int | None:
+    """The window of all layers but every fourth; None where no layer has one. Raises for any other pattern."""
+    layers = metadata.integer("block_count", high=MAX_LAYERS)
+    metadata.expect("attention.sliding_window_pattern", 4, [(index + 1) % 4 != 0 for index in range(layers)])
+    return metadata.optional_integer("attention.sliding_window", low=0) or None
+
+
 def _read_scaling(metadata: ConfigReader) -> dict[str, object]:
     context = metadata.integer("context_length")
     original = metadata.optional_integer("rope.scaling.original_context_length")
@@ -166,6 +173,13 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
         *(one(source, target, part) for source, target in names.items() for part in ("weight", "bias")),
     ]
     return [*(item for item in stored if item.rename.targets[0] not in replaced), *instead]
+
+
+def fused_qkv() -> Sequence[Stored]:
+    """Queries, keys and values in one tensor."""
+    at = "layers.{i}.attn"
+    parts = ("weight", "bias")
+    return [Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"{at}.{x}.{part}" for x in "qkv"))) for part in parts]
 
 
 def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:

@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common, read_window
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
-    common = read_common(metadata, shapes)
-    window = metadata.optional_integer("attention.sliding_window")
-    layers = common["num_hidden_layers"]
-    assert isinstance(layers, int)
-    metadata.expect("attention.sliding_window_pattern", [(index + 1) % 4 != 0 for index in range(layers)])
+    common, window = read_common(metadata, shapes), read_window(metadata)
     if window is None:
         return {"model_type": "olmo2", **common}
     return {"model_type": "olmo3", "sliding_window": window, **common}

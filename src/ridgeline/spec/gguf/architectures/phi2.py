@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, Stored, fused_qkv, llama_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -12,8 +12,4 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    fused = (
-        Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"layers.{{i}}.attn.{letter}.{part}" for letter in "qkv")))
-        for part in ("weight", "bias")
-    )
-    return [*llama_tensors(), *fused]  # older files have one or the other
+    return [*llama_tensors(), *fused_qkv()]  # files have one or the other
