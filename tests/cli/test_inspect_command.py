@@ -163,6 +163,15 @@ def test_dtypes(inspect):
     assert mixed["decode"]["weight_bytes"] == half["decode"]["weight_bytes"]
 
 
+def test_int8_keys_and_values_have_scales(inspect):
+    """Llama 3 8B: 32 layers of 8 heads of 128 entries, keys and values."""
+    found = inspect(LLAMA_3_8B, "--json", "--kv-dtype", "int8", "--context", "100")
+    assert found["kv_dtype"] == "int8"
+    assert found["kv"]["bytes_per_token"] == 2 * 32 * 8 * (128 + 4)
+    assert found["decode"]["kv_read_bytes"] == pytest.approx(100 * found["kv"]["bytes_per_token"])
+    assert "KV cache of a sequence, int8" in inspect(LLAMA_3_8B, "--kv-dtype", "int8")
+
+
 def test_folder_and_errors(ridgeline, model_folder, tmp_path):
     done = ridgeline("inspect", model_folder, "--json")
     assert json.loads(done.out)["parameters"]["embedding"] == 300 * 32

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ridgeline.cli._inspection import examine
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.account import account, kv_bytes_per_token
 from ridgeline.program.lower import lower
@@ -136,3 +137,8 @@ def test_a_long_prompt_is_cheaper_than_its_decoding():
 def test_configs_that_mean_something_else_are_refused(wrong):
     with pytest.raises(ConfigError):
         families.read_spec(V3 | wrong)
+
+
+def test_latents_are_not_inspected_as_int8():
+    with pytest.raises(ConfigError, match="kv_dtype=int8 is for keys and values; this model keeps latents"):
+        examine(V2_LITE, kv_dtype="int8")

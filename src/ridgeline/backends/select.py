@@ -35,7 +35,6 @@ KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 MAX_HEAD_DIM = 576  # of the native attention kernels
 MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
-KV_SCALE_BYTES = 4  # int8 keys and values have a float32 scale per token and head each
 LOST = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
 
 
@@ -65,10 +64,7 @@ class BackendChoice:
         """What one state of the program keeps."""
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes)
-        num_bytes = state.bytes_per_token(ELEMENT_BYTES[self.kv_dtype])
-        if self.kv_dtype == "int8" and isinstance(state, KvState):
-            num_bytes += 2 * state.num_heads * KV_SCALE_BYTES
-        return KvStateSize(num_bytes, state.window)
+        return KvStateSize(state.bytes_per_token(ELEMENT_BYTES[self.kv_dtype]), state.window)
 
     def weight_bytes(self, program: Program, quantize: QuantizeConfig, kept: KeptWeights | None = None) -> int:
         """Memory that the weights take, padding not counted."""

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import cast
+from typing import Literal, cast
 
 from ridgeline.backends.kinds import NATIVE_KINDS
 from ridgeline.core.config import Dtype
+from ridgeline.core.errors import ConfigError
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
-from ridgeline.program.op import Op, Program
+from ridgeline.program.op import KvState, LatentState, Op, Program
 from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
@@ -17,6 +18,7 @@ from ridgeline.spec.spec import DecoderSpec
 
 DEFAULT_PROMPT_TOKENS = 1024
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Inspection:
     @property
     def kv_element(self) -> int:
         """Bytes of a key or value entry."""
-        return DTYPE_BYTES[self.kv_dtype]
+        return KV_BYTES[self.kv_dtype]
 
 
 def runs_natively(group: Group) -> bool:
@@ -79,9 +81,12 @@ def examine(
     batch: int = 1,
     prompt: int | None = None,
     dtype: Dtype = "auto",
-    kv_dtype: Dtype = "auto",
+    kv_dtype: Dtype | Literal["int8"] = "auto",
 ) -> Inspection:
-    """Reads, lowers and prices a config. Raises ConfigError for a config or a context that cannot be honoured."""
+    """Reads, lowers and prices a config.
+
+    Raises ConfigError for a config, a context or a kv_dtype that cannot be honoured.
+    """
     spec = read_spec(config)
     context = context or spec.max_positions
     prompt = prompt or min(DEFAULT_PROMPT_TOKENS, spec.max_positions)
@@ -90,7 +95,7 @@ def examine(
     weights_in = _stored_dtype(config) if dtype == "auto" else dtype
     kv_in = weights_in if kv_dtype == "auto" else kv_dtype
     size = DTYPE_BYTES[weights_in]
-    element = ElementBytes(weight=size, activation=size, kv=DTYPE_BYTES[kv_in])
+    element = ElementBytes(weight=size, activation=size, kv=_kv_entry_bytes(program, kv_in))
 
     def price(load: Load) -> StepCost:
         accounts = cost.account(program, load, element)
@@ -104,6 +109,16 @@ def examine(
 def _stored_dtype(config: Mapping[str, object]) -> str:
     stored = config.get("dtype", config.get("torch_dtype"))
     return stored if isinstance(stored, str) and stored in DTYPE_BYTES else "float32"
+
+
+def _kv_entry_bytes(program: Program, kv_dtype: str) -> float:
+    """Of a key's, value's or latent's entry, with its share of a scale."""
+    if kv_dtype == "int8" and any(isinstance(state, LatentState) for state in program.states):
+        raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
+    states = [state for state in program.states if isinstance(state, KvState)]
+    entries = sum(2 * state.num_heads * state.head_dim for state in states)
+    num_bytes = sum(state.bytes_per_token(KV_BYTES[kv_dtype]) for state in states)
+    return num_bytes / entries if entries else KV_BYTES[kv_dtype]
 
 
 def as_json(inspection: Inspection) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +30,10 @@ def inspect(
     dtype: Annotated[
         Dtype, typer.Option("--dtype", help="Of weights and activations; auto: what the config says, else float32.")
     ] = "auto",
-    kv_dtype: Annotated[Dtype, typer.Option("--kv-dtype", help="Of keys and values; auto: as --dtype.")] = "auto",
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        typer.Option("--kv-dtype", help="Of keys and values; auto: as --dtype."),
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every op of every layer.")] = False,
 ) -> None:
     """Print what a model is and what it costs. Needs no weights.

@@ -52,7 +52,9 @@ class KvState:
     window: int | None
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        return 2 * self.num_heads * self.head_dim * element_bytes
+        """Entries of one byte are int8, and have a float32 scale for the key and for the value of each head."""
+        scale_bytes = 4 if element_bytes == 1 else 0
+        return 2 * self.num_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
