@@ -112,5 +112,6 @@ class Doubler:
             kv_length_S=none,
             mutual_S=none,
             groups=[],
+            draws=no_draws(),
         )
         self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))

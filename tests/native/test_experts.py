@@ -7,6 +7,8 @@ import pytest
 import torch
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
+from native_steps import no_draws
+
 from ridgeline import _native
 from ridgeline.backends.native import MatrixFormat
 from ridgeline.backends.native.weights import NativeWeights, NoStore, interleaved
@@ -49,7 +51,8 @@ class RowTape:
     def run(self, token_ids) -> None:
         ids, none = np.asarray(token_ids, dtype=np.int64), np.zeros(0, dtype=np.int64)
         step = SimpleNamespace(token_ids_T=ids, positions_T=ids, logit_rows_R=none, span_start_S=none,
-                               span_length_S=none, kv_length_S=none, mutual_S=none, groups=[])  # fmt: skip
+                               span_length_S=none, kv_length_S=none, mutual_S=none, groups=[],
+                               draws=no_draws())  # fmt: skip
         self.tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self.tape))
         self._count = len(ids)
 
