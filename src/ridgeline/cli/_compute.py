@@ -1,12 +1,13 @@
 """How a model is computed: the options that every command with a model in this process has.
 
-A command takes them as one parameter, `compute: Compute`, under the decorator `computes`.
+A command takes them as one parameter, `compute: Compute`, under the decorator `computes`, as any other dataclass whose
+fields are options.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -90,22 +91,24 @@ class Compute:
 
 
 def computes(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of Compute as keyword parameters in the place of `compute`."""
+    """The command with the fields of its dataclasses as keyword parameters in their place, behind its own."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
-    own = [p.replace(annotation=hints[name]) for name, p in signature.parameters.items() if name != "compute"]
-    extras = get_type_hints(Compute, include_extras=True)
+    groups = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
+    own = [p.replace(annotation=hints[name]) for name, p in signature.parameters.items() if name not in groups]
     added = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=extras[field.name]
-        )
-        for field in fields(Compute)
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+        for group in groups.values()
+        for field, hint in zip(fields(group), get_type_hints(group, include_extras=True).values(), strict=True)
     ]
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        compute = Compute(**{field.name: given.pop(field.name) for field in fields(Compute)})
-        command(**given, compute=compute)
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
     with_options.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,6 +1,7 @@
 """Measure a server (`bench serve`) or an engine in this process (`bench offline`, `bench latency`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,7 +10,6 @@ import typer
 
 from ridgeline.cli._compute import Compute, computes
 from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen, Model
-from ridgeline.core.config import Dtype
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,14 +37,46 @@ Name = Annotated[str, typer.Option(help="Name of the result, part of its file's 
 Out = Annotated[Path | None, typer.Option(help="Folder for the JSON: OUT/<hardware>/<date>-<name>.json.")]
 Repeats = Annotated[int, typer.Option(help="Timed runs; the median is reported.", min=1)]
 Warmups = Annotated[int, typer.Option(help="Runs before the timed ones.", min=0)]
-NumThreads = Annotated[int | None, typer.Option(help="Threads; default: all cores.", min=1)]
-MaxNumSeqs = Annotated[int, typer.Option(help="Sequences that run at once.", min=1)]
-MaxBatched = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens computed in a step.", min=1)]
-BlockSize = Annotated[int, typer.Option(help="Tokens of a cache block.", min=1)]
-KvCacheBytes = Annotated[int | None, typer.Option(help="Bytes of the cache; default: chosen.", min=1)]
-PrefixCaching = Annotated[bool, typer.Option(help="Share equal prefixes of prompts.")]
 
 bench = typer.Typer(name="bench", help=__doc__, no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The engine of this process that is measured; one field per option, named as the option is."""
+
+    model: Model = DEFAULT_MODEL
+    dtype: DtypeOption = "auto"
+    num_threads: Annotated[int | None, typer.Option(help="Threads; default: all cores.", min=1)] = None
+    max_model_len: MaxModelLen = None
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 64
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in a step.", min=1)] = 512
+    block_size: Annotated[int, typer.Option(help="Tokens of a cache block.", min=1)] = 32
+    kv_cache_bytes: Annotated[int | None, typer.Option(help="Bytes of the cache; default: chosen.", min=1)] = None
+    prefix_caching: Annotated[bool, typer.Option(help="Share equal prefixes of prompts.")] = True
+
+    def open(self, compute: Compute) -> "BenchEngine":
+        from ridgeline.bench.offline import BenchEngine
+        from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+
+        return BenchEngine(
+            EngineConfig(
+                model=ModelConfig(model=self.model, dtype=self.dtype, max_model_len=self.max_model_len),
+                cache=CacheConfig(
+                    block_size=self.block_size,
+                    kv_cache_bytes=self.kv_cache_bytes,
+                    prefix_caching=self.prefix_caching,
+                    kv_dtype=compute.kv_dtype,
+                ),
+                scheduler=SchedulerConfig(
+                    max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
+                ),
+                quantize=compute.quantize_config(),
+                backend=compute.backend_config(),
+                adapters=compute.adapters(),
+                num_threads=self.num_threads,
+            )
+        )
 
 
 @bench.command()
@@ -121,22 +153,14 @@ def serve(
 @bench.command()
 @computes
 def offline(
+    tested: EngineOptions,
     compute: Compute,
-    model: Model = DEFAULT_MODEL,
     workload: WorkloadSpec = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
     system: Annotated[list[SystemName] | None, typer.Option(help="Repeat to compare; default: engine.")] = None,
     batch_size: Annotated[int, typer.Option(help="Of the static system.", min=1)] = 16,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     repeats: Repeats = 3,
     warmups: Warmups = 1,
-    dtype: DtypeOption = "auto",
-    num_threads: NumThreads = None,
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxBatched = 512,
-    block_size: BlockSize = 32,
-    kv_cache_bytes: KvCacheBytes = None,
-    prefix_caching: PrefixCaching = True,
     name: Name = "offline",
     out: Out = None,
 ) -> None:
@@ -149,18 +173,7 @@ def offline(
 
     console = Console()
     kind = parse_workload(workload)
-    engine = _engine(
-        model,
-        dtype,
-        num_threads,
-        max_model_len,
-        max_num_seqs,
-        max_num_batched_tokens,
-        block_size,
-        kv_cache_bytes,
-        prefix_caching,
-        compute,
-    )
+    engine = tested.open(compute)
 
     def on_run(system_name: str, run: "OfflineRun") -> None:
         tokens = sum(map(len, run.token_ids))
@@ -184,22 +197,14 @@ def offline(
 @bench.command()
 @computes
 def latency(
+    tested: EngineOptions,
     compute: Compute,
-    model: Model = DEFAULT_MODEL,
     prefill: Annotated[list[int] | None, typer.Option(help="Prompt length; repeat for more. Default: 512.")] = None,
     decode: Annotated[list[int] | None, typer.Option(help="Batch; repeat for more. Default: 1, 4, 16.")] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Of each decoding sequence.", min=1)] = 16,
     output_tokens: Annotated[int, typer.Option(help="Decoded by each sequence.", min=1)] = 64,
     repeats: Repeats = 3,
     warmups: Warmups = 1,
-    dtype: DtypeOption = "auto",
-    num_threads: NumThreads = None,
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 64,
-    max_num_batched_tokens: MaxBatched = 512,
-    block_size: BlockSize = 32,
-    kv_cache_bytes: KvCacheBytes = None,
-    prefix_caching: PrefixCaching = True,
     name: Name = "latency",
     out: Out = None,
 ) -> None:
@@ -210,18 +215,7 @@ def latency(
     from ridgeline.bench.offline_report import print_latency
 
     console = Console()
-    engine = _engine(
-        model,
-        dtype,
-        num_threads,
-        max_model_len,
-        max_num_seqs,
-        max_num_batched_tokens,
-        block_size,
-        kv_cache_bytes,
-        prefix_caching,
-        compute,
-    )
+    engine = tested.open(compute)
     report = measure_latency(
         engine,
         name=name,
@@ -234,39 +228,6 @@ def latency(
     )
     print_latency(console, report)
     _save(console, out, report)
-
-
-def _engine(
-    model: str,
-    dtype: Dtype,
-    num_threads: int | None,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    block_size: int,
-    kv_cache_bytes: int | None,
-    prefix_caching: bool,
-    compute: Compute,
-) -> "BenchEngine":
-    from ridgeline.bench.offline import BenchEngine
-    from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-
-    return BenchEngine(
-        EngineConfig(
-            model=ModelConfig(model=model, dtype=dtype, max_model_len=max_model_len),
-            cache=CacheConfig(
-                block_size=block_size,
-                kv_cache_bytes=kv_cache_bytes,
-                prefix_caching=prefix_caching,
-                kv_dtype=compute.kv_dtype,
-            ),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
-            quantize=compute.quantize_config(),
-            backend=compute.backend_config(),
-            adapters=compute.adapters(),
-            num_threads=num_threads,
-        )
-    )
 
 
 def _system(name: SystemName, engine: "BenchEngine", batch_size: int) -> "System":
