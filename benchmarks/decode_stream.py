@@ -22,7 +22,7 @@ from rich.table import Table
 
 from ridgeline import LLM, SamplingParams, _native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.cost.account import kv_bytes_per_token
 
 STREAM_BYTES = 2**30
@@ -157,7 +157,7 @@ def main() -> None:
             steps_per_repeat=options.steps,
             runs=runs,
         )
-        print(write_report(result_path(options.out, report), report))
+        print(save_report(options.out, report))
 
 
 if __name__ == "__main__":

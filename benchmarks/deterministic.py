@@ -21,7 +21,7 @@ from benchmarks.peers.workload import Cell, PromptSource, measure
 from rich.console import Console
 
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 
@@ -166,8 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = [cell.shrunk(arguments.shrink) for cell in CELLS if cell.name in (arguments.cells or [cell.name])]
     console = Console()
     report = run(arguments, cells, console)
-    path = result_path(arguments.out, report)
-    write_report(path, report)
+    path = save_report(arguments.out, report)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ridgeline import LLM, DiffusionParams, SamplingParams
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.outputs import RequestOutput
@@ -68,8 +68,7 @@ def main() -> None:
     }
     _print(rows, quality)
     result = DiffusionResult("diffusion", utc_now(), machine_facts(), software_facts(), usable_cores(), quality, rows)
-    path = result_path(arguments.out, result)
-    write_report(path, result)
+    path = save_report(arguments.out, result)
     print(f"written: {path}")
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.cost.account import account, total
 from ridgeline.program.lower import lower
 from ridgeline.program.pricing import Load
@@ -138,7 +138,7 @@ def main() -> None:
             layers=options.layers,
             runs=runs,
         )
-        print(write_report(result_path(options.out, report), report))
+        print(save_report(options.out, report))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from rich.table import Table
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile, scheduler_config
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
@@ -217,7 +217,7 @@ def main() -> None:
             steps_per_repeat=options.steps,
             runs=runs,
         )
-        print(write_report(result_path(options.out, report), report))
+        print(save_report(options.out, report))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 
@@ -297,8 +297,7 @@ def main() -> None:
         parser.error("a window has 2 tokens or more, and there is at least one")
     console = Console(width=120)
     report = measure(arguments, console)
-    path = result_path(arguments.out, report)
-    write_report(path, report)
+    path = save_report(arguments.out, report)
     print_table(console, report)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 

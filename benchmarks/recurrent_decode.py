@@ -22,7 +22,7 @@ from rich.table import Table
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
@@ -188,7 +188,7 @@ def main() -> None:
             decode=decode,
             longest_over_shortest=decode[-1].step_s / decode[0].step_s,
         )
-        print(write_report(result_path(options.out, report), report))
+        print(save_report(options.out, report))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 
 KINDS = ("first", "second")
 RSS_SHARE, RSS_MORE_BYTES = 1.15, 500_000_000  # of the packed weights, and for everything else
@@ -151,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("repeats and threads must be at least 1")
     console = Console()
     report = measure(arguments)
-    path = result_path(arguments.out, report)
-    write_report(path, report)
+    path = save_report(arguments.out, report)
     print_table(console, report)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 
 SYSTEMS = ("ridgeline", "transformers")
 STREAM_BYTES = 2**30
@@ -285,8 +285,7 @@ def measure(arguments: argparse.Namespace) -> None:
         min_ratio=min(ratios),
         max_ratio=max(ratios),
     )
-    path = result_path(arguments.out, report)
-    write_report(path, report)
+    path = save_report(arguments.out, report)
     console.print(
         f"ratio ridgeline / transformers: median {report.median_ratio:.2f} "
         f"({report.min_ratio:.2f}–{report.max_ratio:.2f}) over {len(pairs)} pairs; "

@@ -12,7 +12,15 @@ from ridgeline.bench.facts import machine_facts, software_facts
 from ridgeline.bench.load import Load
 from ridgeline.bench.metrics import parse_slos
 from ridgeline.bench.record import RequestRecord, RunLog
-from ridgeline.bench.report import SCHEMA_VERSION, build_report, print_report, read_report, result_path, write_report
+from ridgeline.bench.report import (
+    SCHEMA_VERSION,
+    build_report,
+    print_report,
+    read_report,
+    result_path,
+    save_report,
+    write_report,
+)
 from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.errors import ConfigError
 
@@ -66,11 +74,11 @@ def test_a_written_report_reads_back_the_same(report, tmp_path):
 
 
 def test_paths_name_hardware_day_and_run_and_never_overwrite(report, tmp_path):
-    first = result_path(tmp_path, report)
+    first = save_report(tmp_path, report)
     assert first == tmp_path / report.machine.slug / f"{report.created_utc[:10]}-smoke.json"
-    write_report(first, report)
-    second = result_path(tmp_path, report)
+    second = save_report(tmp_path, report)
     assert second.name == f"{report.created_utc[:10]}-smoke-2.json"
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_unfit_files_are_one_clear_error(report, tmp_path):

@@ -115,6 +115,13 @@ def write_report(path: Path, report: Result) -> None:
         raise ConfigError(f"cannot write the result to {path}: {error}") from None
 
 
+def save_report(root: Path, report: Result) -> Path:
+    """Writes to the result's own path under `root`, which it returns. Raises ConfigError as the two above."""
+    path = result_path(root, report)
+    write_report(path, report)
+    return path
+
+
 def read_report(path: Path) -> BenchReport:
     """Read a result back. Raises ConfigError for a file that is not one, or of another schema version."""
     try:

@@ -255,9 +255,8 @@ async def _run_with_progress(
 
 
 def _save(console: "Console", out: Path | None, report: "Result") -> None:
-    from ridgeline.bench.report import result_path, write_report
+    from ridgeline.bench.report import save_report
 
     if out is not None:
-        path = result_path(out, report)
-        write_report(path, report)
+        path = save_report(out, report)
         console.print(f"written: {path}", highlight=False, soft_wrap=True)

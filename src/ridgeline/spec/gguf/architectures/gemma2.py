@@ -1,29 +1,32 @@
 """Gemma 2. Its norms are stored with the 1 that the family adds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
-LAYERS_OF_27B = 46  # the one size whose queries are not scaled by the size of a head, which no key says
-
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
     common = read_common(metadata, shapes)
-    hidden, heads, head_dim = (common[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
-    assert isinstance(hidden, int)
-    assert isinstance(heads, int)
-    assert isinstance(head_dim, int)
     return {
         "model_type": "gemma2",
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden // heads if common["num_hidden_layers"] == LAYERS_OF_27B else head_dim,
+        "query_pre_attn_scalar": query_scalar(common, layers_of_27b=46),
         "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
         "sliding_window": metadata.integer("attention.sliding_window", 4096),
         **common,
     }
+
+
+def query_scalar(common: Mapping[str, object], *, layers_of_27b: int) -> int:
+    """The size of a head, but for the 27B, whose queries are scaled by another one: which model it is no key says."""
+    hidden, heads, head_dim = (common[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    assert isinstance(hidden, int)
+    assert isinstance(heads, int)
+    assert isinstance(head_dim, int)
+    return hidden // heads if common["num_hidden_layers"] == layers_of_27b else head_dim
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:

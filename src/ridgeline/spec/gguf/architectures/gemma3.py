@@ -2,22 +2,17 @@
 
 from collections.abc import Sequence
 
+from ridgeline.spec.gguf.architectures.gemma2 import query_scalar
 from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
-LAYERS_OF_27B = 62  # the one size whose queries are not scaled by the size of a head, which no key says
-
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
     common = read_common(metadata, shapes)
-    hidden, heads, head_dim = (common[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
-    assert isinstance(hidden, int)
-    assert isinstance(heads, int)
-    assert isinstance(head_dim, int)
     return {
         "model_type": "gemma3_text",
-        "query_pre_attn_scalar": hidden // heads if common["num_hidden_layers"] == LAYERS_OF_27B else head_dim,
+        "query_pre_attn_scalar": query_scalar(common, layers_of_27b=62),
         "final_logit_softcapping": metadata.optional_number("final_logit_softcapping", low=0.0) or None,
         "sliding_window": metadata.optional_integer("attention.sliding_window", low=0) or None,
         "sliding_window_pattern": metadata.integer("attention.sliding_window_pattern", 6),
