@@ -23,7 +23,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import result_path, utc_now, write_report
+from ridgeline.bench.report import save_report, utc_now
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.core.params import SamplingParams
@@ -162,7 +162,7 @@ def main() -> None:
             steps_per_repeat=options.steps,
             runs=runs,
         )
-        print(write_report(result_path(options.out, report), report))
+        print(save_report(options.out, report))
 
 
 if __name__ == "__main__":
