@@ -7,10 +7,13 @@ namespace nb = nanobind;
 namespace ridgeline {
 namespace {
 
+// Without conversion: the pointers outlive this call, and a converted copy would not.
 template <class T, size_t Dims>
 Array<T, Dims> hold(std::vector<nb::object>& owners, nb::handle object) {
+  Array<T, Dims> array;
+  require(nb::try_cast(object, array, false), "a step's arrays are contiguous, of the types that StepBatch names");
   owners.push_back(nb::borrow(object));
-  return nb::cast<Array<T, Dims>>(object);
+  return array;
 }
 
 }  // namespace

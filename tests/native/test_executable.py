@@ -1,6 +1,7 @@
 """Programs of every family as tapes: at every ISA level, in every format, alone and batched, whole and in part."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,63 @@ def test_tokens_are_drawn_in_the_step(tmp_path):
         step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws)
     )
     assert output.drawn.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
+
+
+def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
+    """Its arrays are looked up once, and what they hold is read every time."""
+    model = build("llama", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model, 2)
+
+    def batches():
+        """A prompt, and the next two tokens of both sequences at a temperature."""
+        yield step(program, [(0, 0, ids[0, :3]), (1, 0, ids[1, :5])])
+        for at in range(2):
+            draws = DrawRows(
+                logit_row=np.asarray([1, 0], dtype=np.int64),
+                temperature=np.ones(2, dtype=np.float32),
+                top_k=np.zeros(2, dtype=np.int32),
+                top_p=np.ones(2),
+                min_p=np.zeros(2),
+                seed=np.asarray([5, 6], dtype=np.uint64),
+                num_output=np.full(2, at, dtype=np.uint64),
+            )
+            yield step(program, [(0, 3 + at, ids[0, 3 + at : 4 + at]), (1, 5 + at, ids[1, 5 + at : 6 + at])], draws)
+
+    def run(prompt, steps):
+        executable = native(program, model.weights, LEVELS[-1])
+        executable.run(prompt)
+        return [(output.drawn.tolist(), output.logits_RV.clone()) for output in map(executable.run, steps)]
+
+    def in_place(first, second):
+        yield first
+        moving = (
+            (first.token_ids_T, second.token_ids_T),
+            (first.positions_T, second.positions_T),
+            (first.kv_length_S, second.kv_length_S),
+            (first.groups[0].write_slots_T, second.groups[0].write_slots_T),
+            (first.draws.num_output, second.draws.num_output),
+        )
+        for old, new in moving:
+            old[:] = new
+        yield first
+
+    prompt, *decode = batches()
+    expected = run(prompt, decode)
+    found = run(prompt, in_place(*decode))
+    assert [drawn for drawn, _ in found] == [drawn for drawn, _ in expected]
+    assert all(torch.equal(*pair) for pair in zip((rows for _, rows in found), (rows for _, rows in expected)))
+    assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_arrays_of_other_types_are_refused(tmp_path):
+    """A converted copy would be gone before the step reads it."""
+    model = build("llama", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model, 1)
+    batch = step(program, [(0, 0, ids[0, :3])])
+    executable = native(program, model.weights, LEVELS[-1])
+    with pytest.raises(ValueError, match="arrays are contiguous, of the types that StepBatch names"):
+        executable.run(replace(batch, positions_T=batch.positions_T.astype(np.int32)))
+    executable.run(batch)
 
 
 def test_parallel_layers_add_both_halves_where_they_are_computed(tmp_path):

@@ -138,11 +138,12 @@ class EngineLoop:
         if not events:
             return
         deltas, stopped = self._renderer.render(events)
-        ends = [end for key in stopped for end in self._scheduler.finish(*key, FinishReason.STOP)]
-        closing = {(delta.request_id, delta.index): delta for delta in self._renderer.render(ends)[0]}
-        for delta in deltas:
-            if last := closing.get((delta.request_id, delta.index)):
-                delta.finish = last.finish
+        if stopped:
+            ends = [end for key in stopped for end in self._scheduler.finish(*key, FinishReason.STOP)]
+            closing = {(delta.request_id, delta.index): delta for delta in self._renderer.render(ends)[0]}
+            for delta in deltas:
+                if last := closing.get((delta.request_id, delta.index)):
+                    delta.finish = last.finish
         self._deliver(deltas)
 
     def _account(self, started: float, planned: float, ran: float, committed: float) -> None:
