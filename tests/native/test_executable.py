@@ -18,6 +18,7 @@ from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSett
 from ridgeline.backends.native.compile import NativePart, ReferencePart
 from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.backends.reference.paged import _PagedMemory
 from ridgeline.backends.step import DrawRows
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LatentState
@@ -29,6 +30,7 @@ from ridgeline.spec import families
 LEVELS = _native.runnable_levels()
 FLOAT32_ERROR = 1e-5  # of the largest logit, after a tiny model's few layers
 BFLOAT16_ERROR = 6e-2
+write_exactly = _PagedMemory._write
 
 
 @pytest.fixture(scope="module", params=families.names())
@@ -49,6 +51,12 @@ def run_schedule(executable, program, tokens_SL, seed):
             out[s, start : start + len(ids)] = logits[: len(ids)]
             logits = logits[len(ids) :]
     return out
+
+
+def write_rounded_to_int8(memory, state, *written):
+    """`_PagedMemory._write` of each token's keys and values as a head keeps them in int8."""
+    scales = [entries_TKD.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127 for entries_TKD in written]
+    write_exactly(memory, state, *(torch.round(x / scale) * scale for x, scale in zip(written, scales, strict=True)))
 
 
 def rounding_error(program, actual, expected):
@@ -90,20 +98,23 @@ def test_bfloat16_is_near_the_float32_reference(model, level):
     ],
     ids=["int8", "int4", "int4 with zero points"],
 )
-def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv):
+def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv, monkeypatch):
     program, ids = model.lowered(CONTEXT), tokens(model)
     if kv == "int8" and any(isinstance(state, LatentState) for state in program.states):
         pytest.skip("latents are not kept as int8")
     weights = dequantized_weights(
         program, model.weights, form.kind, form.group or 128, form.zero_points, embeddings=True
     )
+    if kv == "int8":
+        monkeypatch.setattr(_PagedMemory, "_write", write_rounded_to_int8)
     expected = run_schedule(ReferenceExecutable(program, weights, layout_of(program)), program, ids, 1)
+    monkeypatch.undo()
     results = []
     for level in LEVELS:
         executable = native(program, model.weights, level, matrices=form, head=form, embeddings=form, kv=kv)
         results.append(run_schedule(executable, program, ids, 2))
-        # int16 inputs lose next to nothing; int8 keys and values about as much as bfloat16
-        assert rounding_error(program, results[-1], expected) <= (BFLOAT16_ERROR if kv == "int8" else 1e-2)
+        # int16 inputs lose next to nothing; a key or value between two bytes may go to the other one
+        assert rounding_error(program, results[-1], expected) <= (3e-2 if kv == "int8" else 1e-2)
 
 
 def families_by_kind():
