@@ -21,6 +21,7 @@ from ridgeline.bench.report import save_report, utc_now
 from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.outputs import RequestOutput
+from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.jsonfile import read_json_object
 
 PROMPT_TOKENS = 64
@@ -63,7 +64,7 @@ def main() -> None:
             params = SamplingParams(**_common(arguments), diffusion=options)
             rows.append(_row(arguments.diffusion, f"blocks of {block_length}, {steps} steps", params, prompts, judge))
     quality = {
-        name: read_json_object(Path(model) / "training.json")["held_out_bits_per_byte"]
+        name: read_json_object(ModelFolder.open(model).path / "training.json")["held_out_bits_per_byte"]
         for name, model in (("twin", arguments.twin), ("diffusion (bound)", arguments.diffusion))
     }
     _print(rows, quality)
