@@ -1,9 +1,12 @@
 """What decoding over latents reads and takes, by context: DeepSeek-V2-Lite's attention in a model of random weights.
 
-usage: python benchmarks/latent_decode.py [--contexts 64 1024 8192] [--layers 8] [--steps 24] [--out benchmarks/results]
+usage: python -m benchmarks.latent_decode [--contexts 64 1024 8192] [--layers 8] [--rounds 5] [--steps 24]
+                                           [--out benchmarks/results]
 
 Batch 1, bfloat16, native. The time that a context adds to a step stands beside the bytes that it adds by the cost
-model: those of the latents, not of the keys and values of 16 heads. A step is everything from plan to commit.
+model: those of the latents, not of the keys and values of 16 heads. A step is everything from plan to commit. The
+contexts take turns (after the first round their prompts are cached), so that all see the same machine; what a context
+adds is the median over the rounds.
 """
 
 import argparse
@@ -39,7 +42,7 @@ class Run:
     latent_bytes: float
     expanded_bytes: float
     flops: float
-    step_s: list[float]
+    step_s: list[float]  # one entry per round: its median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +87,32 @@ def write_model(folder: Path, values: dict[str, object]) -> None:
     (folder / "config.json").write_text(json.dumps(values))
 
 
-def measure(llm: LLM, context: int, steps: int, layers: int) -> Run:
+def step_s(llm: LLM, context: int, steps: int) -> float:
+    """Median time of a step behind a prompt that is the same every time."""
     rng = random.Random(context)
     prompt = [rng.randrange(10, VOCAB) for _ in range(context)]
     params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
     times = [time.perf_counter() for _ in llm.stream(prompt, params)]
+    return statistics.median(after - before for before, after in zip(times, times[1:]))
+
+
+def as_run(llm: LLM, context: int, steps: int, layers: int, rounds_s: list[float]) -> Run:
     cost = total(account(llm.engine.program, Load.decode(1, context + steps // 2)))
     return Run(
         context=context,
         latent_bytes=cost.kv_read_bytes,
         expanded_bytes=2.0 * (context + steps // 2) * layers * HEADS * (NOPE + ROPE + VALUE),
         flops=cost.flops,
-        step_s=[after - before for before, after in zip(times, times[1:])],
+        step_s=rounds_s,
     )
 
 
 def show(runs: list[Run]) -> None:
     table = Table("context", "latents MB", "by head MB", "MFLOP", "step ms", "added ms", "added latents GB/s")
-    step_s = [statistics.median(run.step_s) for run in runs]
-    for run, seconds in zip(runs, step_s):
-        added_s, added_bytes = seconds - step_s[0], run.latent_bytes - runs[0].latent_bytes
+    for run in runs:
+        seconds = statistics.median(run.step_s)
+        added_s = statistics.median(long - short for long, short in zip(run.step_s, runs[0].step_s))
+        added_bytes = run.latent_bytes - runs[0].latent_bytes
         table.add_row(
             str(run.context),
             f"{run.latent_bytes / 1e6:.1f}",
@@ -120,14 +129,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 1024, 8192])
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    longest = max(options.contexts) + options.steps + 64
+    contexts = sorted(options.contexts)
+    longest = contexts[-1] + options.steps + 64
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), config(options.layers, longest))
         llm = LLM(folder, dtype="bfloat16", max_model_len=longest, max_num_seqs=1, backend="native")
-        runs = [measure(llm, context, options.steps, options.layers) for context in sorted(options.contexts)]
+        rounds = [[step_s(llm, context, options.steps) for context in contexts] for _ in range(options.rounds)]
+        runs = [
+            as_run(llm, context, options.steps, options.layers, list(rounds_s))
+            for context, rounds_s in zip(contexts, zip(*rounds, strict=True), strict=True)
+        ]
     show(runs)
     if options.out:
         report = LatentReport(

@@ -1,17 +1,19 @@
 """Decoding with a state of fixed size: a token should cost the same after a thousand tokens as after 64 thousand.
 
-usage: python -m benchmarks.recurrent_decode [--model FOLDER] [--contexts 1024 4096 16384 65536] [--quantize int8]
+usage: python -m benchmarks.recurrent_decode [--model FOLDER] [--contexts 1024 4096 16384 65536] [--rounds 3]
+                                             [--quantize int8]
 
-FOLDER is written where it is not there: a Mamba-2 of random weights, 0.4 billion parameters (needs transformers). For
-each context, in one process: the read stream of the memory, a prompt in steps of a fixed number of tokens, then decode
-steps at batch 1, half of them with a clock at every op. Beside the time of a step stand what the cost model predicts
-for it from the machine's ceilings, and the share of the stream: (bytes of weights and state that a step moves) / (time
-of a step from plan to commit) / (stream before and after).
+FOLDER is written where it is not there: a Mamba-2 of random weights, 0.4 billion parameters (needs transformers). In
+one process the contexts take turns, so that all see the same machine: the read stream of the memory, a prompt (after
+the first round it is cached), then decode steps at batch 1, half of them with a clock at every op. Beside the time of
+a step stand what the cost model predicts for it from the machine's ceilings, and the share of the stream: (bytes of
+weights and state that a step moves) / (time of a step from plan to commit) / (stream before and after).
 """
 
 import argparse
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile
 from ridgeline.bench.report import save_report, utc_now
-from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
+from ridgeline.core.config import EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
 
@@ -42,15 +44,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Steps of one token; `recurrent_s` is the time of a step in the recurrent ops."""
+    """Steps of one token; lists have one entry per round. `recurrent_s` is the time of a step in the recurrent ops."""
 
     context: int
-    step_s: float
     predicted_s: float
-    recurrent_s: float
     bytes_per_step: float
-    stream_bytes_per_s: float
-    share_of_stream: float
+    step_s: list[float]
+    recurrent_s: list[float]
+    stream_bytes_per_s: list[float]
+    share_of_stream: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class RecurrentReport:
     steps: int
     prefill: Prefill
     decode: list[Decode]
-    longest_over_shortest: float  # time of a step at the longest context / at the shortest
+    longest_over_shortest: list[float]  # time of a step at the longest context / at the shortest, by round
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -96,38 +98,49 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
     threads, contexts = options.threads, sorted(options.contexts)
     config = EngineConfig(
         model=ModelConfig(model=str(folder), dtype="bfloat16", max_model_len=contexts[-1]),
-        cache=CacheConfig(prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=options.chunk),
         quantize=QuantizeConfig(scheme=options.quantize),
         num_threads=threads,
     )
-    profiler = Profiler(build_engine(config, lambda deltas: None), ceilings(find_native()), threads)
-    prompt = profiler.prefill(options.chunk, 4)
-    decode: list[Decode] = []
-    for context in contexts:
-        before = stream_bytes_per_s(threads)
-        profile = profiler.decode(1, context, options.steps)
-        beside = statistics.fmean((before, stream_bytes_per_s(threads)))
-        num_bytes = moved_bytes(profile)
-        step_s = profile.untimed_step_s
-        decode.append(
-            Decode(
-                context=context,
-                step_s=step_s,
-                predicted_s=profile.predicted_s,
-                recurrent_s=recurrent_s(profile),
-                bytes_per_step=num_bytes,
-                stream_bytes_per_s=beside,
-                share_of_stream=num_bytes / step_s / beside,
-            )
-        )
+    engine, hardware = build_engine(config, lambda deltas: None), ceilings(find_native())
+    prompt = Profiler(engine, hardware, threads, seed=1).prefill(options.chunk, 4)
     prefill = Prefill(
         tokens=options.chunk,
         tokens_per_s=options.chunk / prompt.untimed_step_s,
         predicted_tokens_per_s=options.chunk / prompt.predicted_s,
         recurrent_share=recurrent_s(prompt) / prompt.step_s,
     )
-    return prefill, decode
+    rounds = [
+        # Of one seed: the longer prompts begin with the shorter ones, and each is cached after its first turn.
+        [turn(Profiler(engine, hardware, threads, seed=0), context, options) for context in contexts]
+        for _ in range(options.rounds)
+    ]
+    return prefill, [as_decode(context, turns) for context, turns in zip(contexts, zip(*rounds), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    profile: StepProfile
+    stream_bytes_per_s: float
+
+
+def turn(profiler: Profiler, context: int, options: argparse.Namespace) -> Turn:
+    before = stream_bytes_per_s(options.threads)
+    profile = profiler.decode(1, context, options.steps)
+    return Turn(profile, statistics.fmean((before, stream_bytes_per_s(options.threads))))
+
+
+def as_decode(context: int, turns: Sequence[Turn]) -> Decode:
+    num_bytes = moved_bytes(turns[0].profile)
+    return Decode(
+        context=context,
+        predicted_s=turns[0].profile.predicted_s,
+        bytes_per_step=num_bytes,
+        step_s=[turn.profile.untimed_step_s for turn in turns],
+        recurrent_s=[recurrent_s(turn.profile) for turn in turns],
+        stream_bytes_per_s=[turn.stream_bytes_per_s for turn in turns],
+        share_of_stream=[num_bytes / turn.profile.untimed_step_s / turn.stream_bytes_per_s for turn in turns],
+    )
 
 
 def moved_bytes(profile: StepProfile) -> float:
@@ -145,11 +158,11 @@ def show(prefill: Prefill, decode: list[Decode]) -> None:
     for run in decode:
         table.add_row(
             f"{run.context:,}",
-            f"{run.step_s * 1e3:.2f}",
+            f"{statistics.median(run.step_s) * 1e3:.2f}",
             f"{run.predicted_s * 1e3:.2f}",
-            f"{run.recurrent_s * 1e3:.2f}",
+            f"{statistics.median(run.recurrent_s) * 1e3:.2f}",
             f"{run.bytes_per_step / 1e6:.0f}",
-            f"{run.share_of_stream:.0%}",
+            f"{statistics.median(run.share_of_stream):.0%}",
         )
     console = Console()
     console.print(table)
@@ -163,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quantize", choices=["int8", "int4"])
     parser.add_argument("--chunk", type=int, default=2048, help="tokens of a prompt in a step")
     parser.add_argument("--steps", type=int, default=32, help="of each kind and context, timed")
@@ -186,7 +200,7 @@ def main() -> None:
             steps=options.steps,
             prefill=prefill,
             decode=decode,
-            longest_over_shortest=decode[-1].step_s / decode[0].step_s,
+            longest_over_shortest=[long / short for long, short in zip(decode[-1].step_s, decode[0].step_s)],
         )
         print(save_report(options.out, report))
 

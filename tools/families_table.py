@@ -1,4 +1,4 @@
-"""The README's table of model families, made from the registry: what each is, what it keeps, and what runs natively.
+"""The README's table of model families, made from the registry: what each is, what it keeps, and what is not native.
 
 Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test holds the README to it.
 """
@@ -22,7 +22,7 @@ SEEDS = 8  # small configs of a family that are looked at: its options vary from
 
 def table() -> str:
     """The table in Markdown, one row for each family."""
-    rows = ["| `model_type` | what it is | keeps | on the reference backend alone |", "|---|---|---|---|"]
+    rows = ["| `model_type` | what it is | keeps |", "|---|---|---|"]
     return "\n".join([*rows, *map(_row, families.names())]) + "\n"
 
 
@@ -32,7 +32,8 @@ def _row(name: str) -> str:
     groups = [group for program in programs for group in fuse(program) if group.kind not in NATIVE_KINDS]
     fallback = sorted({op.kind for group in groups for op in group.ops if op.kind not in NATIVE_KINDS})
     text = (import_module(f"{families.__name__}.{name}").__doc__ or "").strip().replace("\n", " ").removesuffix(".")
-    return f"| `{name}` | {text} | {', '.join(kept)} | {', '.join(f'`{kind}`' for kind in fallback) or '–'} |"
+    alone = f" ({', '.join(f'`{kind}`' for kind in fallback)} on the reference backend alone)" if fallback else ""
+    return f"| `{name}` | {text}{alone} | {', '.join(kept)} |"
 
 
 def _program(name: str, seed: int) -> Program | None:
