@@ -25,10 +25,11 @@ from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile
 from ridgeline.bench.report import save_report, utc_now
-from ridgeline.core.config import EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
 
+CHECKPOINTS_BYTES = 2 << 30  # the states behind all prompts stay, for the rounds to come
 RECURRENT = frozenset({"causal_conv", "selective_scan", "ssd", "delta_rule", "retention", "gated_norm"})
 
 
@@ -98,6 +99,7 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
     threads, contexts = options.threads, sorted(options.contexts)
     config = EngineConfig(
         model=ModelConfig(model=str(folder), dtype="bfloat16", max_model_len=contexts[-1]),
+        cache=CacheConfig(kv_cache_bytes=CHECKPOINTS_BYTES),
         scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=options.chunk),
         quantize=QuantizeConfig(scheme=options.quantize),
         num_threads=threads,
