@@ -113,5 +113,7 @@ def test_recurrent_states_get_what_the_sequences_leave_or_half():
     assert tighter.groups[1].num_blocks == 4 and tighter.total_bytes <= 10_000
     alone = plan_layout(states[1:], 4, 10_000, 100, 50, max_num_seqs=3)
     assert [group.num_blocks for group in alone.groups] == [9]
+    alone = plan_layout(states[1:], 4, 100_000, 100, 50, max_num_seqs=3)
+    assert [group.num_blocks for group in alone.groups] == [97]  # what sequences do not need is for checkpoints
     with pytest.raises(ConfigError, match="one sequence"):
         plan_layout(states, 4, 2000, 100, 50)

@@ -153,10 +153,12 @@ def _is_recurrent(group: GroupLayout) -> bool:
 
 
 def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: CacheLayout) -> GroupLayout:
-    """A recurrent group of one sequence, grown to what the budget allows it."""
+    """A recurrent group of one sequence, grown to what the budget allows it: to all of it where there are no others."""
     others_bytes = single.total_bytes - group.num_blocks * group.bytes_per_sequence
+    if not others_bytes:
+        return replace(group, num_blocks=budget_bytes // group.bytes_per_sequence)
     left_bytes = budget_bytes - max_num_seqs * others_bytes
-    most_bytes = max(left_bytes, min(budget_bytes // 2, budget_bytes - others_bytes)) if others_bytes else budget_bytes
+    most_bytes = max(left_bytes, min(budget_bytes // 2, budget_bytes - others_bytes))
     wanted = max_num_seqs * RECURRENT_BLOCKS_PER_SEQUENCE
     return replace(group, num_blocks=max(group.num_blocks, min(wanted, most_bytes // group.bytes_per_sequence)))
 
