@@ -19,13 +19,28 @@ RL_INLINE Floats clamped_gate(Floats gate, Floats up, float limit, float alpha) 
   return (u + 1.0f) * g / (1.0f + exp(-alpha * g));
 }
 
+// Where a row's results of a panel go.
+RL_INLINE float* destination(const Epilogue& epilogue, int64_t row, int64_t panel) {
+  const int64_t width = epilogue.kind == EpilogueKind::gate ? kPanel / 2 : kPanel;
+  return epilogue.out + row * epilogue.stride + panel * width;
+}
+
+// Fetches the rows [first, first + rows) of a panel's results, which are far apart, before `finish` writes to them.
+RL_INLINE void prefetch_results(const Epilogue& epilogue, int64_t first, int64_t rows, int64_t panel) {
+  for (int64_t row = first; row < first + rows; row++) {
+    const float* out = destination(epilogue, row, panel);
+    __builtin_prefetch(out, 1);
+    if (epilogue.kind != EpilogueKind::gate) __builtin_prefetch(out + 16, 1);
+  }
+}
+
 // Finishes row `row` of panel `panel`. Always inlined, so that the sums never leave the registers.
 RL_INLINE void finish(const Epilogue& epilogue, PanelSums sums, int64_t row, int64_t panel) {
-  constexpr int kParts = kPanel / kLanes, kHalf = kPanel / 2;
+  constexpr int kParts = kPanel / kLanes;
   if (epilogue.bias)
     for (int i = 0; i < kParts; i++) sums.part[i] += load<Floats>(epilogue.bias + panel * kPanel + i * kLanes);
+  float* out = destination(epilogue, row, panel);
   if (epilogue.kind == EpilogueKind::gate) {
-    float* out = epilogue.out + row * epilogue.stride + panel * kHalf;
     for (int i = 0; i < kParts / 2; i++) {
       const Floats gate = sums.part[i], up = sums.part[i + kParts / 2];
       store(out + i * kLanes, epilogue.limit > 0.0f ? clamped_gate(gate, up, epilogue.limit, epilogue.alpha)
@@ -33,7 +48,6 @@ RL_INLINE void finish(const Epilogue& epilogue, PanelSums sums, int64_t row, int
     }
     return;
   }
-  float* out = epilogue.out + row * epilogue.stride + panel * kPanel;
   for (int i = 0; i < kParts; i++) {
     Floats y = sums.part[i];
     if (epilogue.kind == EpilogueKind::add) y += load<Floats>(out + i * kLanes);

@@ -93,37 +93,90 @@ RL_INLINE TokenEntries value_entries(const KvShape& shape, int64_t token) {
 
 // max |x| / 127; NaN where an entry is not finite, so that it shows in whatever reads the token.
 RL_INLINE float int8_scale(const float* x, int64_t width) {
-  float most = 0, poison = 0;
-  for (int64_t d = 0; d < width; d++) {
-    const float magnitude = __builtin_fabsf(x[d]);
-    most = magnitude > most ? magnitude : most;
-    poison += x[d] * 0.0f;
+  Floats most{}, poison{};
+  int64_t d = 0;
+  for (; d + kLanes <= width; d += kLanes) {
+    const Floats v = load<Floats>(x + d);
+    most = max((Floats)((Words)v & 0x7fffffffu), most);
+    poison += v * 0.0f;
   }
-  return most / 127.0f + poison;
+  float top = largest(most), rest = sum(poison);
+  for (; d < width; d++) {
+    const float magnitude = __builtin_fabsf(x[d]);
+    top = magnitude > top ? magnitude : top;
+    rest += x[d] * 0.0f;
+  }
+  return top / 127.0f + rest;
 }
 
 // x / scale to the nearest integer, ties to even, as an unsigned byte around 128.
-RL_INLINE uint8_t to_byte(float x, float scale) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no room for a fraction
-  const float ratio = scale > 0.0f ? x / scale : 0.0f;
-  const float bounded = ratio > 127.0f ? 127.0f : ratio < -127.0f ? -127.0f : ratio;
-  return (uint8_t)((int32_t)((bounded + magic) - magic) + 128);
+RL_INLINE Words to_bytes(Floats x, float scale) {
+  if (!(scale > 0.0f)) return (Words)splat_int(128);
+  return (Words)(truncate_to_ints(round_even(max(min(x / scale, splat(127.0f)), splat(-127.0f)))) + 128);
+}
+
+// Sixteen entries as the bits of their elements. `scale` is int8's.
+template <KvKind kind>
+RL_INLINE void encode(const float* x, float scale, uint32_t (&bits)[kGroup]) {
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    store(bits + i, kind == KvKind::f32 ? (Words)v : kind == KvKind::bf16 ? bf16_bits(v) : to_bytes(v, scale));
+  }
+}
+
+// Entries along the steps: whole words, one a step.
+template <int64_t element_bytes>
+RL_INLINE void write_steps(uint8_t* to, const uint32_t (&bits)[kGroup]) {
+  constexpr int64_t in_word = 4 / element_bytes;
+#pragma GCC unroll 16
+  for (int64_t step = 0; step < kGroup / in_word; step++) {
+    const uint32_t* b = bits + step * in_word;
+    const uint32_t word = in_word == 1   ? b[0]
+                          : in_word == 2 ? b[0] | b[1] << 16
+                                         : b[0] | b[2] << 8 | b[1] << 16 | b[3] << 24;
+    __builtin_memcpy(to + step * kStepBytes, &word, 4);
+  }
+}
+
+// Entries along the lanes: a part of one word each, beside those of other tokens.
+template <int64_t element_bytes>
+RL_INLINE void write_lanes(uint8_t* to, int64_t first_bit, const uint32_t (&bits)[kGroup]) {
+  const uint32_t part = element_bytes == 4 ? ~0u : ((1u << element_bytes * 8 % 32) - 1) << first_bit;
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    const Words old = load<Words>(to + i * 4), mine = load<Words>(bits + i) << (uint32_t)first_bit;
+    store(to + i * 4, (old & ~part) | mine);
+  }
+}
+
+// Entries past `width`, up to a multiple of 16, are written as zeros.
+template <KvKind kind>
+RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, const TokenEntries& entries, int64_t token,
+                             const float* x, int64_t width) {
+  constexpr int64_t element_bytes = kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1;
+  float scale = 0;
+  if constexpr (kind == KvKind::int8) {
+    scale = int8_scale(x, width);
+    __builtin_memcpy(slice + size.data_bytes + token * 4, &scale, 4);
+  }
+  const int64_t in_line = entries.base % kStepBytes, first_bit = in_line % 4 * 8;
+  for (int64_t d = 0; d < width; d += kGroup) {
+    const int64_t left = width - d;
+    float padded[kGroup] = {};
+    if (left < kGroup) __builtin_memcpy(padded, x + d, (size_t)left * 4);
+    uint32_t bits[kGroup];
+    encode<kind>(left < kGroup ? padded : x + d, scale, bits);
+    if (entries.in_steps)
+      write_steps<element_bytes>(slice + entries.at(d), bits);
+    else
+      write_lanes<element_bytes>(slice + entries.at(d) - first_bit / 8, first_bit, bits);
+  }
 }
 
 RL_INLINE void write_token(KvKind kind, uint8_t* slice, const KvSlice& size, const TokenEntries& entries,
                            int64_t token, const float* x, int64_t width) {
-  if (kind == KvKind::f32) {
-    for (int64_t d = 0; d < width; d++) __builtin_memcpy(slice + entries.at(d), x + d, 4);
-  } else if (kind == KvKind::bf16) {
-    for (int64_t d = 0; d < width; d++) {
-      const uint16_t bits = to_bf16(x[d]);
-      __builtin_memcpy(slice + entries.at(d), &bits, 2);
-    }
-  } else {
-    const float scale = int8_scale(x, width);
-    for (int64_t d = 0; d < width; d++) slice[entries.at(d)] = to_byte(x[d], scale);
-    __builtin_memcpy(slice + size.data_bytes + token * 4, &scale, 4);
-  }
+  if (kind == KvKind::f32) return write_entries<KvKind::f32>(slice, size, entries, token, x, width);
+  if (kind == KvKind::bf16) return write_entries<KvKind::bf16>(slice, size, entries, token, x, width);
+  write_entries<KvKind::int8>(slice, size, entries, token, x, width);
 }
 
 RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvSlice& size, const TokenEntries& entries,

@@ -96,21 +96,41 @@ RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
   }
 }
 
-// Short, because the hardware's prefetcher does most of the work and a far software stream disturbs it: on Zen 4, one
-// row, 384 bytes ahead reach 95 % of a pure read, 1024 bytes 80 %.
-inline constexpr int64_t kPrefetchBytes = 384;
+// Two cache lines fetched with every step of a pass over a group: from `ahead` bytes past its weights on, `second`
+// bytes apart, `step` bytes further each time.
+struct Prefetch {
+  int64_t ahead, second, step;
+};
+
+// A single block of rows goes through a panel at the memory's pace: fetched short ahead, because the hardware's
+// prefetcher does most of the work and a far software stream disturbs it. On Zen 4, one row, 384 bytes ahead reach 95 %
+// of a pure read, 1024 bytes 80 %.
+inline constexpr Prefetch kStreamed{384, 64, kStepBytes};
+// Several blocks use a group in turn while it is in the caches. The first two fetch half of what comes next each, so that
+// memory works during all products and not during the first block's alone.
+inline constexpr int64_t kLeastAhead = 2048;
+
+RL_INLINE Prefetch prefetch_of(int64_t block, int64_t num_blocks, int64_t group_bytes) {
+  if (num_blocks == 1) return kStreamed;
+  if (block >= 2) return {0, 0, 0};
+  const int64_t ahead = group_bytes < kLeastAhead ? kLeastAhead : group_bytes;
+  return {ahead + block * (group_bytes / 2), 0, kStepBytes / 2};
+}
 
 // sums += the steps' weights times the rows' inputs.
 template <WeightKind kind, bool bytes, int rows, int vectors>
-RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t steps, Ints (&sums)[rows][vectors]) {
+RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t steps, Prefetch prefetch,
+                          Ints (&sums)[rows][vectors]) {
   constexpr int dots = kDots<kind, bytes>;
   // One row has too few sums to hide the products' latency: its products take turns at two.
   constexpr bool turns = rows == 1 && dots > 1;
   Ints second[vectors] = {};
+  const uint8_t* line = weights + prefetch.ahead;
   for (int64_t step = 0; step < steps; step++) {
     Ints w[vectors][dots];
-    __builtin_prefetch(weights + kPrefetchBytes);
-    __builtin_prefetch(weights + kPrefetchBytes + 64);
+    __builtin_prefetch(line);
+    __builtin_prefetch(line + prefetch.second);
+    line += prefetch.step;
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) expand<kind, bytes>(load<Ints>(weights + v * kVectorBytes), w[v]);
 #pragma GCC unroll 16
@@ -132,22 +152,20 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
     for (int v = 0; v < vectors; v++) sums[0][v] += second[v];
 }
 
-// The totals of one block of rows.
+// Adds groups [begin, end) to the totals of one block of rows.
 template <WeightKind kind, bool bytes, bool zero_points, int rows>
-static void multiply_block(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, float* totals) {
+static void multiply_block(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
+                           int64_t end, Prefetch prefetch, float* totals) {
   constexpr int vectors = rows == 1 || kVectors < 2 ? kVectors : 2;
-  for (int64_t i = 0; i < rows * kPanel; i += kLanes) store(totals + i, Floats{});
-  // Zero points are read here and there; fetched in order they keep the panels one stream.
-  for (int64_t i = 0; i < layout.weights; i += 64) __builtin_prefetch(panel + kPrefetchBytes + i);
-  for (int64_t first = 0; first < kVectors; first += vectors) {
-    const uint8_t* inputs = block.values;
-    for (int64_t g = 0; g < layout.groups; g++) {
+  constexpr int step_bytes = rows * kDots<kind, bytes> * 4;
+  const int64_t group_steps = layout.group / step_inputs(kind);
+  for (int64_t first = 0; first < kVectors; first += vectors)
+    for (int64_t g = begin; g < end; g++) {
       const int64_t left = layout.inputs - g * layout.group;
       const int64_t steps = (left < layout.group ? left : layout.group) / step_inputs(kind);
       Ints sums[rows][vectors] = {};
       const uint8_t* weights = panel + layout.weights + g * layout.group_bytes + first * kVectorBytes;
-      accumulate<kind, bytes>(weights, inputs, steps, sums);
-      inputs += steps * rows * kDots<kind, bytes> * 4;
+      accumulate<kind, bytes>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; v++) {
         const GroupVector group = group_vector<kind, zero_points>(layout, panel, g, (first + v) * kLanes);
@@ -157,27 +175,45 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
                                        totals + r * kPanel + (first + v) * kLanes);
       }
     }
-  }
 }
 
 template <WeightKind kind, bool bytes, bool zero_points, int rows = kBlockRows>
-RL_INLINE void multiply_rows(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, float* totals) {
-  if (block.rows == rows) return multiply_block<kind, bytes, zero_points, rows>(layout, block, panel, totals);
-  if constexpr (rows > 1) multiply_rows<kind, bytes, zero_points, rows - 1>(layout, block, panel, totals);
+RL_INLINE void multiply_rows(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
+                             int64_t end, Prefetch prefetch, float* totals) {
+  if (block.rows == rows)
+    return multiply_block<kind, bytes, zero_points, rows>(layout, block, panel, begin, end, prefetch, totals);
+  if constexpr (rows > 1)
+    multiply_rows<kind, bytes, zero_points, rows - 1>(layout, block, panel, begin, end, prefetch, totals);
 }
+
+inline constexpr int64_t kTurnRows = 64;  // that take turns at a group: their totals stay in the cache beside it
 
 template <WeightKind kind, bool bytes, bool zero_points>
 static void multiply_vectors(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                              const Epilogue& epilogue) {
   const PanelLayout layout = panel_layout(matrix);
   const InputLayout inputs = input_layout(matrix, layout, num_rows);
-  alignas(64) float totals[kBlockRows * kPanel];
-  for (int64_t p = begin; p < end; p++)
-    for (int64_t first = 0; first < num_rows; first += inputs.block_rows) {
-      const InputBlock block = input_block(inputs, layout.groups, input, num_rows, first);
-      multiply_rows<kind, bytes, zero_points>(layout, block, matrix.data + p * matrix.panel_bytes, totals);
-      finish_rows(matrix, layout, epilogue, totals, first, block.rows, p);
+  const int64_t size = inputs.block_rows, turn_rows = kTurnRows / size * size;
+  alignas(64) float totals[kTurnRows * kPanel];
+  for (int64_t p = begin; p < end; p++) {
+    const uint8_t* panel = matrix.data + p * matrix.panel_bytes;
+    // Zero points are read here and there; fetched in order they keep the panels one stream.
+    for (int64_t i = 0; i < layout.weights; i += 64) __builtin_prefetch(panel + kStreamed.ahead + i);
+    for (int64_t first = 0; first < num_rows; first += turn_rows) {
+      const int64_t rows = num_rows - first < turn_rows ? num_rows - first : turn_rows;
+      const int64_t blocks = (rows + size - 1) / size, groups = blocks == 1 ? layout.groups : 1;
+      __builtin_memset(totals, 0, (size_t)(rows * kPanel) * sizeof(float));
+      for (int64_t g = 0; g < layout.groups; g += groups)
+        for (int64_t b = 0; b < blocks; b++) {
+          const InputBlock block = input_block(inputs, layout.groups, input, num_rows, first + b * size);
+          if (g + groups == layout.groups) prefetch_results(epilogue, block.first, block.rows, p);
+          multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
+                                                  prefetch_of(b, blocks, layout.group_bytes),
+                                                  totals + b * size * kPanel);
+        }
+      finish_rows(matrix, layout, epilogue, totals, first, rows, p);
     }
+  }
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL::linear_int

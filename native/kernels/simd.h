@@ -205,18 +205,20 @@ RL_INLINE Words load_bytes(const void* from) {
 #endif
 }
 
+// Each lane as bfloat16 in its low half: round to nearest even; a NaN stays a NaN.
+RL_INLINE Words bf16_bits(Floats v) {
+  const Words bits = (Words)v;
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
+}
+
 // 2 * kLanes floats as bfloat16, in order, round to nearest even.
 RL_INLINE void store_bf16(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)
   const __m512bh packed = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
   __builtin_memcpy(to, &packed, 64);
 #else
-  const auto round = [](Floats v) -> Words {
-    const Words bits = (Words)v;
-    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
-  };
-  const Words a = round(low), b = round(high);
+  const Words a = bf16_bits(low), b = bf16_bits(high);
   for (int lane = 0; lane < kLanes; lane++) to[lane] = (uint16_t)a[lane];
   for (int lane = 0; lane < kLanes; lane++) to[kLanes + lane] = (uint16_t)b[lane];
 #endif

@@ -107,14 +107,16 @@ int64_t block_start(const Step& step, int32_t group, int64_t block_size, int64_t
   return token;
 }
 
-// Many tokens are shared out by whole blocks, few by heads.
+// Many tokens are shared out by whole blocks, few by heads: those of queries and, dearer, those of keys and values.
 void Heads::run(const Worker& worker) {
   const int32_t heads = num_queries_ + options_.memory.layout.num_heads;
   const int64_t tokens = worker.step.num_tokens;
   if (tokens < kTokensPerWorker * worker.count) {
-    const auto mine = worker.share(heads);
-    for (int64_t t = 0; t < tokens; t++)
-      for (int64_t h = mine.begin; h < mine.end; h++) head(worker, t, (int32_t)h);
+    const auto queries = worker.share(num_queries_), keys = worker.share(options_.memory.layout.num_heads);
+    for (int64_t t = 0; t < tokens; t++) {
+      for (int64_t h = queries.begin; h < queries.end; h++) head(worker, t, (int32_t)h);
+      for (int64_t h = keys.begin; h < keys.end; h++) head(worker, t, num_queries_ + (int32_t)h);
+    }
     return;
   }
   const auto share = worker.share(tokens);
