@@ -25,12 +25,13 @@ RL_INLINE float* destination(const Epilogue& epilogue, int64_t row, int64_t pane
   return epilogue.out + row * epilogue.stride + panel * width;
 }
 
-// Fetches the rows [first, first + rows) of a panel's results, which are far apart, before `finish` writes to them.
+// Fetches the lines that `finish` will write for rows [first, first + rows) of a panel, which are far apart.
 RL_INLINE void prefetch_results(const Epilogue& epilogue, int64_t first, int64_t rows, int64_t panel) {
-  for (int64_t row = first; row < first + rows; row++) {
-    const float* out = destination(epilogue, row, panel);
-    __builtin_prefetch(out, 1);
-    if (epilogue.kind != EpilogueKind::gate) __builtin_prefetch(out + 16, 1);
+  const int64_t width = epilogue.kind == EpilogueKind::gate ? kPanel / 2 : kPanel;
+  const float* out = destination(epilogue, first, panel);
+  for (int64_t row = 0; row < rows; row++, out += epilogue.stride) {
+    __builtin_prefetch(out, 1, 2);
+    __builtin_prefetch(out + width - 1, 1, 2);
   }
 }
 

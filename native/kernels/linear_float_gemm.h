@@ -164,16 +164,6 @@ static void sum_block(const Operands& operands, Stream& stream, float* sums) {
       for (int v = 0; v < kParts; v++) store(sums + (p * Rows + r) * kPanel + v * kLanes, block.sums[p][r][v]);
 }
 
-// Asks for the lines that finish_rows will write, so that its stores do not wait for memory.
-RL_INLINE void ask_for_output(const Epilogue& epilogue, int64_t row, int64_t num_rows, int64_t panel) {
-  const int64_t width = epilogue.kind == EpilogueKind::gate ? kPanel / 2 : kPanel;
-  const float* out = epilogue.out + row * epilogue.stride + panel * width;
-  for (int64_t r = 0; r < num_rows; r++, out += epilogue.stride) {
-    __builtin_prefetch(out, 1, 2);
-    __builtin_prefetch(out + width - 1, 1, 2);
-  }
-}
-
 // Rows of one panel's sums, [num_rows][32], through the epilogue; the first of them is row `row`.
 static __attribute__((noinline)) void finish_rows(const Epilogue& epilogue, const float* sums, int64_t row,
                                                   int64_t num_rows, int64_t panel) {
@@ -220,7 +210,7 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
     Stream stream{words + ahead, pace};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
-      for (int64_t p = 0; p < panels; p++) ask_for_output(epilogue, first, rows, panel + p);
+      for (int64_t p = 0; p < panels; p++) prefetch_results(epilogue, first, rows, panel + p);
       const Operands operands{words, matrix.panel_bytes, input + first * stride, stride, steps};
       block_of<Dot>(rows, panels)(operands, stream, sums);
       for (int64_t p = 0; p < panels; p++) finish_rows(epilogue, sums + p * rows * kPanel, first, rows, panel + p);

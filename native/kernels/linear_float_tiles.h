@@ -59,7 +59,7 @@ static inline void multiply_tiles(const Matrix& matrix, const uint8_t* input, in
     const uint8_t* next = words + (num_blocks == 1 ? kStreamAhead : matrix.panel_bytes);
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t done = b * rows, first = done + rows <= num_rows ? done : num_rows - rows;
-      ask_for_output(epilogue, done, first + rows - done, panel);
+      prefetch_results(epilogue, done, first + rows - done, panel);
       sum_tiles({words, matrix.panel_bytes, input + first * stride, stride, steps}, rows, next, lines, sums);
       finish_rows(epilogue, sums + (done - first) * kPanel, done, first + rows - done, panel);
     }

@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kRowsPreparedByEach = 4;
 constexpr int64_t kPreparedTogether = 16;  // rows of one tile, which one worker must lay out whole
 constexpr int64_t kChunkBytes = 256 * 1024;  // a new stretch of memory costs about as much as reading 25 KB
+constexpr int64_t kRowsAtMemorysPace = 4;    // more take longer over a chunk, and the last ones leave others idle longer
 
 }  // namespace
 
@@ -27,7 +28,8 @@ void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) 
   input_stride_ = each_prepares_ ? bytes : 0;
   input_->reserve(each_prepares_ ? bytes * workers : bytes);
   const int64_t share = matrix_.num_panels / (4 * workers);
-  const int64_t chunk = std::clamp<int64_t>(kChunkBytes / matrix_.panel_bytes, 1, std::max<int64_t>(1, share));
+  const int64_t chunk_bytes = kChunkBytes / std::max<int64_t>(1, rows_ / kRowsAtMemorysPace);
+  const int64_t chunk = std::clamp<int64_t>(chunk_bytes / matrix_.panel_bytes, 1, std::max<int64_t>(1, share));
   panels_.reset(matrix_.num_panels, chunk, workers);
 }
 
