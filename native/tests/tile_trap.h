@@ -1,0 +1,9 @@
+// See tile_trap.cpp.
+#pragma once
+
+namespace ridgeline {
+
+// From now on SIGILL runs tile instructions. True, so that it stands for an answer to "are there tiles?".
+bool install_tile_trap();
+
+}  // namespace ridgeline
