@@ -57,33 +57,48 @@ RL_INLINE void tile_store(void* to, int64_t stride_bytes) {
     __builtin_memcpy((uint8_t*)to + r * stride_bytes, tile_state.data[T][r], tile_state.shapes.row_bytes[T]);
 }
 
-// C[m][n] += dot(A[m][k], B[k][n]) over 32-bit groups: `product` gives the dot product of two groups.
-template <int C, int A, int B, class Element, class Product>
+// C[m][n] += dot(A[m][k], B[k][n]) over 32-bit groups of bytes: `product` adds the dot product of two groups.
+template <int C, int A, int B, class Product>
 RL_INLINE void tile_product(Product product) {
   const TileShapes& shapes = tile_state.shapes;
   for (int m = 0; m < shapes.rows[C]; m++)
     for (int k = 0; k < shapes.row_bytes[A] / 4; k++)
       for (int n = 0; n < shapes.row_bytes[C] / 4; n++) {
-        Element acc;
+        uint32_t acc;
         __builtin_memcpy(&acc, &tile_state.data[C][m][4 * n], 4);
         acc = product(acc, &tile_state.data[A][m][4 * k], &tile_state.data[B][k][4 * n]);
         __builtin_memcpy(&tile_state.data[C][m][4 * n], &acc, 4);
       }
 }
 
+// As the hardware does it: even and odd products in sums of their own over all k, which C gets at the end.
 template <int C, int A, int B>
 RL_INLINE void tile_dot_bf16() {
-  tile_product<C, A, B, float>([](float acc, const uint8_t* a, const uint8_t* b) {
-    uint16_t x[2], y[2];
-    __builtin_memcpy(x, a, 4), __builtin_memcpy(y, b, 4);
-    return acc + from_bf16(x[0]) * from_bf16(y[0]) + from_bf16(x[1]) * from_bf16(y[1]);
-  });
+  const TileShapes& shapes = tile_state.shapes;
+  for (int m = 0; m < shapes.rows[C]; m++) {
+    float even[16] = {}, odd[16] = {};
+    for (int k = 0; k < shapes.row_bytes[A] / 4; k++) {
+      uint16_t a[2], b[32];
+      __builtin_memcpy(a, &tile_state.data[A][m][4 * k], sizeof a);
+      __builtin_memcpy(b, tile_state.data[B][k], sizeof b);
+      for (int n = 0; n < shapes.row_bytes[C] / 4; n++) {
+        even[n] = __builtin_fmaf(from_bf16(a[0]), from_bf16(b[2 * n]), even[n]);
+        odd[n] = __builtin_fmaf(from_bf16(a[1]), from_bf16(b[2 * n + 1]), odd[n]);
+      }
+    }
+    for (int n = 0; n < shapes.row_bytes[C] / 4; n++) {
+      float acc;
+      __builtin_memcpy(&acc, &tile_state.data[C][m][4 * n], 4);
+      acc += even[n] + odd[n];
+      __builtin_memcpy(&tile_state.data[C][m][4 * n], &acc, 4);
+    }
+  }
 }
 
 // Signed bytes of A with unsigned bytes of B.
 template <int C, int A, int B>
 RL_INLINE void tile_dot_s8u8() {
-  tile_product<C, A, B, uint32_t>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
+  tile_product<C, A, B>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
     for (int i = 0; i < 4; i++) acc += (uint32_t)((int32_t)(int8_t)a[i] * (int32_t)b[i]);
     return acc;
   });
@@ -92,7 +107,7 @@ RL_INLINE void tile_dot_s8u8() {
 // Unsigned bytes of both.
 template <int C, int A, int B>
 RL_INLINE void tile_dot_u8u8() {
-  tile_product<C, A, B, uint32_t>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
+  tile_product<C, A, B>([](uint32_t acc, const uint8_t* a, const uint8_t* b) {
     for (int i = 0; i < 4; i++) acc += (uint32_t)a[i] * (uint32_t)b[i];
     return acc;
   });

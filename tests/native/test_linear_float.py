@@ -103,6 +103,14 @@ def test_a_row_alone_equals_the_row_in_any_batch_and_division(level, kind):
             assert (out == alone[:m]).all(), (m, cuts)
 
 
+@pytest.mark.skipif(not {"amx", "amx_emulated"} <= set(LEVELS), reason="needs AMX, or scripts/tile_trap")
+@pytest.mark.parametrize("m", [5, 16, 17, 33, 70])
+def test_tiles_in_memory_give_the_bits_of_the_matrix_unit(m):
+    products = [random_product(m, level, "bf16", m, 70, 130) for level in ("amx", "amx_emulated")]
+    real, emulated = (packed.multiply(x) for packed, x in products)
+    np.testing.assert_array_equal(real, emulated)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_panels_outside_the_range_are_left_alone(level):
     packed, x = random_product(2, level, "bf16", 9, 160, 64)
