@@ -1,6 +1,6 @@
 """How near decoding comes to the speed at which this machine reads memory, per weight format.
 
-usage: python benchmarks/decode_stream.py --model MODEL [--contexts 64 8192] [--formats bf16 int8 int4] [--repeats 7]
+usage: python -m benchmarks.decode_stream --model MODEL [--contexts 64 8192] [--formats bf16 int8 int4] [--repeats 7]
 
 One process per format and context. In it, reading a buffer of 1 GiB and runs of decode steps at batch 1 take turns, so
 that both see the same machine. The figure is (bytes of packed weights and of keys and values that a step reads) / (time
@@ -11,21 +11,17 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.common import in_own_process, option_parser, save, step_s, stream_bytes_per_s
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline import LLM, SamplingParams, _native
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline import LLM, SamplingParams
+from ridgeline.bench.report import Report
 from ridgeline.cost.account import kv_bytes_per_token
 
-STREAM_BYTES = 2**30
 FORMATS: dict[str, dict[str, object]] = {
     "bf16": {},
     "int8": {"quantize": "int8"},
@@ -50,29 +46,29 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamReport:
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
+class StreamReport(Report):
     model: str
     steps_per_repeat: int
     runs: list[Run]
 
 
-def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Run:
+def measure(model: str, name: str, context: int, repeats: int, steps: int, threads: int) -> Run:
     """Runs in a process of its own."""
     llm = LLM(
-        model, dtype="bfloat16", max_model_len=context + (repeats + 1) * steps + 64, max_num_seqs=1, **FORMATS[name]
+        model,
+        dtype="bfloat16",
+        max_model_len=context + (repeats + 1) * steps + 64,
+        max_num_seqs=1,
+        num_threads=threads,
+        **FORMATS[name],
     )
-    threads = int(llm.engine.choices["threads"].value)
     rng = random.Random(0)
     prompt = [rng.randrange(10, 1000) for _ in range(context)]
     llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
 
     streams, times = [stream_bytes_per_s(threads)], []
     for _ in range(repeats):
-        times.append(_step_s(llm, prompt, steps))
+        times.append(step_s(llm, prompt, steps))
         streams.append(stream_bytes_per_s(threads))
     program = llm.engine.program
     kv_bytes = kv_bytes_per_token(program, KV_BYTES.get(name, 2)) * (context + steps / 2)
@@ -92,49 +88,16 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int) -> Ru
     )
 
 
-def stream_bytes_per_s(threads: int) -> float:
-    """What `threads` threads of this process read from memory together, measured now."""
-    return statistics.median(_native.read_stream(_native.best_level(), threads, STREAM_BYTES, 5))
-
-
 def _weight_bytes(llm: LLM) -> float:
-    """Of the packed weights, less a token table of its own, of which a step reads one row."""
+    """Return the bytes of the packed weights, less an embedding of its own, of which a step reads one row."""
     program = llm.engine.program
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = [op.weights[0] for op in program.ops if op.kind == "embed" and op.weights[0] not in heads]
     unread = sum(program.weights[name][0] * program.weights[name][1] * 2 for name in tables)
-    return llm.engine.executable.weight_bytes - unread
+    return llm.engine.info.weight_bytes - unread
 
 
-def _step_s(llm: LLM, prompt: list[int], steps: int) -> float:
-    """Seconds between consecutive tokens, the prompt being in the prefix cache: the median of `steps` of them."""
-    times: list[float] = []
-    params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
-    for _ in llm.stream(prompt, params):
-        times.append(time.perf_counter())
-    return statistics.median(after - before for before, after in zip(times, times[1:]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[64])
-    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"], choices=list(FORMATS))
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", nargs=2, metavar=("FORMAT", "CONTEXT"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        run = measure(options.model, options.one[0], int(options.one[1]), options.repeats, options.steps)
-        print(json.dumps(asdict(run)))
-        return
-    runs: list[Run] = []
-    for context in options.contexts:
-        for name in options.formats:
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", name, str(context)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            runs.append(Run(**json.loads(done.stdout.splitlines()[-1])))
+def show(runs: list[Run]) -> None:
     table = Table("format", "context", "MB a step", "stream GB/s", "step ms", "share of the stream", "range")
     for run in runs:
         table.add_row(
@@ -147,17 +110,31 @@ def main() -> None:
             f"{min(run.share_of_stream):.0%} to {max(run.share_of_stream):.0%}",
         )
     Console().print(table)
-    if options.out:
-        report = StreamReport(
-            name=f"decode-stream-{Path(options.model).name}",
-            created_utc=utc_now(),
-            machine=machine_facts(),
-            software=software_facts(),
-            model=Path(options.model).name,
-            steps_per_repeat=options.steps,
-            runs=runs,
-        )
-        print(save_report(options.out, report))
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64])
+    parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"], choices=list(FORMATS))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--one", nargs=2, metavar=("FORMAT", "CONTEXT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, context = options.one
+        run = measure(options.model, name, int(context), options.repeats, options.steps, options.threads)
+        print(json.dumps(asdict(run)))
+        return
+    runs = [
+        Run(**in_own_process("benchmarks.decode_stream", "--one", name, str(context)))
+        for context in options.contexts
+        for name in options.formats
+    ]
+    show(runs)
+    model = Path(options.model).name
+    report = StreamReport(name=f"decode-stream-{model}", model=model, steps_per_repeat=options.steps, runs=runs)
+    save(options.out, report)
 
 
 if __name__ == "__main__":

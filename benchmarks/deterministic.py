@@ -12,16 +12,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.common import RESULTS, option_parser, save
 from benchmarks.peers import machine
 from benchmarks.peers.report import CellFacts
 from benchmarks.peers.systems import DRIVERS, Job, Worker
 from benchmarks.peers.workload import Cell, PromptSource, measure
 from rich.console import Console
 
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 
@@ -52,13 +51,9 @@ class CellCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeterministicReport:
+class DeterministicReport(Report):
     """All cells on one model. `steal_share` is the time that the hypervisor took from the run."""
 
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     model: str
     options: dict[str, object]
     threads: int
@@ -121,9 +116,6 @@ def run(arguments: argparse.Namespace, cells: Sequence[Cell], console: Console) 
     stream_gb_per_s.append(machine.read_stream_gb_per_s(arguments.threads))
     return DeterministicReport(
         name=arguments.name,
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
         model=folder.path.resolve().name,
         options=arguments.options,
         threads=arguments.threads,
@@ -146,16 +138,14 @@ def describe(found: CellCost) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Reads the options, measures, prints and saves."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.deterministic", description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__, out=RESULTS)
     parser.add_argument("--model", default="python-9m", help="folder or bundled model")
     parser.add_argument("--options", type=json.loads, default={}, help="keywords of LLM for both, as JSON")
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], help="default: all")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=machine_facts().usable_cores)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", type=int, default=1, metavar="N", help="1/N of the tokens, to see that it works")
     parser.add_argument("--name", default="deterministic", help="part of the result's file name")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(argv)
     if not isinstance(arguments.options, dict):
         parser.error("--options must be a JSON object of keywords of LLM")
@@ -164,10 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if min(arguments.pairs, arguments.threads, arguments.shrink) < 1:
         parser.error("pairs, threads and shrink must be at least 1")
     cells = [cell.shrunk(arguments.shrink) for cell in CELLS if cell.name in (arguments.cells or [cell.name])]
-    console = Console()
-    report = run(arguments, cells, console)
-    path = save_report(arguments.out, report)
-    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    save(arguments.out, run(arguments, cells, Console()))
 
 
 if __name__ == "__main__":

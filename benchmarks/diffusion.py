@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM, DiffusionParams, SamplingParams
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report, save_report
 from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.outputs import RequestOutput
@@ -38,18 +37,13 @@ class Row:
     judge_bits_per_token: float
 
 
-@dataclass(frozen=True, slots=True)
-class DiffusionResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionReport(Report):
     """What is written; `held_out_bits_per_byte` by model."""
 
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     threads: int
     held_out_bits_per_byte: dict[str, object]
     rows: list[Row]
-    schema_version: int = 1
 
 
 def main() -> None:
@@ -68,7 +62,7 @@ def main() -> None:
         for name, model in (("twin", arguments.twin), ("diffusion (bound)", arguments.diffusion))
     }
     _print(rows, quality)
-    result = DiffusionResult("diffusion", utc_now(), machine_facts(), software_facts(), usable_cores(), quality, rows)
+    result = DiffusionReport(name="diffusion", threads=usable_cores(), held_out_bits_per_byte=quality, rows=rows)
     path = save_report(arguments.out, result)
     print(f"written: {path}")
 

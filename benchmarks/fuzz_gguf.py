@@ -16,18 +16,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import torch
-
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.gguf.kept import KeptWeights
 from ridgeline.weights.gguf.reader import GgufFile
-from ridgeline.weights.loader import load_weights
+from ridgeline.weights.load import load_weights
+from ridgeline.weights.stored import prequantized
 
-MOST_SECONDS = 2.0
-MOST_MORE_BYTES = 256 << 20  # of resident memory, beyond what the whole file takes several times over
+MAX_SECONDS = 2.0
+MAX_MORE_BYTES = 256 << 20  # of resident memory, beyond what the whole file takes several times over
 NASTY = (0, 1, 2, 3, 7, 8, 13, 31, 33, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 63, (1 << 64) - 1)
 
 
@@ -63,13 +62,13 @@ def load(path: Path) -> None:
     folder = ModelFolder.open(path)
     spec = read_spec(folder.config)
     program = lower(spec, min(spec.max_positions, 4096))
-    weights = load_weights(folder, spec, program, torch.float32)
+    weights = load_weights(folder, spec, program, FLOAT32)
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == program.weights
     assert folder.gguf is not None
-    kept = KeptWeights(folder.gguf, spec, program)
-    for name in kept.types:
+    stored = prequantized(folder, spec, program)
+    for name in stored.formats if stored is not None else ():
         for expert in range(program.weights[name][0] if len(program.weights[name]) == 3 else 1):
-            kept.read(name, expert)
+            stored.read(name, expert)
     tokenizer = folder.tokenizer()
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("Once upon a time 12 \n"))
@@ -81,7 +80,7 @@ def fuzz(folder: Path, content: bytes, *, num_files: int, seed: int) -> Counter[
     path.write_bytes(content)
     header_bytes = min(tensor.offset for tensor in GgufFile.open(path).tensors.values())
     load(path)
-    most_bytes = _peak_bytes() + MOST_MORE_BYTES + 4 * len(content)
+    max_bytes = _peak_bytes() + MAX_MORE_BYTES + 4 * len(content)
     counts: Counter[str] = Counter()
     for number in range(num_files):
         path.write_bytes(mutated(content, header_bytes, random.Random(f"{seed} {number}")))
@@ -95,10 +94,10 @@ def fuzz(folder: Path, content: bytes, *, num_files: int, seed: int) -> Counter[
             counts["refused"] += 1
         except Exception as error:
             raise RuntimeError(f"file {number}: {type(error).__name__}: {error}") from error
-        if (elapsed_s := time.process_time() - started) > MOST_SECONDS:
+        if (elapsed_s := time.process_time() - started) > MAX_SECONDS:
             raise RuntimeError(f"file {number} took {elapsed_s:.1f} s")
-        if _peak_bytes() > most_bytes:
-            raise RuntimeError(f"file {number} took more than {MOST_MORE_BYTES >> 20} MiB")
+        if _peak_bytes() > max_bytes:
+            raise RuntimeError(f"file {number} took more than {MAX_MORE_BYTES >> 20} MiB")
     return counts
 
 

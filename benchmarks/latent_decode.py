@@ -9,27 +9,26 @@ contexts take turns (after the first round their prompts are cached), so that al
 adds is the median over the rounds.
 """
 
-import argparse
 import json
 import random
 import statistics
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.common import model_folder, option_parser, save, step_s
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline import LLM, SamplingParams
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline import LLM
+from ridgeline.backends.reference.tensors import as_arrays
+from ridgeline.bench.report import Report
+from ridgeline.core.dtypes import BFLOAT16
 from ridgeline.cost.account import account, total
 from ridgeline.program.lower import lower
 from ridgeline.program.pricing import Load
 from ridgeline.spec import families
-from ridgeline.weights.loader import save_weights
+from ridgeline.weights.save import save_weights
 
 HEADS, NOPE, ROPE, VALUE, VOCAB = 16, 128, 64, 128, 1024
 
@@ -46,11 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentReport:
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
+class LatentReport(Report):
     layers: int
     runs: list[Run]
 
@@ -83,17 +78,14 @@ def write_model(folder: Path, values: dict[str, object]) -> None:
         name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 if len(shape) > 1 else torch.ones(shape)
         for name, shape in lower(spec).weights.items()
     }
-    save_weights(folder, spec, weights, torch.bfloat16)
+    save_weights(folder, spec, as_arrays(weights), BFLOAT16)
     (folder / "config.json").write_text(json.dumps(values))
 
 
-def step_s(llm: LLM, context: int, steps: int) -> float:
-    """Median time of a step behind a prompt that is the same every time."""
+def prompt(context: int) -> list[int]:
+    """Return the same tokens every time."""
     rng = random.Random(context)
-    prompt = [rng.randrange(10, VOCAB) for _ in range(context)]
-    params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
-    times = [time.perf_counter() for _ in llm.stream(prompt, params)]
-    return statistics.median(after - before for before, after in zip(times, times[1:]))
+    return [rng.randrange(10, VOCAB) for _ in range(context)]
 
 
 def as_run(llm: LLM, context: int, steps: int, layers: int, rounds_s: list[float]) -> Run:
@@ -126,34 +118,30 @@ def show(runs: list[Run]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 1024, 8192])
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     contexts = sorted(options.contexts)
     longest = contexts[-1] + options.steps + 64
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), config(options.layers, longest))
-        llm = LLM(folder, dtype="bfloat16", max_model_len=longest, max_num_seqs=1, backend="native")
-        rounds = [[step_s(llm, context, options.steps) for context in contexts] for _ in range(options.rounds)]
+    with model_folder(None, lambda folder: write_model(folder, config(options.layers, longest))) as folder:
+        llm = LLM(
+            str(folder),
+            dtype="bfloat16",
+            max_model_len=longest,
+            max_num_seqs=1,
+            backend="native",
+            num_threads=options.threads,
+        )
+        rounds = [[step_s(llm, prompt(context), options.steps) for context in contexts] for _ in range(options.rounds)]
         runs = [
             as_run(llm, context, options.steps, options.layers, list(rounds_s))
             for context, rounds_s in zip(contexts, zip(*rounds, strict=True), strict=True)
         ]
     show(runs)
-    if options.out:
-        report = LatentReport(
-            name="latent-decode",
-            created_utc=utc_now(),
-            machine=machine_facts(),
-            software=software_facts(),
-            layers=options.layers,
-            runs=runs,
-        )
-        print(save_report(options.out, report))
+    save(options.out, LatentReport(name="latent-decode", layers=options.layers, runs=runs))
 
 
 if __name__ == "__main__":

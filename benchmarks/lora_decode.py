@@ -18,16 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.common import option_parser, save, spread
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from ridgeline.core.machine import usable_cores
 from ridgeline.core.params import SamplingParams
-from ridgeline.engine.build import Engine, build_engine
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.engine import Engine
 from ridgeline.weights.checkpoint import Checkpoint
 
 WARM_STEPS = 4
@@ -43,11 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraReport:
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
+class LoraReport(Report):
     model: str
     batch: int
     rank: int
@@ -85,7 +81,7 @@ def build(options: argparse.Namespace, adapters: Sequence[Path]) -> Engine:
 
 def step_s(engine: Engine, options: argparse.Namespace, rng: np.random.Generator) -> float:
     """Of decoding alone: the median of the steps behind the prompts' own and a few warm ones."""
-    names = engine.intake.adapters or (None,)
+    names = engine.info.adapters or (None,)
     params = SamplingParams(temperature=0, max_tokens=_context(options) - options.prompt, ignore_eos=True)
     prompts = rng.integers(0, engine.spec.vocab_size, (options.batch, options.prompt)).tolist()
     requests = [
@@ -114,14 +110,13 @@ def _context(options: argparse.Namespace) -> int:
 def show(runs: Sequence[Run]) -> None:
     table = Table("adapters in the batch", "tokens/s", "beside the base model")
     for run in runs:
-        ratios = run.times_base
-        cells = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        table.add_row(str(run.adapters), f"{statistics.median(run.tokens_per_s):.1f}", cells)
+        rate = f"{statistics.median(run.tokens_per_s):.1f}"
+        table.add_row(str(run.adapters), rate, spread(run.times_base, ".2f"))
     Console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
@@ -129,8 +124,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as temporary:
@@ -149,20 +142,16 @@ def main() -> None:
         for at, count in enumerate(counts)
     ]
     show(runs)
-    if options.out:
-        report = LoraReport(
-            name="lora-decode",
-            created_utc=utc_now(),
-            machine=machine_facts(),
-            software=software_facts(),
-            model=options.model.name,
-            batch=options.batch,
-            rank=options.rank,
-            prompt_tokens=options.prompt,
-            steps_per_repeat=options.steps,
-            runs=runs,
-        )
-        print(save_report(options.out, report))
+    report = LoraReport(
+        name="lora-decode",
+        model=options.model.name,
+        batch=options.batch,
+        rank=options.rank,
+        prompt_tokens=options.prompt,
+        steps_per_repeat=options.steps,
+        runs=runs,
+    )
+    save(options.out, report)
 
 
 if __name__ == "__main__":

@@ -14,24 +14,27 @@ llama.cpp, which wants a tokenizer in FOLDER; the figure does not depend on whic
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.decode_stream import stream_bytes_per_s
+from benchmarks.common import (
+    in_own_process,
+    model_folder,
+    option_parser,
+    save,
+    spread,
+    stream_bytes_per_s,
+    write_random,
+)
 from benchmarks.peers.systems import LlamaCpp
 from benchmarks.peers.workload import Cell
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.probe import ceilings, find_native
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile, scheduler_config
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report
 from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
-from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
 
 FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
@@ -55,11 +58,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeReport:
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
+class MoeReport(Report):
     llama_cpp: str | None
     steps_per_repeat: int
     runs: list[Run]
@@ -67,12 +66,9 @@ class MoeReport:
 
 def write_checkpoint(folder: Path) -> None:
     """A Qwen3-MoE of random weights in bfloat16, without a tokenizer."""
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    config = Qwen3MoeConfig(
+    write_random(
+        folder,
+        "Qwen3MoeForCausalLM",
         vocab_size=32768,
         hidden_size=1536,
         num_hidden_layers=12,
@@ -87,10 +83,7 @@ def write_checkpoint(folder: Path) -> None:
         rope_theta=1e6,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
     )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def measure(options: argparse.Namespace, name: str) -> Run:
@@ -152,30 +145,27 @@ def show(runs: list[Run]) -> None:
         "format", "MB a step", "stream GB/s", "tokens/s", "share of the stream", "experts alone", "× llama.cpp"
     )
     for run in runs:
-        shares, experts = run.share_of_stream, run.experts_share_of_stream
         table.add_row(
             run.format,
             f"{run.bytes_per_step / 1e6:.0f}",
             f"{statistics.median(run.stream_bytes_per_s) / 1e9:.1f}",
             f"{1 / statistics.median(run.step_s):.1f}",
-            f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
-            f"{statistics.median(experts):.0%} ({min(experts):.0%} to {max(experts):.0%})",
+            spread(run.share_of_stream, ".0%"),
+            spread(run.experts_share_of_stream, ".0%"),
             f"{statistics.median(run.times_llama_cpp):.2f}" if run.times_llama_cpp else "",
         )
     Console().print(table)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_options() -> argparse.Namespace:
+    parser = option_parser(__doc__)
     parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--llama-bin", type=Path)
     parser.add_argument("--gguf", type=Path)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--one", metavar="FORMAT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if bool(options.gguf) != bool(options.llama_bin):
@@ -184,40 +174,18 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_options()
     if options.one:
         print(json.dumps(asdict(measure(options, options.one))))
         return
-    runs: list[Run] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.model or Path(temporary)
-        if not (folder / "config.json").exists():
-            write_checkpoint(folder)
-        for name in options.formats:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.moe_decode",
-                *sys.argv[1:],
-                "--model",
-                str(folder),
-                "--one",
-                name,
-            ]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            runs.append(Run(**json.loads(done.stdout.splitlines()[-1])))
+    with model_folder(options.model, write_checkpoint) as folder:
+        runs = [
+            Run(**in_own_process("benchmarks.moe_decode", "--model", str(folder), "--one", name))
+            for name in options.formats
+        ]
     show(runs)
-    if options.out:
-        report = MoeReport(
-            name="moe-decode",
-            created_utc=utc_now(),
-            machine=machine_facts(),
-            software=software_facts(),
-            llama_cpp=options.gguf.name if options.gguf else None,
-            steps_per_repeat=options.steps,
-            runs=runs,
-        )
-        print(save_report(options.out, report))
+    peer = options.gguf.name if options.gguf else None
+    save(options.out, MoeReport(name="moe-decode", llama_cpp=peer, steps_per_repeat=options.steps, runs=runs))
 
 
 if __name__ == "__main__":

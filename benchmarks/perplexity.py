@@ -1,4 +1,4 @@
-"""What each number format costs in quality: bits per byte on held-out text, beside float32 on the same tokens.
+"""What each dtype costs in quality: bits per byte on held-out text, beside float32 on the same tokens.
 
 usage: python benchmarks/perplexity.py [--model python-9m] [--text FILE...] [--formats NAME...] [--windows N]
 
@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report, save_report
 from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 
@@ -101,13 +100,9 @@ class TextFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PerplexityReport:
+class PerplexityReport(Report):
     """All formats on one text."""
 
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     model: str
     isa: str
     text: TextFacts
@@ -241,16 +236,13 @@ def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport
         documents = documents or make_documents(llm, texts, arguments.window, arguments.windows)
         scores = [score(llm, document) for document in documents]
         base = base or scores
-        found.append(judge(name, llm.engine.executable.weight_bytes, documents, scores, base))
+        found.append(judge(name, llm.engine.info.weight_bytes, documents, scores, base))
         console.print(f"{name}: {found[-1].bits_per_byte:.4f} bits per byte", highlight=False)
     assert llm is not None, "there is always the base"
     return PerplexityReport(
-        name=f"perplexity-{llm.engine.model_name}",
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
-        model=llm.engine.model_name,
-        isa=llm.engine.choices["isa"].value,
+        name=f"perplexity-{llm.engine.info.model_name}",
+        model=llm.engine.info.model_name,
+        isa=llm.engine.info.choices["isa"].value,
         text=TextFacts(
             source=source,
             sha256=hashlib.sha256(json.dumps(list(texts.items())).encode()).hexdigest(),

@@ -12,21 +12,18 @@ weights and state that a step moves) / (time of a step from plan to commit) / (s
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.decode_stream import stream_bytes_per_s
+from benchmarks.common import model_folder, option_parser, save, stream_bytes_per_s, write_random
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.probe import ceilings, find_native
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.profile import Profiler, StepProfile
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report
 from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, QuantizeConfig, SchedulerConfig
-from ridgeline.core.machine import usable_cores
 from ridgeline.engine.build import build_engine
 
 CHECKPOINTS_BYTES = 2 << 30  # the states behind all prompts stay, for the rounds to come
@@ -57,11 +54,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentReport:
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
+class RecurrentReport(Report):
     quantize: str | None
     threads: int
     steps: int
@@ -72,12 +65,9 @@ class RecurrentReport:
 
 def write_checkpoint(folder: Path) -> None:
     """A Mamba-2 of random weights in bfloat16, without a tokenizer."""
-    import torch
-    from transformers import Mamba2Config, Mamba2ForCausalLM
-
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    config = Mamba2Config(
+    write_random(
+        folder,
+        "Mamba2ForCausalLM",
         vocab_size=50288,
         hidden_size=1024,
         num_hidden_layers=48,
@@ -88,11 +78,8 @@ def write_checkpoint(folder: Path) -> None:
         expand=2,
         conv_kernel=4,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
         pad_token_id=None,
     )
-    Mamba2ForCausalLM(config).save_pretrained(folder)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[Decode]]:
@@ -175,36 +162,27 @@ def show(prefill: Prefill, decode: list[Decode]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quantize", choices=["int8", "int4"])
     parser.add_argument("--chunk", type=int, default=2048, help="tokens of a prompt in a step")
     parser.add_argument("--steps", type=int, default=32, help="of each kind and context, timed")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.model or Path(temporary)
-        if not (folder / "config.json").exists():
-            write_checkpoint(folder)
+    with model_folder(options.model, write_checkpoint) as folder:
         prefill, decode = measure(folder, options)
     show(prefill, decode)
-    if options.out:
-        report = RecurrentReport(
-            name="recurrent-decode",
-            created_utc=utc_now(),
-            machine=machine_facts(),
-            software=software_facts(),
-            quantize=options.quantize,
-            threads=options.threads,
-            steps=options.steps,
-            prefill=prefill,
-            decode=decode,
-            longest_over_shortest=[long / short for long, short in zip(decode[-1].step_s, decode[0].step_s)],
-        )
-        print(save_report(options.out, report))
+    report = RecurrentReport(
+        name="recurrent-decode",
+        quantize=options.quantize,
+        threads=options.threads,
+        steps=options.steps,
+        prefill=prefill,
+        decode=decode,
+        longest_over_shortest=[long / short for long, short in zip(decode[-1].step_s, decode[0].step_s)],
+    )
+    save(options.out, report)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import RESULTS, option_parser, save
 from benchmarks.peers import machine
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report
 
 KINDS = ("first", "second")
 RSS_SHARE, RSS_MORE_BYTES = 1.15, 500_000_000  # of the packed weights, and for everything else
@@ -55,13 +55,9 @@ class KindSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartupReport:
+class StartupReport(Report):
     """All starts of one model."""
 
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     model: str
     options: dict[str, object]
     threads: int
@@ -109,9 +105,6 @@ def measure(arguments: argparse.Namespace) -> StartupReport:
             starts += [run_start(arguments, kind, repeat, cache) for kind in KINDS]
     return StartupReport(
         name=arguments.name,
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
         model=Path(arguments.model).name,
         options=arguments.options,
         threads=arguments.threads,
@@ -138,22 +131,18 @@ def print_table(console: Console, report: StartupReport) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Reads the options, measures, prints and saves."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__, out=RESULTS)
     parser.add_argument("--model", required=True, help="folder or bundled model")
     parser.add_argument("--options", type=json.loads, default={}, help="keywords of LLM, as JSON")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=machine_facts().usable_cores)
     parser.add_argument("--scratch", type=Path, help="where packed weights are written; default: the temporary folder")
     parser.add_argument("--name", default="startup", help="part of the result's file name")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    arguments = parser.parse_args(argv)
-    if min(arguments.repeats, arguments.threads) < 1:
+    options = parser.parse_args(argv)
+    if min(options.repeats, options.threads) < 1:
         parser.error("repeats and threads must be at least 1")
-    console = Console()
-    report = measure(arguments)
-    path = save_report(arguments.out, report)
-    print_table(console, report)
-    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    report = measure(options)
+    print_table(Console(), report)
+    save(options.out, report)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,12 @@ PROMPT_TOKENS = 16
 def start_once(model: str, threads: int, options: dict, spawned_s: float) -> None:
     """Starts, generates a token, and prints what took how long."""
     marks_s = [spawned_s, time.perf_counter()]
-    from ridgeline.core.collector import long_lived_imports
+    from ridgeline import LLM, SamplingParams
 
-    with long_lived_imports():  # as `from ridgeline import LLM` does, with a look at the clock within
-        import torch  # noqa: F401
-
-        marks_s.append(time.perf_counter())
-        from ridgeline.engine.llm import LLM
     marks_s.append(time.perf_counter())
-    from ridgeline import SamplingParams
-    from ridgeline.engine import build
+    from ridgeline.backends.native.backend import NativePlan
+    from ridgeline.backends.reference.backend import ReferencePlan
+    from ridgeline.text.tokenizer import Tokenizer
 
     spent_s = {"tokenizer": 0.0, "weights": 0.0}
 
@@ -41,19 +37,18 @@ def start_once(model: str, threads: int, options: dict, spawned_s: float) -> Non
 
         setattr(owner, name, run)
 
-    clocked(build.Tokenizer, "from_folder", "tokenizer")
-    for owner, name in ((build.PackStore, "__init__"), (build, "build_executable"), (build.PackStore, "commit")):
-        clocked(owner, name, "weights")
+    clocked(Tokenizer, "from_folder", "tokenizer")
+    for plan in (NativePlan, ReferencePlan):
+        clocked(plan, "open", "weights")
     llm = LLM(model, num_threads=threads, **options)
     marks_s.append(time.perf_counter())
     llm.generate([list(range(PROMPT_TOKENS))], SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
     marks_s.append(time.perf_counter())
-    interpreter_s, torch_s, ridgeline_s, engine_s, token_s = (b - a for a, b in zip(marks_s, marks_s[1:]))
+    interpreter_s, ridgeline_s, engine_s, token_s = (b - a for a, b in zip(marks_s, marks_s[1:]))
     rest_s = engine_s - sum(spent_s.values())
     answer = {
         "phases_s": {
             "interpreter": interpreter_s,
-            "import torch": torch_s,
             "import ridgeline": ridgeline_s,
             **spent_s,
             "rest of the engine": rest_s,
@@ -61,7 +56,7 @@ def start_once(model: str, threads: int, options: dict, spawned_s: float) -> Non
         },
         "total_s": marks_s[-1] - marks_s[0],
         "peak_rss_bytes": peak_rss_bytes(),
-        "packed_bytes": llm.engine.executable.weight_bytes,
+        "packed_bytes": llm.engine.info.weight_bytes,
     }
     print(json.dumps(answer), flush=True)
     os._exit(0)  # nothing of the end is asked for

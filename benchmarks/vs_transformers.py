@@ -21,8 +21,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
-from ridgeline.bench.report import save_report, utc_now
+from ridgeline.bench.report import Report, save_report
+from ridgeline.core.machine import usable_cores
 
 SYSTEMS = ("ridgeline", "transformers")
 STREAM_BYTES = 2**30
@@ -48,13 +48,9 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedReport:
+class PairedReport(Report):
     """What ran, where, and the ratio ridgeline / transformers of every pair."""
 
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     transformers: str
     shape: str
     dtype: str
@@ -269,9 +265,6 @@ def measure(arguments: argparse.Namespace) -> None:
     ratios = [pair.ratio for pair in pairs]
     report = PairedReport(
         name="vs-transformers" if arguments.shape == "qwen3-0.6b" else f"vs-transformers-{arguments.shape}",
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
         transformers=importlib.metadata.version("transformers"),
         shape=arguments.shape,
         dtype="bfloat16",
@@ -297,7 +290,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """The parent without --role; otherwise one of its helpers."""
-    default_threads = machine_facts().usable_cores
+    default_threads = usable_cores()
     parser = argparse.ArgumentParser(description="Ridgeline against transformers' generate, in pairs.")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--pairs", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Files, and functions of Python, stay short: the limits and the exceptions are in budget.toml, beside this file.
+"""Files, and functions of Python and C++, stay short. The limits and the exceptions are in budget.toml, beside this.
 
 Usage: python tools/check_budgets.py [ROOT]. Exit status 1 lists every file or function over its limit, every exception
 that names no reason, and every exception that is no longer needed.
@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import cpp_functions
 
 BUDGET = Path("tools") / "budget.toml"
 SUFFIXES = (".py", ".h", ".cpp")
@@ -31,7 +33,7 @@ class Measure:
 
 
 def function_lines(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Qualified name and length of every function, signature and docstring included."""
+    """Yield qualified name and length of every function, signature and docstring included."""
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -45,20 +47,22 @@ def function_lines(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]
 
 
 def measures(root: Path, limit: dict[str, object]) -> Iterator[Measure]:
-    """Everything below the folders of one `[[limit]]`."""
+    """Yield everything below the folders of one `[[limit]]`."""
     file_limit, function_limit = limit["file_lines"], limit.get("function_lines")
     for folder in limit["folders"]:
         files = (path for path in (root / folder).rglob("*") if path.is_file())
         for path in sorted(path for path in files if folder == SHELL_FOLDER or path.suffix in SUFFIXES):
             name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
             yield Measure(name, None, len(text.splitlines()), file_limit)
-            if function_limit is not None and path.suffix == ".py":
-                for function, num_lines in function_lines(ast.parse(text)):
+            if function_limit is not None and path.suffix in SUFFIXES:
+                is_python = path.suffix == ".py"
+                functions = function_lines(ast.parse(text)) if is_python else cpp_functions.function_lines(text)
+                for function, num_lines in functions:
                     yield Measure(name, function, num_lines, function_limit)
 
 
 def complaints(root: Path) -> list[str]:
-    """What is wrong, one line each."""
+    """Return what is wrong, one line each."""
     budget = tomllib.loads((root / BUDGET).read_text(encoding="utf-8"))
     over = [m for limit in budget["limit"] for m in measures(root, limit) if m.num_lines > m.limit]
     exceptions = {(e["path"], e.get("function")): e.get("reason", "") for e in budget.get("exception", [])}

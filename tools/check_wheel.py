@@ -14,7 +14,7 @@ NATIVE = re.compile(r"ridgeline/_native\.[\w-]+\.so")
 
 
 def complaints(wheel: Path, *, native: bool) -> list[str]:
-    """What is wrong, one line each."""
+    """Return what is wrong, one line each."""
     listed = subprocess.run(["git", "ls-files", "."], cwd=SOURCE, capture_output=True, text=True, check=True)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]

@@ -1,45 +1,47 @@
-"""The README's table of model families, made from the registry: what each is, what it keeps, and what is not native.
+"""Write the table of docs/models.md from the registry: what each family is, what it caches, and what is not native.
 
-Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test holds the README to it.
+Usage: python tools/families_table.py [--write]. Without --write it prints the table; a test holds the page to it.
 """
 
 import argparse
-import random
+import sys
 from importlib import import_module
 from pathlib import Path
 
-from ridgeline.backends.kinds import NATIVE_KINDS
+from ridgeline.backends.native.kinds import NATIVE_KINDS
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, LatentState, Program, State
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.spec import families
 
-README = Path(__file__).parents[1] / "README.md"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the small configs are there
+from families import tiny_config
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- families: python tools/families_table.py --write -->\n", "<!-- end of families -->\n"
-SEEDS = 8  # small configs of a family that are looked at: its options vary from one to the next
+SEEDS = 8  # random small configs of a family to look at: their options differ
 
 
 def table() -> str:
-    """The table in Markdown, one row for each family."""
-    rows = ["| `model_type` | what it is | keeps |", "|---|---|---|"]
+    """Return the table in Markdown, one row for each family."""
+    rows = ["| `model_type` | what it is | cache |", "|---|---|---|"]
     return "\n".join([*rows, *map(_row, families.names())]) + "\n"
 
 
 def _row(name: str) -> str:
     programs = [program for seed in range(SEEDS) if (program := _program(name, seed)) is not None]
-    kept = sorted({_kind(state) for program in programs for state in program.states})
+    cached = sorted({_kind(state) for program in programs for state in program.states})
     groups = [group for program in programs for group in fuse(program) if group.kind not in NATIVE_KINDS]
     fallback = sorted({op.kind for group in groups for op in group.ops if op.kind not in NATIVE_KINDS})
     text = (import_module(f"{families.__name__}.{name}").__doc__ or "").strip().replace("\n", " ").removesuffix(".")
     alone = f" ({', '.join(f'`{kind}`' for kind in fallback)} on the reference backend alone)" if fallback else ""
-    return f"| `{name}` | {text}{alone} | {', '.join(kept)} |"
+    return f"| `{name}` | {text}{alone} | {', '.join(cached)} |"
 
 
 def _program(name: str, seed: int) -> Program | None:
-    rng = random.Random(f"{name} {seed}")
     try:
-        return lower(families.read_spec(families.family(name).tiny(lambda *options: rng.choice(options))))
+        return lower(families.read_spec(tiny_config(name, seed)))
     except ConfigError:
         return None
 
@@ -47,26 +49,26 @@ def _program(name: str, seed: int) -> Program | None:
 def _kind(state: State) -> str:
     match state:
         case KvState():
-            return "keys and values" if state.window is None else "keys and values of a window"
+            return "KV" if state.window is None else "KV of a sliding window"
         case LatentState():
-            return "latents"
+            return "MLA latents"
         case _:
-            return "a recurrent state"
+            return "recurrent state"
 
 
 def updated(text: str) -> str:
-    """`text` with the table between its marks replaced."""
+    """Return `text` with the table between its marks replaced."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + table() + END + after
 
 
 def main() -> None:
-    """Prints or writes."""
+    """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")
     if parser.parse_args().write:
-        README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         print(table(), end="")
 

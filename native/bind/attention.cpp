@@ -100,8 +100,8 @@ class KvState {
   // Rows of a span [first_row, first_row + length) at the end of its kv_length tokens. The keys are divided into
   // `splits` parts that are merged, or not at all for 1; a call covers up to `rows_per_call` rows, or all for 0.
   Result attend(const Array<const float, 3>& q, int64_t first_row, int64_t length, int64_t kv_length,
-                const Array<const int64_t, 1>& table, int64_t first_token, int64_t mutual, float scale, int32_t window,
-                float softcap, const std::optional<Array<const float, 1>>& sinks,
+                const Array<const int64_t, 1>& table, int64_t first_token, int64_t bidirectional_block, float scale,
+                int32_t window, float softcap, const std::optional<Array<const float, 1>>& sinks,
                 const std::optional<Array<const float, 1>>& slopes, int64_t splits, int64_t rows_per_call) const {
     const KvLayout& layout = memory_.layout;
     const auto rows = (int64_t)q.shape(0), num_heads = (int64_t)q.shape(1);
@@ -111,7 +111,7 @@ class KvState {
     require((!sinks || (int64_t)sinks->size() == num_heads) && (!slopes || (int64_t)slopes->size() == num_heads),
             "sinks and slopes need one entry per query head");
     require(splits > 0 && rows_per_call >= 0 && window >= 0, "splits, rows_per_call or window is out of range");
-    const SpanView span = view(rows, first_row, length, kv_length, table, first_token, mutual);
+    const SpanView span = view(rows, first_row, length, kv_length, table, first_token, bidirectional_block);
     const AttentionSpec spec{(int32_t)num_heads,  scale, window, softcap, sinks ? sinks->data() : nullptr,
                              slopes ? slopes->data() : nullptr};
     Result out = new_result(rows, num_heads, layout.value_dim);
@@ -145,15 +145,15 @@ class KvState {
   }
 
   SpanView view(int64_t rows, int64_t first_row, int64_t length, int64_t kv_length,
-                const Array<const int64_t, 1>& table, int64_t first_token, int64_t mutual) const {
-    require(mutual > 0, "mutual must be at least 1");
+                const Array<const int64_t, 1>& table, int64_t first_token, int64_t bidirectional_block) const {
+    require(bidirectional_block > 0, "bidirectional_block must be at least 1");
     const int64_t block_size = memory_.layout.block_size;
     require(0 <= first_row && 0 < length && first_row + length <= rows, "the span's rows are not within q");
     require(first_token >= 0 && first_token % block_size == 0, "first_token is not a multiple of the block size");
     require(length <= kv_length && first_token < kv_length, "kv_length is too small for the span");
     require((kv_length - first_token + block_size - 1) / block_size <= (int64_t)table.size(), "the table is too short");
     for (size_t i = 0; i < table.size(); i++) check_block(table.data()[i]);
-    return {first_row, length, kv_length, first_token, table.data(), mutual};
+    return {first_row, length, kv_length, first_token, table.data(), bidirectional_block};
   }
 
   void check_block(int64_t block) const {
@@ -188,7 +188,7 @@ void bind_attention(nb::module_& module) {
       .def("read", &KvState::read, "slots"_a, "Keys [slots, heads, head_dim] and values [slots, heads, value_dim] as float32.")
       .def("copy_block", &KvState::copy_block, "source"_a, "target"_a)
       .def("attend", &KvState::attend, "q"_a, nb::kw_only(), "first_row"_a, "length"_a, "kv_length"_a, "table"_a,
-           "first_token"_a = 0, "mutual"_a = 1, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+           "first_token"_a = 0, "bidirectional_block"_a = 1, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
            "sinks"_a = nb::none(), "slopes"_a = nb::none(), "splits"_a = 1, "rows_per_call"_a = 0);
 }
 

@@ -41,8 +41,8 @@ Norm norm_of(const std::string& kind, float eps, uintptr_t weight, uintptr_t bia
 // A Tape whose buffers and plans have numbers.
 class TapeBuilder {
  public:
-  TapeBuilder(const std::string& level, Pool& pool, bool deterministic)
-      : kernels_(kernels_of(level)), tape_(kernels_, pool, deterministic) {}
+  TapeBuilder(const std::string& level, Pool* pool, bool deterministic)
+      : kernels_(kernels_of(level)), tape_(kernels_, pool, deterministic), runs_(pool != nullptr) {}
 
   int add_buffer(const std::string& rows, int64_t width) {
     require(rows == "tokens" || rows == "logits", "a buffer has rows for 'tokens' or for 'logits'");
@@ -196,7 +196,14 @@ class TapeBuilder {
     tape_.add(std::make_unique<Draw>(vocab_size));
   }
 
-  int64_t workspace_bytes() const { return tape_.workspace_bytes(); }
+  int64_t allocated_bytes() const { return tape_.allocated_bytes(); }
+
+  int64_t workspace_bytes(int64_t num_tokens, int64_t num_spans, int64_t num_rows, int64_t context,
+                          int num_threads) const {
+    require(num_tokens > 0 && num_spans > 0 && num_rows >= 0 && context > 0 && num_threads > 0,
+            "a step has tokens, spans and a context, and threads that compute it");
+    return tape_.workspace_bytes({num_tokens, num_spans, num_rows, context}, num_threads);
+  }
 
   int64_t size() const { return tape_.size(); }
 
@@ -205,11 +212,12 @@ class TapeBuilder {
   const KernelTable& kernels() const { return kernels_; }
   Buffer* buffer(int index) { return at(index); }
 
-  void run(nb::handle batch, Array<float, 2> logits, int64_t begin, int64_t end,
+  void run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
            std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
+    require(runs_, "a tape without a pool can be measured, and not run");
     const std::unique_lock turn(running_, std::try_to_lock);
     if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
-    Step& step = arrays_.read(batch, drawn.has_value());
+    Step& step = reader_.read(block, drawn.has_value());
     require(!drawn || (int64_t)drawn->shape(0) == step.num_draws, "one place per row to draw is needed");
     require((int64_t)logits.shape(0) == step.num_rows, "one row of logits per row that needs them is needed");
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
@@ -222,7 +230,7 @@ class TapeBuilder {
       tape_.run(step, begin, end, times);
     }
     if (drawn)
-      for (size_t i = 0; i < arrays_.draws().size(); i++) drawn->data()[i] = arrays_.draws()[i].token;
+      for (size_t i = 0; i < reader_.draws().size(); i++) drawn->data()[i] = reader_.draws()[i].token;
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -253,8 +261,9 @@ class TapeBuilder {
 
   const KernelTable& kernels_;
   Tape tape_;
+  bool runs_;
   std::vector<Buffer*> buffers_;
-  StepArrays arrays_;  // of the last step
+  StepReader reader_;
   std::mutex running_;
 };
 
@@ -294,7 +303,7 @@ void bind_runtime(nb::module_& module) {
       },
       "address"_a, "num_bytes"_a, "A 64-bit checksum of memory, for finding damage.");
   nb::class_<TapeBuilder> tape(module, "Tape");
-  tape.def(nb::init<const std::string&, Pool&, bool>(), "level"_a, "pool"_a, "deterministic"_a = false,
+  tape.def(nb::init<const std::string&, Pool*, bool>(), "level"_a, "pool"_a.none(), "deterministic"_a = false,
            nb::keep_alive<1, 3>())
       .def("buffer", &TapeBuilder::add_buffer, "rows"_a, "width"_a)
       .def("slice", &TapeBuilder::add_slice, "buffer"_a, "offset"_a, "width"_a,
@@ -327,10 +336,12 @@ void bind_runtime(nb::module_& module) {
       .def("latent_attention", &TapeBuilder::latent_attention, "num_heads"_a, "scale"_a, "absorb"_a, "expand"_a,
            "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("draw", &TapeBuilder::draw, "vocab_size"_a)
-      .def("run", &TapeBuilder::run, "batch"_a, "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
+      .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
            "seconds"_a.none() = nb::none())
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
-      .def_prop_ro("workspace_bytes", &TapeBuilder::workspace_bytes)
+      .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
+      .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,
+           "num_threads"_a, "The most that a step within these limits may need.")
       .def("__len__", &TapeBuilder::size);
   recurrent_bindings::bind(module, tape);
 }

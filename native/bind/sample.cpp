@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "kernels/sample_types.h"
+#include "kernels/sample/types.h"
 #include "runtime/isa.h"
 
 namespace nb = nanobind;

@@ -2,108 +2,101 @@
 
 #include <algorithm>
 
-namespace nb = nanobind;
-
 namespace ridgeline {
 namespace {
 
-// Without conversion: the pointers outlive this call, and a converted copy would not.
-template <class T, size_t Dims>
-Array<T, Dims> hold(std::vector<nb::object>& owners, nb::handle object) {
-  Array<T, Dims> array;
-  require(nb::try_cast(object, array, false), "a step's arrays are contiguous, of the types that StepBatch names");
-  owners.push_back(nb::borrow(object));
-  return array;
+constexpr int64_t VERSION = 1;  // BLOCK_VERSION of backends/step.py
+constexpr size_t HEADER_WORDS = 8;
+
+// Takes arrays off the front of a block, in the order of StepBatch's fields.
+class Words {
+ public:
+  Words(const int64_t* begin, size_t count) : at_(begin), end_(begin + count) {}
+
+  const int64_t* take(int64_t count) {
+    require(count >= 0 && count <= end_ - at_, "a step's block is shorter than its header says");
+    const int64_t* taken = at_;
+    at_ += count;
+    return taken;
+  }
+
+  template <class T>
+  const T* take_as(int64_t count) {
+    static_assert(sizeof(T) == sizeof(int64_t));
+    return reinterpret_cast<const T*>(take(count));
+  }
+
+  bool empty() const { return at_ == end_; }
+
+ private:
+  const int64_t *at_, *end_;
+};
+
+struct TemperatureAndTopK {
+  float temperature;
+  int32_t top_k;
+};
+
+void read_draws(Words& words, int64_t count, int64_t num_rows, std::vector<SampleRow>* draws) {
+  const int64_t* logit_row = words.take(count);
+  const auto* pairs = words.take_as<TemperatureAndTopK>(count);
+  const double* top_p = words.take_as<double>(count);
+  const double* min_p = words.take_as<double>(count);
+  const uint64_t* seed = words.take_as<uint64_t>(count);
+  const uint64_t* num_output = words.take_as<uint64_t>(count);
+  if (!draws) return;
+  for (int64_t i = 0; i < count; i++) {
+    require(logit_row[i] >= 0 && logit_row[i] < num_rows, "a row to draw is not a row of logits");
+    SampleRow& draw = draws->emplace_back(SampleRow{});
+    draw.temperature = pairs[i].temperature;
+    draw.top_k = pairs[i].top_k;
+    draw.top_p = static_cast<decltype(draw.top_p)>(top_p[i]);
+    draw.min_p = static_cast<decltype(draw.min_p)>(min_p[i]);
+    draw.seed = seed[i];
+    draw.num_output = num_output[i];
+    draw.logit_row = logit_row[i];
+    draw.token = -1;
+  }
 }
 
 }  // namespace
 
-Step& StepArrays::read(nb::handle batch, bool draws) {
-  if (!batch_.is(batch)) {
-    batch_.reset();  // what fails half-way is read again
-    owners_.clear();
-    step_ = {};
-    read_step(batch);
-    read_draws(batch.attr("draws"));
-    batch_ = nb::borrow(batch);
+Step& StepReader::read(const Array<const int64_t, 1>& block, bool draws) {
+  Words words(block.data(), block.shape(0));
+  const int64_t* header = words.take(HEADER_WORDS);
+  require(header[0] == VERSION, "a step's block is of another version than this native module: build it again");
+  step_.num_tokens = header[1];
+  step_.num_spans = header[2];
+  step_.num_rows = header[3];
+  const int64_t num_draws = header[4], num_copies = header[5], num_groups = header[6];
+  const int64_t* widths = words.take(num_groups);
+  step_.token_ids = words.take(step_.num_tokens);
+  step_.positions = words.take(step_.num_tokens);
+  step_.adapters = header[7] ? words.take(step_.num_tokens) : nullptr;
+  step_.logit_rows = words.take(step_.num_rows);
+  step_.span_start = words.take(step_.num_spans);
+  step_.span_length = words.take(step_.num_spans);
+  step_.kv_length = words.take(step_.num_spans);
+  step_.bidirectional_block = words.take(step_.num_spans);
+  require(std::all_of(step_.bidirectional_block, step_.bidirectional_block + step_.num_spans,
+                      [](int64_t run) { return run > 0; }),
+          "bidirectional_block_S must be at least 1");
+  step_.groups.clear();
+  for (int64_t g = 0; g < num_groups; g++) {
+    require(widths[g] >= 0 && widths[g] <= (int64_t)block.shape(0), "a step's block is shorter than its header says");
+    GroupInputs& group = step_.groups.emplace_back();
+    group.write_slots = words.take(step_.num_tokens);
+    group.first_token = words.take(step_.num_spans);
+    group.tables = words.take(step_.num_spans * widths[g]);
+    group.table_width = widths[g];
   }
+  for (int column = 0; column < 3; column++) words.take(num_copies);  // made before the tape runs
   draws_.clear();
-  if (draws) fill_draws();
+  read_draws(words, num_draws, step_.num_rows, draws ? &draws_ : nullptr);
+  require(words.empty(), "a step's block is longer than its header says");
   step_.draws = draws_.data();
   step_.num_draws = (int64_t)draws_.size();
   return step_;
-}
-
-void StepArrays::read_step(nb::handle batch) {
-  Step& step = step_;
-  const auto ids = [&](const char* name) { return hold<const int64_t, 1>(owners_, batch.attr(name)); };
-  const auto tokens = ids("token_ids_T"), positions = ids("positions_T"), rows = ids("logit_rows_R");
-  const auto start = ids("span_start_S"), length = ids("span_length_S"), kv_length = ids("kv_length_S");
-  const auto mutual = ids("mutual_S");
-  require(tokens.shape(0) == positions.shape(0), "a step has one position per token");
-  require(start.shape(0) == length.shape(0) && start.shape(0) == kv_length.shape(0) &&
-              start.shape(0) == mutual.shape(0),
-          "a step has one start, length, KV length and run of mutual tokens per span");
-  step.num_tokens = (int64_t)tokens.shape(0);
-  step.num_spans = (int64_t)start.shape(0);
-  step.num_rows = (int64_t)rows.shape(0);
-  step.token_ids = tokens.data();
-  step.positions = positions.data();
-  step.logit_rows = rows.data();
-  step.span_start = start.data();
-  step.span_length = length.data();
-  step.kv_length = kv_length.data();
-  step.mutual = mutual.data();
-  require(std::all_of(step.mutual, step.mutual + step.num_spans, [](int64_t run) { return run > 0; }),
-          "mutual_S must be at least 1");
-  const nb::object adapters = nb::getattr(batch, "adapters_T", nb::none());
-  step.adapters = nullptr;
-  if (!adapters.is_none()) {
-    const auto numbers = hold<const int64_t, 1>(owners_, adapters);
-    require(numbers.shape(0) == tokens.shape(0), "a step has one adapter per token");
-    step.adapters = numbers.data();
-  }
-  for (nb::handle group : batch.attr("groups")) {
-    const auto slots = hold<const int64_t, 1>(owners_, group.attr("write_slots_T"));
-    const auto tables = hold<const int64_t, 2>(owners_, group.attr("tables_SB"));
-    const auto first = hold<const int64_t, 1>(owners_, group.attr("first_token_S"));
-    require(slots.shape(0) == tokens.shape(0), "a cache group has one slot per token");
-    require(tables.shape(0) == start.shape(0) && first.shape(0) == start.shape(0),
-            "a cache group has one table and first token per span");
-    step.groups.push_back({slots.data(), tables.data(), (int64_t)tables.shape(1), first.data()});
-  }
-}
-
-void StepArrays::read_draws(nb::handle draws) {
-  const auto rows = hold<const int64_t, 1>(owners_, draws.attr("logit_row"));
-  const auto temperature = hold<const float, 1>(owners_, draws.attr("temperature"));
-  const auto top_k = hold<const int32_t, 1>(owners_, draws.attr("top_k"));
-  const auto top_p = hold<const double, 1>(owners_, draws.attr("top_p"));
-  const auto min_p = hold<const double, 1>(owners_, draws.attr("min_p"));
-  const auto seed = hold<const uint64_t, 1>(owners_, draws.attr("seed"));
-  const auto num_output = hold<const uint64_t, 1>(owners_, draws.attr("num_output"));
-  const size_t count = rows.shape(0);
-  require(temperature.shape(0) == count && top_k.shape(0) == count && top_p.shape(0) == count &&
-              min_p.shape(0) == count && seed.shape(0) == count && num_output.shape(0) == count,
-          "every option of the rows to draw has one value per row");
-  draw_arrays_ = {rows.data(),  temperature.data(), top_k.data(),      top_p.data(),
-                  min_p.data(), seed.data(),        num_output.data(), count};
-}
-
-void StepArrays::fill_draws() {
-  const DrawArrays& from = draw_arrays_;
-  for (size_t i = 0; i < from.count; i++) {
-    require(from.logit_row[i] >= 0 && from.logit_row[i] < step_.num_rows, "a row to draw is not a row of logits");
-    SampleRow& draw = draws_.emplace_back(SampleRow{});
-    draw.temperature = from.temperature[i];
-    draw.top_k = from.top_k[i];
-    draw.top_p = static_cast<decltype(draw.top_p)>(from.top_p[i]);
-    draw.min_p = static_cast<decltype(draw.min_p)>(from.min_p[i]);
-    draw.seed = from.seed[i];
-    draw.num_output = from.num_output[i];
-    draw.logit_row = from.logit_row[i];
-    draw.token = -1;
-  }
 }
 
 }  // namespace ridgeline

@@ -7,9 +7,9 @@
 
 namespace ridgeline {
 
-struct SampleRow;  // kernels/sample_types.h
+struct SampleRow;  // kernels/sample/types.h
 struct AttentionItem;
-struct Columns;  // this and the following: kernels/recurrent_types.h
+struct Columns;  // this and the following: kernels/recurrent/types.h
 struct RecurrentSpan;
 struct Convolution;
 struct SelectiveScan;
@@ -96,7 +96,7 @@ struct RecurrentKernels {
 };
 
 struct SampleKernels {
-  // Decides one row; see kernels/sample_types.h.
+  // Decides one row; see kernels/sample/types.h.
   void (*sample)(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch);
   int64_t (*scratch_bytes)(int64_t vocab_size);
 };

@@ -122,7 +122,7 @@ struct SpanView {
   int64_t kv_length;    // tokens in the cache once the step's are written
   int64_t first_token;  // position of the first token of `table`, a multiple of the block size
   const int64_t* table;  // block ids
-  int64_t mutual;  // the span is runs of this many rows: a row sees what is before its run, and all of it; 1: causal
+  int64_t bidirectional_block;  // 1: causal; k: rows attend to everything before and inside their block of k rows
 };
 
 }  // namespace ridgeline

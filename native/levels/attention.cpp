@@ -1,5 +1,5 @@
 // The attention kernels of one ISA level.
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include "kernels/level.h"
 

@@ -1,7 +1,7 @@
 // The linear kernels of one ISA level: float and integer weights have kernels of their own, chosen by the matrix's kind.
 #include "kernels/level.h"
-#include "kernels/linear_float.h"
-#include "kernels/linear_int.h"
+#include "kernels/linear/float_multiply.h"
+#include "kernels/linear/int_multiply.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
 namespace {

@@ -1,6 +1,6 @@
 // The kernels of recurrent layers of one ISA level.
 #include "kernels/level.h"
-#include "kernels/recurrence.h"
+#include "kernels/recurrent/recurrence.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
 

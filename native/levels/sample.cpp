@@ -1,6 +1,6 @@
 // The sample kernels of one ISA level.
 #include "kernels/level.h"
-#include "kernels/sample.h"
+#include "kernels/sample/sample.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
 

@@ -16,10 +16,18 @@ struct Keys {
   int64_t begin, end;
 };
 
+int64_t heads_per_item(const PlanKey& key) { return key.num_heads / key.num_kv_heads; }
+int64_t rows_per_item(const PlanKey& key) { return std::max<int64_t>(1, kRowsPerItem / heads_per_item(key)); }
+
+// Floats of the partial results of `rows` query rows of an item over one part of the keys.
+int64_t part_stride(const PlanKey& key, int64_t rows) {
+  return round_up(rows * heads_per_item(key) * (2 + key.value_dim), kCacheLine / (int64_t)sizeof(float));
+}
+
 // The keys that rows [row_begin, row_end) of a span see, the start rounded down to a block.
 Keys visible(const PlanKey& key, const SpanView& span, int64_t row_begin, int64_t row_end) {
   const int64_t start = span.kv_length - span.length;
-  const int64_t run_end = start + round_up(row_end, span.mutual);
+  const int64_t run_end = start + round_up(row_end, span.bidirectional_block);
   Keys keys{span.first_token, std::min(run_end, span.kv_length)};
   if (key.window > 0) keys.begin = std::max(keys.begin, start + row_begin - key.window + 1);
   keys.begin = keys.begin / key.block_size * key.block_size;
@@ -32,8 +40,7 @@ class Planner {
       : key_(key), step_(step), workers_(workers), fixed_split_(fixed_split), plan_(plan) {}
 
   void run() {
-    const int32_t heads_per_item = key_.num_heads / key_.num_kv_heads;
-    rows_per_item_ = std::max<int64_t>(1, kRowsPerItem / heads_per_item);
+    rows_per_item_ = rows_per_item(key_);
     part_keys_ = fixed_split_ ? kFixedPart : part_of_even_work();
     for (int64_t s = 0; s < step_.num_spans; s++) {
       const SpanView span = step_.span(s, step_.groups[(size_t)key_.group]);
@@ -67,8 +74,7 @@ class Planner {
       plan_.items.push_back(item);
       return;
     }
-    const int64_t group = key_.num_heads / key_.num_kv_heads;
-    const int64_t stride = round_up((row_end - row_begin) * group * (2 + key_.value_dim), kCacheLine / 4);
+    const int64_t stride = part_stride(key_, row_end - row_begin);
     item.merge = (int64_t)plan_.merges.size();
     plan_.merges.push_back({span_index, head, row_begin, row_end, parts, plan_.partial_floats, stride});
     plan_.partial_floats += parts * stride;
@@ -99,6 +105,30 @@ void plan_attention(const PlanKey& key, const Step& step, int workers, bool fixe
   std::stable_sort(plan.items.begin(), plan.items.end(), [](const AttentionItem& a, const AttentionItem& b) {
     return (a.row_end - a.row_begin) * (a.key_end - a.key_begin) > (b.row_end - b.row_begin) * (b.key_end - b.key_begin);
   });
+}
+
+// Where the split is fixed, every row has a partial result for each part that its keys lie in. Otherwise there are fewer
+// items than kItemsPerWorker for each worker; their keys are that many parts, but for what rounding takes from a part,
+// and as they begin and end within parts, two more each.
+int64_t SharedPlan::most_bytes(const StepLimits& limits, int workers) const {
+  const auto parts = [&](int64_t keys, int64_t part) {
+    return std::min((limits.context + part - 1) / part, (keys + part - 1) / part + 1);
+  };
+  const int64_t block_rows = rows_per_item(key);
+  int64_t floats = 0;
+  if (fixed_split) {
+    const int64_t seen = key.window > 0 ? key.window + limits.num_tokens + key.block_size : limits.context;
+    const int64_t blocks = std::min(limits.num_tokens, limits.num_tokens / block_rows + limits.num_spans);
+    const int64_t padding = kCacheLine / (int64_t)sizeof(float);
+    const int64_t rows = limits.num_tokens * heads_per_item(key) * (2 + key.value_dim) + blocks * padding;
+    floats = parts(seen, kFixedPart) * key.num_kv_heads * rows;
+  } else if (workers > 1 && limits.context > kSmallestPart) {
+    const int64_t items = kItemsPerWorker * workers - 1;
+    const int64_t even = 3 * kItemsPerWorker * workers * (kSmallestPart + 1) / kSmallestPart;
+    const int64_t most_parts = std::min(items * parts(limits.context, kSmallestPart), even);
+    floats = most_parts * part_stride(key, std::min(block_rows, limits.num_tokens));
+  }
+  return floats * (int64_t)sizeof(float);
 }
 
 void SharedPlan::make(const Step& step, int workers) {

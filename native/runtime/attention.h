@@ -52,6 +52,8 @@ struct SharedPlan {
   size_t parts_capacity = 0;
 
   void make(const Step& step, int workers);
+  // At most what `make` reserves for steps within `limits`.
+  int64_t most_bytes(const StepLimits& limits, int workers) const;
 };
 
 // What the items of a plan are run on. `step` is the one that the plan was made for.

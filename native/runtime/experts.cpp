@@ -22,6 +22,10 @@ int64_t largest(const float* x, int64_t count) {
   return best;
 }
 
+int64_t row_bytes(const KernelTable& kernels, const Matrix& matrix) {
+  return round_up(kernels.linear.input_bytes(matrix, 1), kCacheLine);
+}
+
 // What can be chosen is above kTaken, also where it is no number.
 constexpr float kTaken = -INFINITY;
 float choosable(float x) { return x >= -FLT_MAX ? x : -FLT_MAX; }
@@ -94,24 +98,40 @@ const float* Experts::Product::bias(int64_t expert) const {
   return epilogue.bias ? epilogue.bias + expert * first.num_panels * kPanel : nullptr;
 }
 
+int64_t Experts::hidden_stride() const { return round_up(gate_up_.product.first.num_panels * kPanel / 2, kPanel); }
+
+Experts::Sizes Experts::sizes(const KernelTable& kernels, int64_t num_tokens, int workers) const {
+  const int64_t pairs = num_tokens * operands_.ids->width, most_hit = std::min(num_experts_, pairs);
+  const int64_t own = std::max(row_bytes(kernels, gate_up_.product.first), row_bytes(kernels, down_.product.first));
+  constexpr int64_t kFloat = sizeof(float);
+  return {round_up(2 * most_hit + 1 + 2 * pairs + num_experts_, kCacheLine / (int64_t)sizeof(int64_t)), own,
+          num_tokens == 1 ? own * workers : own * pairs + kInputSlack * most_hit, pairs * hidden_stride() * kFloat,
+          pairs * result_stride() * kFloat};
+}
+
+void Experts::measure(const KernelTable& kernels, const StepLimits& limits, int workers, Workspace& workspace) const {
+  for (const int64_t num_tokens : {(int64_t)1, limits.num_tokens}) {
+    const Sizes needed = sizes(kernels, num_tokens, workers);
+    workspace.need(memory_->routings, needed.routing * (int64_t)sizeof(int64_t) * workers);
+    workspace.need(memory_->inputs, needed.inputs);
+    workspace.need(memory_->hidden, needed.hidden);
+    workspace.need(memory_->results, needed.results);
+  }
+}
+
 void Experts::prepare(const KernelTable& kernels, const Step& step, int workers) {
   num_tokens_ = step.num_tokens;
   num_pairs_ = num_tokens_ * operands_.ids->width;
-  const int64_t most_hit = std::min(num_experts_, num_pairs_);
-  routing_stride_ = round_up(2 * most_hit + 1 + 2 * num_pairs_ + num_experts_, kCacheLine / (int64_t)sizeof(int64_t));
+  const Sizes needed = sizes(kernels, num_tokens_, workers);
+  routing_stride_ = needed.routing;
   memory_->routings.reserve(routing_stride_ * (int64_t)sizeof(int64_t) * workers);
-
-  gate_up_.product.epilogue.stride = round_up(gate_up_.product.first.num_panels * kPanel / 2, kPanel);
-  down_.product.epilogue.stride = down_.product.first.num_panels * kPanel;
-  const auto rows_bytes = [&](const Stage& stage) {
-    return num_pairs_ * stage.product.epilogue.stride * (int64_t)sizeof(float);
-  };
-  memory_->hidden.reserve(rows_bytes(gate_up_));
-  memory_->results.reserve(rows_bytes(down_));
-  for (Stage* stage : {&gate_up_, &down_})
-    stage->row_bytes = round_up(kernels.linear.input_bytes(stage->product.first, 1), kCacheLine);
-  own_bytes_ = std::max(gate_up_.row_bytes, down_.row_bytes);
-  memory_->inputs.reserve(num_tokens_ == 1 ? own_bytes_ * workers : own_bytes_ * num_pairs_ + kInputSlack * most_hit);
+  gate_up_.product.epilogue.stride = hidden_stride();
+  down_.product.epilogue.stride = result_stride();
+  memory_->hidden.reserve(needed.hidden);
+  memory_->results.reserve(needed.results);
+  for (Stage* stage : {&gate_up_, &down_}) stage->row_bytes = row_bytes(kernels, stage->product.first);
+  own_bytes_ = needed.own_input;
+  memory_->inputs.reserve(needed.inputs);
   if (num_tokens_ == 1)
     for (Stage* stage : {&gate_up_, &down_}) claim(*stage, num_pairs_, 1, workers);
 }

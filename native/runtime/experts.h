@@ -84,6 +84,7 @@ class Experts final : public Instruction {
         operands_(operands),
         memory_(memory),
         exact_batch_(exact_batch) {}
+  void measure(const KernelTable& kernels, const StepLimits& limits, int workers, Workspace& workspace) const override;
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 
@@ -99,6 +100,17 @@ class Experts final : public Instruction {
     int64_t stride;
     const int64_t* tokens;
   };
+
+  // What a step of so many tokens takes of the shared memory.
+  struct Sizes {
+    int64_t routing;     // int64s of a worker's copy
+    int64_t own_input;   // bytes of one row of inputs
+    int64_t inputs;      // bytes of all of them
+    int64_t hidden, results;
+  };
+  Sizes sizes(const KernelTable& kernels, int64_t num_tokens, int workers) const;
+  int64_t hidden_stride() const;
+  int64_t result_stride() const { return down_.product.first.num_panels * kPanel; }
 
   Routing sort(const Worker& worker) const;
   void claim(Stage& stage, int64_t num_hit, int64_t most_rows, int workers) const;

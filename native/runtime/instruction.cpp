@@ -1,5 +1,6 @@
 #include "runtime/instruction.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -38,6 +39,17 @@ void AlignedBuffer::reserve(int64_t bytes) {
   if (!data_) throw std::bad_alloc();
   bytes_ = rounded;
   std::memset(data_, 0, (size_t)rounded);
+}
+
+void Workspace::need(const AlignedBuffer& buffer, int64_t bytes) {
+  int64_t& most = bytes_[&buffer];
+  most = std::max(most, (bytes + kCacheLine - 1) / kCacheLine * kCacheLine);
+}
+
+int64_t Workspace::bytes() const {
+  int64_t total = 0;
+  for (const auto& [buffer, bytes] : bytes_) total += bytes;
+  return total;
 }
 
 void Claims::reset(int64_t total, int64_t chunk, int workers) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/table.h"
@@ -38,6 +39,16 @@ class AlignedBuffer {
  private:
   uint8_t* data_ = nullptr;
   int64_t bytes_ = 0;
+};
+
+// How large buffers have to be, said before they are: what several users need of one is its largest need.
+class Workspace {
+ public:
+  void need(const AlignedBuffer& buffer, int64_t bytes);
+  int64_t bytes() const;
+
+ private:
+  std::unordered_map<const AlignedBuffer*, int64_t> bytes_;
 };
 
 enum class Rows : uint8_t { tokens, logits };
@@ -99,9 +110,16 @@ class Claims {
   int64_t total_ = 0, chunk_ = 1;
 };
 
+// Bytes that inputs of up to `rows` rows take, as the kernels read them.
+inline int64_t most_input_bytes(const KernelTable& kernels, const Matrix& matrix, int64_t rows) {
+  return kernels.linear.input_bytes(matrix, rows) + kInputSlack;
+}
+
 class Instruction {
  public:
   virtual ~Instruction() = default;
+  // Says what `prepare` reserves at most for steps within `limits`, of memory that is not the tape's own.
+  virtual void measure(const KernelTable&, const StepLimits&, int /*workers*/, Workspace&) const {}
   // Called by one thread before the workers start: sizes buffers, resets claims, plans.
   virtual void prepare(const KernelTable& kernels, const Step& step, int workers) = 0;
   virtual void run(const Worker& worker) = 0;

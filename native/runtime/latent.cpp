@@ -8,6 +8,7 @@
 namespace ridgeline {
 namespace {
 
+constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kBlockRows = 64;     // rows that are laid out and multiplied together
 constexpr int64_t kPartTokens = 1024;  // whose keys and values of one head stay in a core's cache
 constexpr int64_t kMaxParts = 8;       // of a context: more would cost more to merge than the cache saves
@@ -20,7 +21,7 @@ int64_t part_tokens(int64_t kv_length) {
 }
 
 int64_t visible_end(const SpanView& span, int64_t row_end) {
-  return std::min(span.kv_length - span.length + round_up(row_end, span.mutual), span.kv_length);
+  return std::min(span.kv_length - span.length + round_up(row_end, span.bidirectional_block), span.kv_length);
 }
 
 }  // namespace
@@ -54,7 +55,10 @@ LatentPlan::LatentPlan(const LatentKey& shared, bool deterministic) : key(shared
 void LatentPlan::make(const Step& step, int workers) {
   const GroupInputs& group = step.groups[(size_t)key.group];
   parts_per_head = (int32_t)((2 * workers + key.sizes.num_heads - 1) / key.sizes.num_heads);
-  for (auto* list : {&absorbed_rows, &start_, &length_, &kv_length_, &mutual_, &first_token_, &tables_}) list->clear();
+  for (auto* list :
+       {&absorbed_rows, &start_, &length_, &kv_length_, &bidirectional_block_, &first_token_, &tables_}) {
+    list->clear();
+  }
   first_block.assign((size_t)step.num_spans, -1);
   blocks.clear(), items.clear();
   for (int64_t s = 0; s < step.num_spans; s++) {
@@ -68,7 +72,7 @@ void LatentPlan::make(const Step& step, int workers) {
   absorbed.span_start = start_.data();
   absorbed.span_length = length_.data();
   absorbed.kv_length = kv_length_.data();
-  absorbed.mutual = mutual_.data();
+  absorbed.bidirectional_block = bidirectional_block_.data();
   absorbed.groups = {{nullptr, tables_.data(), group.table_width, first_token_.data()}};
   attention.make(absorbed, workers);
   cut_items(step, workers);
@@ -80,7 +84,7 @@ void LatentPlan::absorb(const Step& step, int64_t span) {
   start_.push_back((int64_t)absorbed_rows.size());
   length_.push_back(view.length);
   kv_length_.push_back(view.kv_length);
-  mutual_.push_back(view.mutual);
+  bidirectional_block_.push_back(view.bidirectional_block);
   first_token_.push_back(view.first_token);
   tables_.insert(tables_.end(), view.table, view.table + group.table_width);
   for (int64_t row = 0; row < view.length; row++) absorbed_rows.push_back(view.first_row + row);
@@ -113,29 +117,82 @@ void LatentPlan::cut_items(const Step& step, int workers) {
   for (size_t i = 0; i < head_table.size(); i++) head_table[i] = (int64_t)i;
 }
 
+KvLayout LatentPlan::head_layout() const {
+  return {key.kind, 1, (int32_t)key.sizes.key(), (int32_t)kBlockRows, (int32_t)key.sizes.value, false};
+}
+
 KvMemory LatentPlan::head_memory(int worker) const {
+  return {head_layout(), work.as<uint8_t>() + worker * work_stride + head_at};
+}
+
+LatentPlan::Offsets LatentPlan::offsets(const KernelTable& kernels, const LatentWeights& weights, int64_t head_blocks,
+                                       int64_t num_partials) const {
   const LatentSizes& s = key.sizes;
-  return {{key.kind, 1, (int32_t)s.key(), (int32_t)kBlockRows, (int32_t)s.value, false},
-          work.as<uint8_t>() + worker * work_stride + head_at};
+  const int64_t input = std::max(kernels.linear.input_bytes(weights.expand, kBlockRows),
+                                 kernels.linear.input_bytes(weights.absorb, kBlockRows));
+  const int64_t widest = std::max({s.entry(), s.latent_panels() * kPanel, (s.nope_panels() + s.value_panels()) * kPanel});
+  const int64_t head_bytes = kernels.attention.block_bytes(head_layout()) * head_blocks;
+  Offsets at{};
+  at.results = round_up(input, kCacheLine);
+  at.head = at.results + round_up(kBlockRows * widest * kFloat, kCacheLine);
+  at.partials = at.head + round_up(head_bytes, kCacheLine);
+  at.end = at.partials + round_up(num_partials * kFloat, kCacheLine);
+  return at;
+}
+
+// The more tokens a span expands with, the longer its context may be for that to pay: the spans of a step have no more
+// context than the best ratio of the two gives its tokens, and each may begin a block more.
+int64_t LatentPlan::most_blocks(const StepLimits& limits) const {
+  if (is_deterministic) return 0;
+  double most_ratio = 0;
+  int64_t shortest = 1;  // span that expands
+  for (int64_t blocks = 1; blocks <= (limits.context + kBlockRows - 1) / kBlockRows; blocks++) {
+    const int64_t kv_length = std::min(blocks * kBlockRows, limits.context);
+    while (shortest <= kv_length && !key.sizes.expands(shortest, kv_length)) shortest++;
+    if (shortest > std::min(kv_length, limits.num_tokens)) continue;
+    most_ratio = std::max(most_ratio, (double)kv_length / (double)shortest);
+  }
+  const int64_t spans = std::min(limits.num_spans, limits.num_tokens);
+  const int64_t whole = spans * ((limits.context + kBlockRows - 1) / kBlockRows);
+  return std::min(whole, (int64_t)((double)limits.num_tokens * most_ratio / (double)kBlockRows) + 1 + spans);
+}
+
+void LatentPlan::measure(const KernelTable& kernels, const LatentWeights& weights, const StepLimits& limits,
+                         int workers, Workspace& workspace) const {
+  const LatentSizes& s = key.sizes;
+  const int64_t num_blocks = most_blocks(limits), part = part_tokens(limits.context);
+  const int64_t longest = std::min(part, round_up(limits.context, kBlockRows));
+  const int64_t parts = std::min(kMaxParts, (limits.context + kPartTokens - 1) / kPartTokens);
+  const int64_t partials = parts > 1 ? parts * limits.num_tokens * (2 + s.value) : 0;
+  const bool expands = num_blocks > 0;
+  workspace.need(attention.partials, attention.most_bytes(limits, workers));
+  workspace.need(queries, limits.num_tokens * s.num_heads * s.entry() * kFloat);
+  workspace.need(sums, limits.num_tokens * s.num_heads * s.latent * kFloat);
+  workspace.need(block_inputs, num_blocks * round_up(kernels.linear.input_bytes(weights.expand, kBlockRows), kCacheLine));
+  workspace.need(block_keys, num_blocks * kBlockRows * s.rope * kFloat);
+  const Offsets at = offsets(kernels, weights, expands ? longest / kBlockRows : 0, expands ? partials : 0);
+  workspace.need(work, at.end * workers);
 }
 
 void LatentPlan::reserve(const KernelTable& kernels, const LatentWeights& weights, int workers) {
   const LatentSizes& s = key.sizes;
-  constexpr int64_t kFloat = sizeof(float);
   const int64_t num_absorbed = (int64_t)absorbed_rows.size(), num_blocks = (int64_t)blocks.size();
   queries.reserve(num_absorbed * s.num_heads * s.entry() * kFloat);
   sums.reserve(num_absorbed * s.num_heads * s.latent * kFloat);
-  const int64_t expand_bytes = kernels.linear.input_bytes(weights.expand, kBlockRows);
-  block_bytes = round_up(expand_bytes, kCacheLine);
+  block_bytes = round_up(kernels.linear.input_bytes(weights.expand, kBlockRows), kCacheLine);
   block_inputs.reserve(num_blocks * block_bytes);
   block_keys.reserve(num_blocks * kBlockRows * s.rope * kFloat);
-  const int64_t widest = std::max({s.entry(), s.latent_panels() * kPanel, (s.nope_panels() + s.value_panels()) * kPanel});
-  results_at = round_up(std::max(expand_bytes, kernels.linear.input_bytes(weights.absorb, kBlockRows)), kCacheLine);
-  head_at = results_at + round_up(kBlockRows * widest * kFloat, kCacheLine);
-  const int64_t head_bytes = kernels.attention.block_bytes(head_memory(0).layout) * (int64_t)head_table.size();
-  partials_at = head_at + round_up(head_bytes, kCacheLine);
-  work_stride = partials_at + round_up(partial_floats * kFloat, kCacheLine);
+  const Offsets at = offsets(kernels, weights, (int64_t)head_table.size(), partial_floats);
+  results_at = at.results;
+  head_at = at.head;
+  partials_at = at.partials;
+  work_stride = at.end;
   work.reserve(work_stride * workers);
+}
+
+void LatentAttention::measure(const KernelTable& kernels, const StepLimits& limits, int workers,
+                              Workspace& workspace) const {
+  plan_->measure(kernels, weights_, limits, workers, workspace);
 }
 
 void LatentAttention::prepare(const KernelTable& kernels, const Step&, int workers) {

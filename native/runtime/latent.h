@@ -66,6 +66,9 @@ struct LatentPlan {
 
   explicit LatentPlan(const LatentKey& shared, bool deterministic);
   void make(const Step& step, int workers);
+  // Says what `make` and `reserve` take at most for steps within `limits`.
+  void measure(const KernelTable& kernels, const LatentWeights& weights, const StepLimits& limits, int workers,
+               Workspace& workspace) const;
   // Sizes the memory of layers whose `expand` takes `input_bytes` for a block of rows.
   void reserve(const KernelTable& kernels, const LatentWeights& weights, int workers);
 
@@ -78,6 +81,7 @@ struct LatentPlan {
   }
   // One head's expanded keys and values, for `attend` from block 0 on.
   KvMemory head_memory(int worker) const;
+  KvLayout head_layout() const;
 
   LatentKey key;
   bool is_deterministic;
@@ -99,11 +103,18 @@ struct LatentPlan {
   int64_t work_stride = 0, results_at = 0, head_at = 0, partials_at = 0, partial_floats = 0;
 
  private:
+  // Offsets within a worker's memory, for expanding `head_blocks` blocks at once.
+  struct Offsets {
+    int64_t results, head, partials, end;
+  };
+  Offsets offsets(const KernelTable& kernels, const LatentWeights& weights, int64_t head_blocks,
+                  int64_t num_partials) const;
+  int64_t most_blocks(const StepLimits& limits) const;
   void absorb(const Step& step, int64_t span);
   void expand(const SpanView& view, int64_t span);
   void cut_items(const Step& step, int workers);
 
-  std::vector<int64_t> start_, length_, kv_length_, mutual_, first_token_, tables_;
+  std::vector<int64_t> start_, length_, kv_length_, bidirectional_block_, first_token_, tables_;
 };
 
 class LatentAttention final : public Instruction {
@@ -111,6 +122,7 @@ class LatentAttention final : public Instruction {
   LatentAttention(const LatentWeights& weights, float scale, const KvMemory& memory, LatentPlan* plan, const Buffer* q,
                   Buffer* out)
       : weights_(weights), scale_(scale), memory_(memory), plan_(plan), q_(q), out_(out) {}
+  void measure(const KernelTable& kernels, const StepLimits& limits, int workers, Workspace& workspace) const override;
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 

@@ -13,9 +13,14 @@ constexpr int64_t kRowsAtMemorysPace = 4;    // more take longer over a chunk, a
 
 }  // namespace
 
+void Linear::measure(const KernelTable& kernels, const StepLimits& limits, int workers, Workspace& workspace) const {
+  const int64_t rows = per_logit_row() ? limits.num_rows : limits.num_tokens;
+  workspace.need(*input_, most_input_bytes(kernels, matrix_, std::min(rows, kRowsPreparedByEach)) * workers);
+  workspace.need(*input_, most_input_bytes(kernels, matrix_, rows));
+}
+
 void Linear::prepare(const KernelTable& kernels, const Step& step, int workers) {
-  const bool per_row = operands_.select || operands_.in->rows == Rows::logits;
-  rows_ = per_row ? step.num_rows : step.num_tokens;
+  rows_ = per_logit_row() ? step.num_rows : step.num_tokens;
   if (operands_.logits) {
     epilogue_.out = step.logits;
     epilogue_.stride = step.logits_stride;

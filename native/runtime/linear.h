@@ -26,10 +26,13 @@ class Linear final : public Instruction {
         input_(input),
         exact_batch_(exact_batch) {}
 
+  void measure(const KernelTable& kernels, const StepLimits& limits, int workers, Workspace& workspace) const override;
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 
  private:
+  bool per_logit_row() const { return operands_.select || operands_.in->rows == Rows::logits; }
+
   Matrix matrix_;
   Norm norm_;
   Epilogue epilogue_;

@@ -2,7 +2,7 @@
 // divide evenly, and no result depends on the number of workers.
 #pragma once
 
-#include "kernels/recurrent_types.h"
+#include "kernels/recurrent/types.h"
 #include "runtime/instruction.h"
 
 namespace ridgeline {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/sample_types.h"
+#include "kernels/sample/types.h"
 #include "kernels/types.h"
 
 namespace ridgeline {
@@ -24,7 +24,7 @@ struct Step {
   const int64_t* span_start;  // [S]
   const int64_t* span_length;
   const int64_t* kv_length;
-  const int64_t* mutual;
+  const int64_t* bidirectional_block;
   const int64_t* adapters;    // [T], or null: no token has one
   std::vector<GroupInputs> groups;
   float* logits;  // [R, logits_stride]
@@ -35,8 +35,13 @@ struct Step {
   SpanView span(int64_t index, const GroupInputs& group) const {
     return {span_start[index],         span_length[index],
             kv_length[index],          group.first_token[index],
-            group.tables + index * group.table_width, mutual[index]};
+            group.tables + index * group.table_width, bidirectional_block[index]};
   }
+};
+
+// The largest step that a tape may be given, and the longest context in it.
+struct StepLimits {
+  int64_t num_tokens, num_spans, num_rows, context;
 };
 
 }  // namespace ridgeline

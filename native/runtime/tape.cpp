@@ -12,7 +12,7 @@ double now_s() {
 
 }  // namespace
 
-Tape::Tape(const KernelTable& kernels, Pool& pool, bool deterministic)
+Tape::Tape(const KernelTable& kernels, Pool* pool, bool deterministic)
     : kernels_(kernels), pool_(pool), deterministic_(deterministic) {
   need_scratch(std::max(kernels.linear.scratch_bytes, kernels.attention.scratch_bytes));
 }
@@ -20,9 +20,7 @@ Tape::Tape(const KernelTable& kernels, Pool& pool, bool deterministic)
 void Tape::need_scratch(int64_t bytes) {
   constexpr int64_t kPage = 4096;
   const int64_t stride = (bytes + kPage - 1) / kPage * kPage + kCacheLine;  // workers' scratch in different cache sets
-  if (stride <= scratch_stride_) return;
-  scratch_stride_ = stride;
-  scratch_.reserve(stride * pool_.size());
+  scratch_stride_ = std::max(scratch_stride_, stride);
 }
 
 Buffer* Tape::add_buffer(Rows rows, int64_t width) {
@@ -51,7 +49,7 @@ LatentPlan* Tape::add_latent_plan(const LatentKey& key) {
   return &latent_plans_.emplace_back(key, deterministic_);
 }
 
-int64_t Tape::workspace_bytes() const {
+int64_t Tape::allocated_bytes() const {
   int64_t bytes = scratch_.bytes() + linear_input_.bytes() + experts_memory_.bytes();
   for (const Buffer& buffer : buffers_) bytes += buffer.memory.bytes();
   for (const SharedPlan& plan : plans_) bytes += plan.partials.bytes();
@@ -59,15 +57,29 @@ int64_t Tape::workspace_bytes() const {
   return bytes;
 }
 
+int64_t Tape::workspace_bytes(const StepLimits& limits, int num_threads) const {
+  Workspace workspace;
+  workspace.need(scratch_, scratch_stride_ * num_threads);
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.slice_of) continue;
+    const int64_t rows = buffer.rows == Rows::tokens ? limits.num_tokens : limits.num_rows;
+    workspace.need(buffer.memory, rows * buffer.stride * (int64_t)sizeof(float));
+  }
+  for (const SharedPlan& plan : plans_) workspace.need(plan.partials, plan.most_bytes(limits, num_threads));
+  for (const auto& instruction : instructions_) instruction->measure(kernels_, limits, num_threads, workspace);
+  return workspace.bytes();
+}
+
 void Tape::prepare(const Step& step) {
+  scratch_.reserve(scratch_stride_ * pool_->size());
   for (Buffer& buffer : buffers_) {
     if (buffer.slice_of) continue;
     const int64_t rows = buffer.rows == Rows::tokens ? step.num_tokens : step.num_rows;
     buffer.memory.reserve(rows * buffer.stride * (int64_t)sizeof(float));
   }
-  for (SharedPlan& plan : plans_) plan.make(step, pool_.size());
-  for (LatentPlan& plan : latent_plans_) plan.make(step, pool_.size());
-  for (const auto& instruction : instructions_) instruction->prepare(kernels_, step, pool_.size());
+  for (SharedPlan& plan : plans_) plan.make(step, pool_->size());
+  for (LatentPlan& plan : latent_plans_) plan.make(step, pool_->size());
+  for (const auto& instruction : instructions_) instruction->prepare(kernels_, step, pool_->size());
 }
 
 void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
@@ -77,16 +89,16 @@ void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
   begin_ = begin;
   end_ = end;
   seconds_ = seconds;
-  pool_.run([](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); }, this);
+  pool_->run([](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); }, this);
 }
 
 void Tape::work(int worker) {
   void* scratch = scratch_.as<uint8_t>() + worker * scratch_stride_;
-  const Worker self{kernels_, pool_, *step_, worker, pool_.size(), scratch};
+  const Worker self{kernels_, *pool_, *step_, worker, pool_->size(), scratch};
   double last = seconds_ && worker == 0 ? now_s() : 0;
   for (int64_t i = begin_; i < end_; i++) {
     instructions_[(size_t)i]->run(self);
-    if (i + 1 < end_ || seconds_) pool_.barrier();
+    if (i + 1 < end_ || seconds_) pool_->barrier();
     if (seconds_ && worker == 0) {
       const double now = now_s();
       seconds_[i] = now - last;

@@ -16,7 +16,8 @@ namespace ridgeline {
 
 class Tape {
  public:
-  Tape(const KernelTable& kernels, Pool& pool, bool deterministic);
+  // Without a pool a tape can be measured, and not run.
+  Tape(const KernelTable& kernels, Pool* pool, bool deterministic);
 
   Buffer* add_buffer(Rows rows, int64_t width);
   // Columns [offset, offset + width) of a buffer.
@@ -34,8 +35,10 @@ class Tape {
   void need_scratch(int64_t bytes);
 
   int64_t size() const { return (int64_t)instructions_.size(); }
-  // Of all that the steps so far have needed: rows between instructions, and the instructions' own memory.
-  int64_t workspace_bytes() const;
+  // Bytes of all that the steps so far have needed: rows between instructions, and the instructions' own memory.
+  int64_t allocated_bytes() const;
+  // The most that steps within `limits` may need, computed by so many threads.
+  int64_t workspace_bytes(const StepLimits& limits, int num_threads) const;
   bool deterministic() const { return deterministic_; }
 
   // Runs instructions [begin, end) for `step`. The ranges of one step are run in order, the first from 0, which sizes
@@ -48,7 +51,7 @@ class Tape {
   void work(int worker);
 
   const KernelTable& kernels_;
-  Pool& pool_;
+  Pool* const pool_;
   const bool deterministic_;
   std::deque<Buffer> buffers_;
   std::deque<SharedPlan> plans_;

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/recurrent_types.h"
-#include "kernels/sample_types.h"
+#include "kernels/recurrent/types.h"
+#include "kernels/sample/types.h"
 #include "runtime/isa.h"
 #include "runtime/tape.h"
 
@@ -261,10 +261,11 @@ void tape(const KernelTable& kernels, Numbers& numbers, Results& results) {
   constexpr int64_t kVocab = 50, kWidth = 96, kTokens = 40;
   Pool pool(3);
   const Packed head(kernels, kFormats[2], kVocab, kWidth, numbers);
-  Tape tape(kernels, pool, false);
+  Tape tape(kernels, &pool, false);
   Buffer* const x = tape.add_buffer(Rows::tokens, kWidth);
   tape.add(std::make_unique<Embed>(Table{head.matrix}, Embed::Ids::tokens, 1.0f, x));
-  tape.add(std::make_unique<Linear>(head.matrix, Norm{}, Epilogue{}, Linear::Operands{x, nullptr, false, true}, false));
+  tape.add(std::make_unique<Linear>(head.matrix, Norm{}, Epilogue{}, Linear::Operands{x, nullptr, false, true},
+                                    tape.linear_input(), false));
   std::vector<int64_t> ids, logit_rows;
   for (int64_t t = 0; t < kTokens; t++) ids.push_back(numbers.next() % kVocab), logit_rows.push_back(t);
   std::vector<float> logits(kTokens * 64);
@@ -295,18 +296,18 @@ void experts(const KernelTable& kernels, Numbers& numbers, Results& results) {
   };
   const auto first = [](const Packed& all, int64_t outputs) {
     Matrix matrix = all.matrix;
-    matrix.outputs = outputs;
-    matrix.num_panels = outputs / kPanel;
+    matrix.outputs = outputs, matrix.num_panels = outputs / kPanel;
     return matrix;
   };
   const Packed table = packed(kTokens, kWidth), router = packed(kExperts, kWidth);
   const Packed gate_up = packed(kExperts * 2 * kSize, kWidth), down = packed(kExperts * kWidth, kSize);
-  Tape tape(kernels, pool, false);
+  Tape tape(kernels, &pool, false);
   Buffer *const x = tape.add_buffer(Rows::tokens, kWidth), *const out = tape.add_buffer(Rows::tokens, kWidth);
   Buffer* const logits = tape.add_buffer(Rows::tokens, kExperts);
   Buffer *const ids = tape.add_buffer(Rows::tokens, kTopK), *const weights = tape.add_buffer(Rows::tokens, kTopK);
   tape.add(std::make_unique<Embed>(Table{table.matrix}, Embed::Ids::tokens, 1.0f, x));
-  tape.add(std::make_unique<Linear>(router.matrix, Norm{}, Epilogue{}, Linear::Operands{x, logits}, false));
+  tape.add(std::make_unique<Linear>(router.matrix, Norm{}, Epilogue{}, Linear::Operands{x, logits},
+                                    tape.linear_input(), false));
   tape.add(std::make_unique<Route>(Route::Options{kTopK, true, true, 1.0f, 1, 1, false, nullptr},
                                    Route::Operands{logits, ids, weights}));
   const Epilogue gate{EpilogueKind::gate, Activation::silu, 0, nullptr, nullptr, 0};
@@ -317,8 +318,7 @@ void experts(const KernelTable& kernels, Numbers& numbers, Results& results) {
   for (int64_t t = 0; t < kTokens; t++) tokens[(size_t)t] = kTokens - 1 - t;
   for (const int64_t count : {kTokens, (int64_t)1}) {
     Step step{};
-    step.num_tokens = count;
-    step.token_ids = step.positions = tokens.data();
+    step.num_tokens = count, step.token_ids = step.positions = tokens.data();
     tape.run(step, 0, tape.size(), nullptr);
     results.near("experts of " + std::to_string(count), out->data(), count * out->stride);
   }

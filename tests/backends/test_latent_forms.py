@@ -5,9 +5,10 @@ from random import Random
 import pytest
 import torch
 
-from ridgeline.backends.reference.meanings.latent import absorbed, expanded
 from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.ops.latent import absorbed, expanded
 from ridgeline.backends.reference.paged import ReferenceExecutable
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.cache.layout import KvStateSize, plan_layout
 from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, LatentAttention, Layer, RmsNorm, Rope
@@ -43,6 +44,6 @@ def test_the_reference_holds_the_predicted_bytes():
     sizes = [KvStateSize(state.bytes_per_token(4)) for state in program.states]
     layout = plan_layout(sizes, 16, 2**22, 64, 64)
     weights = {name: torch.zeros(shape) for name, shape in program.weights.items()}
-    executable = ReferenceExecutable(program, weights, layout)
+    executable = ReferenceExecutable(program, as_arrays(weights), layout)
     held = sum(memory[:-1].nbytes for memories in executable._memories.values() for memory in memories)
     assert held == layout.total_bytes == layout.groups[0].num_blocks * 16 * 3 * 576 * 4

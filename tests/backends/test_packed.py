@@ -5,8 +5,11 @@ import random
 import pytest
 import torch
 
-from ridgeline.backends.reference import dense_logits, packed
+from families import tiny
+from ridgeline.backends.reference import packed
+from ridgeline.backends.reference.dense import dense_logits
 from ridgeline.program.lower import lower
+from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.spec import families
 
 CONTEXT = 24
@@ -19,7 +22,7 @@ def pack_all(monkeypatch):
 
 def program_and_weights(name, dtype):
     rng = random.Random(name)
-    program = lower(families.read_spec(families.family(name).tiny(lambda *options: rng.choice(options))), CONTEXT)
+    program = lower(families.read_spec(tiny(name, lambda *options: rng.choice(options))), CONTEXT)
     generator = torch.Generator().manual_seed(0)
     weights = {
         key: (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
@@ -40,7 +43,7 @@ def test_packed_programs_give_the_same_logits(name, dtype, pack_all):
     tolerance = 1e-5 if dtype is torch.float32 else 0.05
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     if packed._can_pack(weights["embed.weight"]):
-        matrices = [op.weights[0] for op in packed_program.ops if op.kind in packed.MATRIX_OPS]
+        matrices = [op.weights[0] for op in packed_program.ops if op.kind in MATRIX_OPS]
         assert all(packed_weights[name].is_mkldnn for name in matrices)
     used = {weight for op in packed_program.ops for weight in op.weights}
     assert set(packed_weights) == used  # the plain copy of a packed matrix is let go

@@ -1,13 +1,20 @@
 """Which backend is chosen, what it may be asked for, and the reference as the oracle of quantized models."""
 
 import sys
+from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from families import tiny
 from ridgeline import LLM, SamplingParams, quant
-from ridgeline.backends.select import NativeSupport, choose_backend, native_support
+from ridgeline.backends.base import ModelSource
+from ridgeline.backends.native.backend import NativeBackend, NativeSupport, native_support
+from ridgeline.backends.native.settings import MatrixFormat
+from ridgeline.backends.reference.backend import ReferenceBackend
+from ridgeline.backends.select import names, offers, select
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -19,60 +26,72 @@ HERE = NativeSupport(levels=("portable", "avx2", "avx512", "amx_emulated"), best
 ABSENT = NativeSupport(missing="this installation has no native code")
 
 
-def config(*, backend=None, quantize=None, kv_dtype="auto"):
+def config(*, backend=None, quantize=None, kv_dtype="auto", num_threads=None):
     return EngineConfig(
         model=ModelConfig(model="any"),
         cache=CacheConfig(kv_dtype=kv_dtype),
         quantize=QuantizeConfig(**(quantize or {})),
         backend=BackendConfig(**(backend or {})),
+        num_threads=num_threads,
     )
+
+
+def model(dtype, states=None, family="llama"):
+    """A model whose checkpoint has a dtype; `states` in the place of what its program keeps."""
+    spec = families.read_spec(tiny(family, lambda *options: options[0]))
+    program = lower(spec)
+    program = program if states is None else replace(program, states=tuple(states))
+    return ModelSource(SimpleNamespace(config={"dtype": dtype}, gguf=None), spec, program, program)
+
+
+def choose(config, model, support=HERE):
+    """The backend that is chosen, its plan, and the reason."""
+    asked = config.backend.backend
+    offered = [backend for backend in (NativeBackend(support), ReferenceBackend()) if asked in ("auto", backend.name)]
+    backend, why = select(model, config, offered)
+    return backend.name, backend.plan(model, config), why.reason
 
 
 def test_native_where_it_runs():
-    chosen = choose_backend(config(), "bfloat16", HERE)
-    assert (chosen.backend, chosen.level, chosen.kv_dtype) == ("native", "avx512", "bfloat16")
-    assert {name: choice.value for name, choice in chosen.choices.items()} == {
-        "backend": "native",
-        "isa": "avx512",
-        "kv_dtype": "bfloat16",
-        "quantize": "none",
-    }
-    assert all(choice.reason for choice in chosen.choices.values())
+    name, plan, why = choose(config(), model("bfloat16"))
+    assert (name, plan.settings.level, plan.settings.kv) == ("native", "avx512", "bf16")
+    chosen = {name: choice.value for name, choice in plan.choices.items() if name != "threads"}
+    assert chosen == {"isa": "avx512", "kv_dtype": "bfloat16", "quantize": "none", "dtype": "bfloat16"}
+    assert why == "this machine runs it"
+    assert all(choice.reason for choice in plan.choices.values())
 
 
 def test_reference_where_native_does_not_run_says_what_is_lost():
-    chosen = choose_backend(config(), "float32", ABSENT)
-    assert (chosen.backend, chosen.level, chosen.kv_dtype) == ("reference", "", "float32")
-    reason = chosen.choices["backend"].reason
-    assert "no native code" in reason and "slower" in reason
-    assert (
-        choose_backend(config(backend={"backend": "reference"}), "float32", HERE).choices["backend"].reason
-        == "as asked"
-    )
+    name, plan, why = choose(config(), model("float32"), ABSENT)
+    assert (name, plan.choices["kv_dtype"].value) == ("reference", "float32")
+    assert "isa" not in plan.choices
+    assert "no native code" in why and "slower" in why
+    assert choose(config(backend={"backend": "reference"}), model("float32"))[::2] == ("reference", "as asked")
 
 
 def test_float16_is_never_native():
-    assert choose_backend(config(), "float16", HERE).backend == "reference"
-    assert choose_backend(config(), "float32", HERE, [KvState(2, 640, None)]).backend == "reference"
+    half = replace(config(), model=ModelConfig(model="any", dtype="float16"))
+    assert choose(half, model("float16"))[0] == "reference"
+    assert choose(config(), model("float32", [KvState(2, 640, None)]))[0] == "reference"
     with pytest.raises(ConfigError, match="float16"):
-        choose_backend(config(backend={"backend": "native"}), "float16", HERE)
+        choose(replace(half, backend=BackendConfig(backend="native")), model("float16"))
 
 
 def test_latents_are_kept_as_floats():
     states = [LatentState(512, 64)]
-    chosen = choose_backend(config(), "bfloat16", HERE, states)
-    assert chosen.backend == "native"
-    assert chosen.state_size(states[0]).bytes_per_token == 1152
-    assert choose_backend(config(), "float32", HERE, [LatentState(1024, 64)]).backend == "reference"
+    name, plan, _ = choose(config(), model("bfloat16", states))
+    assert name == "native"
+    assert plan.state_size(states[0]).bytes_per_token == 1152
+    assert choose(config(), model("float32", [LatentState(1024, 64)]))[0] == "reference"
     for state in (*states, KvState(2, 512, None)):
         with pytest.raises(ConfigError, match="kv_dtype=int8"):
-            choose_backend(config(kv_dtype="int8"), "bfloat16", HERE, [state])
+            choose(config(kv_dtype="int8"), model("bfloat16", [state]))
 
 
 @pytest.mark.parametrize("level", HERE.levels)
 def test_every_level_that_runs_may_be_asked_for(level):
-    chosen = choose_backend(config(backend={"isa": level, "deterministic": True}), "float32", HERE)
-    assert (chosen.level, chosen.choices["isa"].reason, chosen.choices["deterministic"].value) == (
+    _, plan, _ = choose(config(backend={"isa": level, "deterministic": True}), model("float32"))
+    assert (plan.settings.level, plan.choices["isa"].reason, plan.choices["deterministic"].value) == (
         level,
         "as asked",
         "on",
@@ -85,7 +104,8 @@ def test_every_level_that_runs_may_be_asked_for(level):
         ({"backend": {"backend": "native"}}, ABSENT, "cannot be used: this installation has no native code"),
         ({"backend": {"isa": "amx"}}, HERE, "isa 'amx' is not one that this machine runs: portable, avx2, avx512"),
         ({"backend": {"isa": "avx2"}}, ABSENT, "isa=avx2 needs the native backend"),
-        ({"backend": {"backend": "reference", "isa": "avx2"}}, HERE, "(as asked)"),
+        ({"backend": {"isa": "avx2"}}, ABSENT, "this installation has no native code"),
+        ({"backend": {"backend": "reference", "isa": "avx2"}}, HERE, "reference backend cannot be used: isa=avx2"),
         ({"backend": {"deterministic": True}}, ABSENT, "deterministic needs the native backend"),
         ({"kv_dtype": "int8"}, ABSENT, "kv_dtype=int8 needs the native backend"),
         ({"kv_dtype": "float32"}, ABSENT, "kv_dtype=float32 needs the native backend"),
@@ -94,8 +114,16 @@ def test_every_level_that_runs_may_be_asked_for(level):
 )
 def test_what_cannot_be_had_is_refused(settings, support, words):
     with pytest.raises(ConfigError) as refused:
-        choose_backend(config(**settings), "bfloat16", support)
+        choose(config(**settings), model("bfloat16"), support)
     assert words in str(refused.value)
+
+
+def test_names_are_those_of_the_folders():
+    assert names() == ["native", "reference"]
+    assert [backend.name for backend in offers()] == ["native", "reference"], "the preferred one first"
+    assert [backend.name for backend in offers("reference")] == ["reference"]
+    with pytest.raises(ConfigError, match="backend must be one of auto, native, reference, got 'cuda'"):
+        offers("cuda")
 
 
 def test_missing_native_code_is_named(monkeypatch):
@@ -108,44 +136,37 @@ def test_missing_native_code_is_named(monkeypatch):
     ("kv_dtype", "num_bytes"), [("float32", 2 * 3 * 20 * 4), ("bfloat16", 240), ("int8", 2 * 3 * 24)]
 )
 def test_bytes_of_keys_and_values(kv_dtype, num_bytes):
-    chosen = choose_backend(config(kv_dtype=kv_dtype), "bfloat16", HERE)
-    size = chosen.state_size(KvState(num_heads=3, head_dim=20, window=7))
+    _, plan, _ = choose(config(kv_dtype=kv_dtype), model("bfloat16"))
+    size = plan.state_size(KvState(num_heads=3, head_dim=20, window=7))
     assert (size.bytes_per_token, size.window) == (num_bytes, 7)
 
 
 def test_bytes_of_weights():
-    program = lower(families.read_spec(families.family("llama").tiny(lambda *options: options[0])))
-    plain = config()
+    source = model("bfloat16")
+    program = source.program
     int4 = config(quantize={"scheme": "int4", "group_size": 32})
-    chosen = choose_backend(plain, "bfloat16", HERE)
-    assert chosen.weight_bytes(program, plain.quantize) == 2 * program.num_parameters
+    assert choose(config(), source)[1].weight_bytes == 2 * program.num_parameters
     matrices = quant.quantized_names(program, embeddings=True)
-    stored = sum(quant.scheme("int4").stored_bytes(program.weights[name], 32, False) for name in matrices)
+    stored = sum(quant.scheme("int4").stored_format(32, False).num_bytes(program.weights[name]) for name in matrices)
     rest = sum(shape[0] for shape in program.weights.values() if len(shape) == 1)
-    assert chosen.weight_bytes(program, int4.quantize) == stored + 2 * rest
-    reference = choose_backend(int4, "bfloat16", ABSENT)
-    assert reference.weight_bytes(program, int4.quantize) == 2 * program.num_parameters
+    assert choose(int4, source)[1].weight_bytes == stored + 2 * rest
+    assert choose(int4, source, ABSENT)[1].weight_bytes == 2 * program.num_parameters
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_native_settings(scheme):
-    pytest.importorskip("ridgeline._native", reason="the native code is not built")
-    from ridgeline.backends.native import MatrixFormat
-    from ridgeline.backends.select import native_settings
-
     plain = MatrixFormat(kind="bf16", inputs="bf16")
     group = 64 if scheme == "int4" else 0
     chosen_format = MatrixFormat(kind=scheme, inputs="int8", group=group)
     options = {"scheme": scheme, "inputs": "int8", **({"group_size": 64} if scheme == "int4" else {})}
     for embeddings in (True, False):
-        asked = config(quantize={**options, "embeddings": embeddings}, kv_dtype="int8")
-        settings = native_settings(choose_backend(asked, "bfloat16", HERE), asked, 3)
+        asked = config(quantize={**options, "embeddings": embeddings}, kv_dtype="int8", num_threads=3)
+        settings = choose(asked, model("bfloat16"))[1].settings
         assert (settings.level, settings.num_threads, settings.dtype, settings.kv) == ("avx512", 3, "bfloat16", "int8")
         assert settings.matrices == chosen_format
         assert settings.head == (chosen_format if embeddings else plain)
         assert settings.embeddings == (chosen_format if embeddings else None)
-    unquantized = config()
-    settings = native_settings(choose_backend(unquantized, "float32", HERE), unquantized, 1)
+    settings = choose(config(), model("float32"))[1].settings
     assert settings.matrices == settings.head == MatrixFormat(kind="f32", inputs="f32")
 
 
@@ -190,13 +211,13 @@ def test_native_quantization_is_that_of_the_reference(shared_data, options):
 @pytest.mark.parametrize("scheme", [None, "int8"])
 def test_what_is_absorbed_counts_again(scheme):
     """W_k is there a second time, in the model's dtype whatever the rest is stored as."""
-    program = lower(families.read_spec(families.family("deepseek_v2").tiny(lambda *options: options[0])))
-    asked = config(quantize={"scheme": scheme})
+    source = model("bfloat16", family="deepseek_v2")
+    program = source.program
     sizes = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
     again = sum(each.num_heads * each.nope_dim * each.latent_dim for each in sizes)
     small = quant.quantized_names(program, embeddings=True) if scheme else frozenset()
     shapes = [program.weights[name] for name in small]
-    stored = sum(quant.scheme("int8").stored_bytes((prod(s[:-1]), s[-1]), 128, False) for s in shapes)
+    stored = sum(quant.scheme("int8").stored_format(None, False).num_bytes(s) for s in shapes)
     rest = sum(prod(shape) for name, shape in program.weights.items() if name not in small)
-    chosen = choose_backend(asked, "bfloat16", HERE)
-    assert chosen.weight_bytes(program, asked.quantize) == stored + 2 * (rest + again) > 2 * again > 0
+    plan = choose(config(quantize={"scheme": scheme}), source)[1]
+    assert plan.weight_bytes == stored + 2 * (rest + again) > 2 * again > 0

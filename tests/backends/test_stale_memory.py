@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.reference import ReferenceExecutable
+from ridgeline.backends.reference.paged import ReferenceExecutable
 
 
 def soil(executable, rubbish):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -113,6 +114,12 @@ def test_facts_name_this_machine_and_software():
     assert software.ridgeline is not None
     named = machine_facts(accelerator="Some GPU (80 GB)")
     assert named.slug == f"some-gpu-80-gb-{named.usable_cores}c"
+
+
+def test_one_processor_name_with_and_without_a_matrix_unit_has_two_folders():
+    plain = replace(machine_facts(), cpu_model="Intel(R) Xeon(R) Processor", cpu_features=("avx512f",), usable_cores=2)
+    assert plain.slug == "intel-xeon-2c"
+    assert replace(plain, cpu_features=("avx512f", "amx_tile")).slug == "intel-xeon-amx-2c"
 
 
 def test_the_client_side_imports_no_torch():

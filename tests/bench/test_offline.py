@@ -8,11 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
-from ridgeline.bench.baselines import NaiveGeneration, StaticBatching
+from ridgeline.bench.baselines import StaticBatching
 from ridgeline.bench.latency import measure_latency
+from ridgeline.bench.naive import NaiveGeneration
 from ridgeline.bench.offline import BenchEngine, measure, spread
-from ridgeline.bench.offline_report import SCHEMA_VERSION, print_latency, print_offline
-from ridgeline.bench.report import result_path, write_report
+from ridgeline.bench.offline_report import print_latency, print_offline
+from ridgeline.bench.report import SCHEMA_VERSION, result_path, write_report
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig

@@ -78,11 +78,13 @@ def test_figures_of_a_format():
 def test_the_command_agrees_with_training_s_own_measure(tmp_path, monkeypatch):
     """float32 in the engine beside the dense model, on one window; int4 is worse, and bfloat16 hardly."""
     pytest.importorskip("ridgeline._native", reason="the native code is not built")
-    from ridgeline.backends.reference import DenseModel
+    from ridgeline.backends.reference.dense import DenseModel
+    from ridgeline.backends.reference.tensors import as_tensors
+    from ridgeline.core.dtypes import FLOAT32
     from ridgeline.program.lower import lower
     from ridgeline.spec.families import read_spec
     from ridgeline.weights.folder import ModelFolder
-    from ridgeline.weights.loader import load_weights
+    from ridgeline.weights.load import load_weights
 
     text = "import os\n\n\ndef walk(path):\n    for name in os.listdir(path):\n        yield name\n" * 3
     (tmp_path / "a.py").write_text(text)
@@ -100,7 +102,7 @@ def test_the_command_agrees_with_training_s_own_measure(tmp_path, monkeypatch):
     import torch
 
     program = lower(spec)
-    dense = DenseModel(program, load_weights(folder, spec, program, torch.float32))
+    dense = DenseModel(program, as_tensors(load_weights(folder, spec, program, FLOAT32)))
     tokenizer = LLM("python-1m").get_tokenizer()
     ids = np.array(tokenizer.encode(text), dtype=np.uint16)
     assert float32 == pytest.approx(bits_per_byte(dense, ids, len(text), torch.float32), rel=1e-4)

@@ -196,6 +196,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.oracle.truncate(seq_id, end)
 
     @precondition(lambda self: self.known)
+    @rule(room=st.lists(st.none() | st.integers(0, 6), min_size=MAX_LIVE, max_size=MAX_LIVE))
+    def give_back(self, room):
+        """Some sequences keep room for a few tokens, the others none."""
+        computed = {seq_id: len(self.known[seq_id].prints) for seq_id in sorted(self.known)}
+        ends = {seq_id: computed[seq_id] + more for seq_id, more in zip(computed, room) if more is not None}
+        before = self.cache.num_free_blocks()
+        freed = self.cache.give_back(ends)
+        for seq_id in computed:
+            self.oracle.truncate(seq_id, ends.get(seq_id, computed[seq_id]))
+        assert freed == (self.cache.num_free_blocks() != before)
+
+    @precondition(lambda self: self.known)
     @rule(pick=picks)
     def release(self, pick):
         self.finish(self.live(pick))

@@ -8,10 +8,10 @@ from cache_machine import RUN as SEARCH
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import ridgeline.cache.groups.full as full_module
 import ridgeline.cache.groups.recurrent as recurrent_module
-import ridgeline.cache.groups.sliding as sliding_module
 from ridgeline.cache.groups import Hit, Need
+from ridgeline.cache.groups.full import FullGroup
+from ridgeline.cache.groups.sliding import SlidingGroup
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.cache.pool import BlockPool
@@ -223,49 +223,54 @@ def truncate_drops_one_block_too_many(original):
 # ---- groups
 
 
-@bug(full_module, "append_need")
+def in_full_alone(original, faulty):
+    """Replace `reserve` in full groups, and not in sliding ones, which inherit it."""
+    return lambda group, *args: (faulty if type(group) is FullGroup else original)(group, *args)
+
+
+@bug(FullGroup, "reserve")
 def no_copy_on_write_in_full(original):
-    return lambda *args: Need(original(*args).num_new)
+    return in_full_alone(original, lambda *args: Need(original(*args).num_new))
 
 
-@bug(sliding_module, "append_need")
+@bug(SlidingGroup, "reserve")
 def no_copy_on_write_in_sliding(original):
     return lambda *args: Need(original(*args).num_new)
 
 
-@bug(full_module, "append_need")
+@bug(FullGroup, "reserve")
 def always_copy_the_tail(original):
-    def append_need(table, computed, end, block_size, pool):
-        num_new, copy_at = original(table, computed, end, block_size, pool)
-        return Need(num_new, computed // block_size if computed % block_size else copy_at)
+    def reserve(group, table, computed, end):
+        num_new, copy_at = original(group, table, computed, end)
+        return Need(num_new, computed // group._block_size if computed % group._block_size else copy_at)
 
-    return append_need
+    return in_full_alone(original, reserve)
 
 
-@bug(full_module, "append_need")
+@bug(FullGroup, "reserve")
 def reserve_rounds_down(original):
-    def append_need(table, computed, end, block_size, pool):
-        return original(table, computed, max(computed, end // block_size * block_size), block_size, pool)
+    def reserve(group, table, computed, end):
+        return original(group, table, computed, max(computed, end // group._block_size * group._block_size))
 
-    return append_need
+    return in_full_alone(original, reserve)
 
 
-@bug(sliding_module.SlidingGroup, "first_visible_block")
+@bug(SlidingGroup, "first_visible_block")
 def window_one_token_short(original):
     return lambda group, computed: max(0, computed - group._window + 2) // group._block_size
 
 
-@bug(sliding_module.SlidingGroup, "first_visible_block")
+@bug(SlidingGroup, "first_visible_block")
 def window_one_token_long(original):
     return lambda group, computed: max(0, computed - group._window) // group._block_size
 
 
-@bug(sliding_module.SlidingGroup, "commit")
+@bug(SlidingGroup, "commit")
 def window_blocks_never_freed(original):
     return lambda group, table, computed: None
 
 
-@bug(sliding_module.SlidingGroup, "match")
+@bug(SlidingGroup, "match")
 def sliding_match_ignores_freed_blocks(original):
     def match(group, path, num_blocks):
         return Hit(num_blocks, group.first_visible_block(num_blocks * group._block_size))
@@ -273,7 +278,7 @@ def sliding_match_ignores_freed_blocks(original):
     return match
 
 
-@bug(sliding_module.SlidingGroup, "match")
+@bug(SlidingGroup, "match")
 def sliding_match_demands_whole_prefix(original):
     def match(group, path, num_blocks):
         blocks = [node.blocks[group._index] for node in path[:num_blocks]]

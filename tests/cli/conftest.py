@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.cli import main
 from ridgeline.compress.bpe import save_tokenizer, train_bpe
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
-from ridgeline.weights.loader import save_weights
+from ridgeline.weights.save import save_weights
 
 CONTEXT = 96
 CONFIG = {
@@ -45,7 +47,7 @@ def model_folder(tmp_path_factory):
         name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 if len(shape) > 1 else torch.ones(shape)
         for name, shape in lower(spec).weights.items()
     }
-    save_weights(folder, spec, weights, torch.float32)
+    save_weights(folder, spec, as_arrays(weights), FLOAT32)
     return folder
 
 

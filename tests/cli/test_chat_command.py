@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import RequestError
 
 TOKENS = 6
 
@@ -83,15 +84,49 @@ def test_a_message_that_never_fits_is_refused_and_forgotten(chat, answer):
     assert done.out == f"{first}\n{answer('import os', first, 'return a')}\n"
 
 
-def test_a_model_without_template_is_refused(ridgeline, model_folder, tmp_path):
+@pytest.fixture
+def bare_folder(model_folder, tmp_path):
+    """The model without its chat template."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
     for path in model_folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["chat_template"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    done = ridgeline("chat", "-m", tmp_path, stdin="hello\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_model_without_template_is_refused(ridgeline, bare_folder):
+    done = ridgeline("chat", "-m", bare_folder, stdin="hello\n")
     assert done.code == 2
-    assert "no chat template" in done.err
+    assert "no chat template" in done.err and "--chat-template FILE" in done.err and done.err.count("\n") == 1
+    with pytest.raises(RequestError, match="no chat template"):
+        LLM(str(bare_folder)).chat([{"role": "user", "content": "hello"}], use_tqdm=False)
+
+
+def test_a_template_can_be_given(ridgeline, bare_folder, tmp_path):
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    template = tmp_path / "template.jinja"
+    template.write_text(source)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    llm = LLM(str(bare_folder))
+    messages = [{"role": "user", "content": "import os"}]
+    (expected,) = llm.chat(messages, params, chat_template=source, use_tqdm=False)
+    assert expected.prompt == "<user>import os"
+    options = ("--temperature", 0, "--max-tokens", TOKENS, "--chat-template", template)
+    done = ridgeline("chat", bare_folder, *options, stdin="import os\n")
+    assert (done.code, done.out, done.err) == (0, expected.outputs[0].text + "\n", "")
+    for wrong, code, words in (("nothing.jinja", 2, "cannot be read"), ("broken.jinja", 3, "chat template 'default'")):
+        (tmp_path / "broken.jinja").write_text("{% for %}")
+        done = ridgeline("chat", bare_folder, "--chat-template", tmp_path / wrong, stdin="hello\n")
+        assert done.code == code and words in done.err and done.err.count("\n") == 1
+
+
+def test_quick_answers_one_message_with_counts_and_speeds(chat, answer):
+    done = chat("not read\n", "--quick", "import os")
+    assert (done.code, done.out) == (0, answer("import os") + "\n")
+    assert done.err.startswith(f"{TOKENS} tokens in ") and "tokens/s" in done.err
 
 
 def test_input_must_be_utf8(chat):

@@ -16,7 +16,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "REPEATS", 2)
     monkeypatch.setattr(probe, "PEAK_S", 0.001)
     monkeypatch.setattr(probe, "last_level_cache_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(probe, "LEAST_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(probe, "MIN_STREAM_BYTES", 1 << 22)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from families import tiny
 from ridgeline.cli._inspect_text import _bytes, _flops, _numbers
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import GROUP_KINDS
@@ -192,7 +193,7 @@ def test_folder_and_errors(ridgeline, model_folder, tmp_path):
 def test_every_family_is_described(inspect):
     for name in families.names():
         for seed in range(3):
-            config = families.family(name).tiny(lambda *options, seed=seed: options[seed % len(options)])
+            config = tiny(name, lambda *options, seed=seed: options[seed % len(options)])
             text = inspect(config, "--context", 12, "--prompt", 7)
             assert text.startswith(f"{name} · ")
             assert max(map(len, text.splitlines())) <= 100

@@ -4,14 +4,15 @@ from typing import get_args
 
 import pytest
 import torch
-from family_contract import check_family, check_unknown_keys
-from tiny_models import LONG_PROMPT, SHORT_PROMPT, tiny_config
+from family_contract import NUM_CONFIGS, check_family, check_unknown_keys
+from tiny_models import LONG_PROMPT, SHORT_PROMPT
 
+from families import names as names_of_small_configs
+from families import tiny_config
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
 from ridgeline.spec.spec import GroupedQueryAttention, RopeScaling
 
-SEEDS = range(8)
 VARIETY_SEEDS = range(30)  # reading a config is cheap, computing it is not
 
 
@@ -24,7 +25,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(NUM_CONFIGS))
 @pytest.mark.parametrize("name", families.names())
 def test_family_matches_its_oracle(name, seed, tmp_path):
     check_family(name, seed, tmp_path)
@@ -33,6 +34,21 @@ def test_family_matches_its_oracle(name, seed, tmp_path):
 @pytest.mark.parametrize("name", families.names())
 def test_unknown_key_is_refused(name):
     check_unknown_keys(name)
+
+
+def test_every_family_has_small_configs():
+    missing = sorted(set(families.names()) - set(names_of_small_configs()))
+    assert not missing, f"add tests/families/<name>.py with tiny(choose) for {', '.join(missing)}"
+
+
+def test_every_file_of_small_configs_has_its_family():
+    missing = sorted(set(names_of_small_configs()) - set(families.names()))
+    assert not missing, f"there is no spec/families/<name>.py for {', '.join(missing)}"
+
+
+def test_a_family_without_small_configs_is_told_which_file_to_write():
+    with pytest.raises(LookupError, match=r"tests/families/starcoder2\.py is missing.* tiny\(choose\)"):
+        tiny_config("starcoder2", 0)
 
 
 def test_generated_configs_vary():

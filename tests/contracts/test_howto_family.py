@@ -1,12 +1,13 @@
-"""docs/howto/add-a-family.md works as written: its code, put into a family file, passes the family contract."""
+"""docs/howto/add-a-family.md works as written: its code, put into two files, passes the family contract."""
 
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from family_contract import check_family, check_unknown_keys
+from family_contract import NUM_CONFIGS, check_family, check_unknown_keys
 
+import families as small_configs
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec import families
 
@@ -16,15 +17,18 @@ NAME = "starcoder2"
 
 @pytest.fixture
 def example_family(tmp_path, monkeypatch):
-    """The example's file in a folder of its own that the registry scans too."""
+    """The example's two files in folders of their own, where the family and its small configs are looked for too."""
     blocks = re.findall(r"^```python\n(.*?)^```$", HOWTO.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    folder = tmp_path / "families"
-    folder.mkdir()
-    (folder / f"{NAME}.py").write_text("\n\n".join(blocks), encoding="utf-8")
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(folder)])
+    *family, tiny = blocks
+    for package, code in ((families, family), (small_configs, [tiny])):
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / f"{NAME}.py").write_text("\n\n".join(code), encoding="utf-8")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     yield
-    sys.modules.pop(f"{families.__name__}.{NAME}", None)
-    vars(families).pop(NAME, None)
+    for package in (families, small_configs):
+        sys.modules.pop(f"{package.__name__}.{NAME}", None)
+        vars(package).pop(NAME, None)
 
 
 @pytest.mark.usefixtures("example_family")
@@ -33,6 +37,11 @@ def test_example_passes_the_contract(tmp_path):
     for seed in range(15):
         check_family(NAME, seed, tmp_path / str(seed))
     check_unknown_keys(NAME)
+
+
+def test_the_page_says_how_many_configs_are_computed():
+    (said,) = re.findall(r"For (\d+) random configs", HOWTO.read_text(encoding="utf-8"))
+    assert int(said) == NUM_CONFIGS
 
 
 def test_example_is_not_among_the_families_already():

@@ -3,22 +3,29 @@
 The oracle has no cache: every step computes prompt and blocks anew.
 """
 
+import asyncio
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import build, load_oracle, relative_error
+from safetensors.torch import save_file
+from tiny_models import build, load_oracle, own_oracle, randomize, relative_error, tiny_config
 
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.backends.reference.tensors import as_tensors
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import RequestError
-from ridgeline.core.params import DiffusionParams
+from ridgeline.core.params import MAX_LOGIT_BIAS, DiffusionParams
+from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
-from ridgeline.weights.loader import load_weights
+from ridgeline.weights.load import load_weights
 
 MAX_MODEL_LEN = 64
 
@@ -91,7 +98,7 @@ def test_a_whole_prompt_may_see_itself(folder):
     """As the published model computes: every token sees every other."""
     oracle, spec = Oracle(folder), families.read_spec(json.loads((folder / "config.json").read_text()))
     program = lower(spec, MAX_MODEL_LEN)
-    weights = load_weights(folder, spec, program, torch.float32)
+    weights = as_tensors(load_weights(folder, spec, program, FLOAT32))
     tokens = torch.tensor(prompt_of(spec.vocab_size, 21, 1))
     everything = torch.ones(21, 21, dtype=torch.bool)
     expected = oracle.logits(tokens, everything)
@@ -135,6 +142,81 @@ def test_blocks_arrive_whole_and_random_answers_repeat_with_their_seed(folder, b
     assert [list(out.token_ids) for out in first] == [list(out.token_ids) for out in second]
     assert len({tuple(out.token_ids) for out in first}) == 3
     assert all(len(out.token_ids) == 12 and oracle.mask not in out.token_ids for out in first)
+
+
+@pytest.fixture(scope="module")
+def texts_folder(shared_data, tmp_path_factory):
+    """A model of masks over the 512 tokens of a real tokenizer and as many that have no text."""
+    folder = tmp_path_factory.mktemp("llada_texts")
+    config = tiny_config("llada", 0) | {"vocab_size": 1200, "embedding_size": 1200, "mask_token_id": 1199}
+    oracle = own_oracle(config)
+    randomize(oracle, 0)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(oracle.named_parameters()), folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = shared_data / "models/stories260K" / name
+        if file.exists():
+            (folder / name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_every_bias_that_a_request_may_have_is_served(texts_folder):
+    """The mask is excluded beside the 1,024 entries that a request may bring; the engine outlives the request."""
+    config = EngineConfig(
+        model=ModelConfig(model=str(texts_folder), dtype="float32", max_model_len=MAX_MODEL_LEN),
+        cache=CacheConfig(block_size=4),
+        num_threads=1,
+    )
+    bias = dict.fromkeys(range(MAX_LOGIT_BIAS), -100.0)
+    options = {"temperature": 0, "ignore_eos": True, "diffusion": DiffusionParams(block_length=4)}
+
+    async def scenario():
+        engine = ThreadEngine(config)
+        engine.start()
+        try:
+            for extra in ({"logit_bias": bias | {7: 100.0}}, {"logit_bias": bias}, {}):
+                asked = engine.engine.intake.request([5, 6, 7], SamplingParams(max_tokens=12, **options, **extra))
+                deltas = [delta async for delta in engine.stream(asked)]
+                assert deltas[-1].finish.reason == "length", deltas[-1].finish.error
+                yield [token for delta in deltas for token in delta.token_ids]
+        finally:
+            engine.stop()
+
+    async def collect():
+        return [tokens async for tokens in scenario()]
+
+    forced, outside, plain = asyncio.run(collect())
+    assert forced == [7] * 12
+    assert all(MAX_LOGIT_BIAS <= token < 1199 for token in outside)
+    assert len(plain) == 12
+
+
+def test_tokens_behind_a_stop_string_are_nobodys(texts_folder):
+    """A block of tokens arrives in one step: ids, log-probabilities and text end where the stop string does."""
+    llm = llm_of(texts_folder, "reference")
+    readable = dict.fromkeys((*range(300), *range(512, 1199)), -100.0)  # 300 .. 511 are texts of their own
+    plain = SamplingParams(
+        temperature=0,
+        max_tokens=16,
+        ignore_eos=True,
+        logit_bias=readable,
+        logprobs=1,
+        diffusion=DiffusionParams(block_length=8),
+    )
+    (whole,) = (output.outputs[0] for output in llm.generate([[5, 6, 7]], plain, use_tqdm=False))
+    assert len(whole.token_ids) == len(whole.logprobs) == 16
+    for position in (0, 2, 9, 15):
+        stop = llm.get_tokenizer().decode(whole.token_ids[position : position + 1]).strip()
+        cut = replace(plain, stop=stop)
+        output = llm.generate([[5, 6, 7]], cut, use_tqdm=False)[0]
+        answer = output.outputs[0]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        assert answer.text == whole.text[: whole.text.index(stop)]
+        assert len(answer.token_ids) <= position + 1
+        assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+        assert answer.logprobs == whole.logprobs[: len(answer.token_ids)]
+        assert output.usage.completion_tokens == len(answer.token_ids)
+        assert llm.get_tokenizer().decode(answer.token_ids).rstrip().endswith(stop)
 
 
 def test_what_a_model_of_masks_cannot_do_is_refused(folder):

@@ -1,6 +1,6 @@
-"""The op table, its plain-torch meanings, and the two executors of the reference backend hold together.
+"""The op table, its reference functions in torch, and the two executors of the reference backend hold together.
 
-A new op gets a row in OPSET, a function in MEANINGS and a case here or in an `op_cases_<area>.py`.
+A new op gets a row in OPSET, a function in REFERENCE_OPS and a case here or in an `op_cases_<area>.py`.
 """
 
 import re
@@ -17,16 +17,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_case import Case, nbytes
-from tiny_models import relative_error, tiny_config
+from tiny_models import relative_error
 
-from ridgeline.backends.reference import ReferenceExecutable, dense_logits
-from ridgeline.backends.reference.dense import DenseMemory
-from ridgeline.backends.reference.ops import MEANINGS
+from families import tiny_config
+from ridgeline.backends.reference.dense import DenseMemory, dense_logits
+from ridgeline.backends.reference.interpreter import REFERENCE_OPS
+from ridgeline.backends.reference.paged import ReferenceExecutable
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.cache.layout import KvStateSize, RecurrentStateSize, plan_layout
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import BlockTable, Span, StepPlan
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.engine.batch import build_batch
+from ridgeline.engine.batch import BatchBuilder
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Plain, RecurrentState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
@@ -190,10 +192,10 @@ class Call:
         inputs, weights = inputs or self.inputs, weights or self.weights
         kv = DenseMemory(self.case.states, 1, self.sizes["T"])
         if self.kind == "attention":
-            MEANINGS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
+            REFERENCE_OPS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
         if self.kind == "latent_attention":
-            MEANINGS["latent_write"](LatentWriteAttrs(0), inputs[1:], [], kv)
-        return MEANINGS[self.kind](self.case.attrs, inputs, weights, kv)
+            REFERENCE_OPS["latent_write"](LatentWriteAttrs(0), inputs[1:], [], kv)
+        return REFERENCE_OPS[self.kind](self.case.attrs, inputs, weights, kv)
 
 
 def concrete(shape, sizes):
@@ -201,7 +203,7 @@ def concrete(shape, sizes):
 
 
 def test_every_row_has_one_meaning_and_one_case():
-    assert OPSET.keys() == MEANINGS.keys() == CASES.keys()
+    assert OPSET.keys() == REFERENCE_OPS.keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("name", families.names())
@@ -348,7 +350,7 @@ class PagedRun:
             * sum(state.bytes_per_token if isinstance(state, KvStateSize) else state.num_bytes for state in states)
         )  # twice what four sequences need
         self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT, len(sequences))
-        self.executable = ReferenceExecutable(program, weights, self.layout)
+        self.executable = ReferenceExecutable(program, as_arrays(weights), self.layout)
         self.sequences = sequences
         self.blocks = []  # [group][sequence][block]
         for group in self.layout.groups:
@@ -372,8 +374,8 @@ class PagedRun:
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
-            batch = build_batch(plan, self.layout, Sampler().draw_rows([]))
-            rows = self.executable.run(batch).logits_RV.clone()
+            batch = BatchBuilder(self.layout).build(plan, Sampler().draw_rows([]))
+            rows = torch.from_numpy(self.executable.run(batch).logits_RV.copy())
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
                 logits[span.seq_id].append(part)
                 done[span.seq_id] = span.end

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.backends.reference.dense import DenseMemory
-from ridgeline.backends.reference.ops import MEANINGS
+from ridgeline.backends.reference.interpreter import REFERENCE_OPS
 
 KINDS = sorted(op_cases_recurrent.CASES.keys() - {"gated_norm"})  # which keeps nothing
 
@@ -42,7 +42,7 @@ def test_pieces_of_sequences_are_the_sequences_whole(kind, seed):
     lengths = [rng.randint(1, 9) for _ in range(3)]
     sequences = [[torch.randn(n, *shape[1:], generator=generator) for shape in case.inputs] for n in lengths]
     whole = [
-        MEANINGS[kind](case.attrs, inputs, weights, DenseMemory(case.states, 1, n))[0]
+        REFERENCE_OPS[kind](case.attrs, inputs, weights, DenseMemory(case.states, 1, n))[0]
         for inputs, n in zip(sequences, lengths)
     ]
     memory, done = KeptMemory(3, case.states[0].parts[0]), [0, 0, 0]
@@ -57,7 +57,7 @@ def test_pieces_of_sequences_are_the_sequences_whole(kind, seed):
             torch.cat([sequences[i][x][rows] for i, rows in zip(memory.members, starts)])
             for x in range(len(case.inputs))
         ]
-        (out,) = MEANINGS[kind](case.attrs, inputs, weights, memory)
+        (out,) = REFERENCE_OPS[kind](case.attrs, inputs, weights, memory)
         for i, piece in zip(memory.members, out.split(memory.lengths)):
             pieces[i].append(piece)
             done[i] += len(piece)

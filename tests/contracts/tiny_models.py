@@ -13,7 +13,6 @@ frequencies transformers chooses by the length of the sequence and Ridgeline by 
 """
 
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,12 +22,15 @@ import torch
 from safetensors.torch import load_model, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from families import tiny_config
+from ridgeline.backends.reference.tensors import as_tensors
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights
+from ridgeline.weights.load import load_weights
 
 SHORT_PROMPT = 9  # below every original context and most windows of the tiny configs
 LONG_PROMPT = 40  # above them
@@ -60,11 +62,6 @@ class TinyModel:
         return torch.randint(self.spec.vocab_size, (batch, num_tokens), generator=generator)
 
 
-def tiny_config(family_name: str, seed: int) -> dict[str, object]:
-    rng = random.Random(f"{family_name} {seed}")
-    return families.family(family_name).tiny(lambda *options: rng.choice(options))
-
-
 def implementation(family_name: str) -> dict[str, str]:
     """The plainest of transformers; of Falcon the second: the plainest adds ALiBi twice, to the mask and the logits."""
     attention = "sdpa" if family_name == "falcon" else "eager"
@@ -86,7 +83,7 @@ def build(family_name: str, seed: int, path: Path) -> TinyModel:
         oracle.save_pretrained(path)
     folder = ModelFolder.open(path)
     spec = families.read_spec(folder.config)
-    return TinyModel(config, oracle, folder, spec, load_weights(folder, spec, lower(spec), torch.float32))
+    return TinyModel(config, oracle, folder, spec, as_tensors(load_weights(folder, spec, lower(spec), FLOAT32)))
 
 
 def has_own_oracle(family_name: str) -> bool:

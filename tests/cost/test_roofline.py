@@ -5,7 +5,7 @@ from published_configs import QWEN3_06B
 
 from ridgeline.cost.account import account, account_groups
 from ridgeline.cost.hardware import PROBE_VERSION, Ceiling, Hardware, Machine
-from ridgeline.cost.roofline import OpTiming, Roofline, bytes_per_weight, costs_of
+from ridgeline.cost.roofline import Roofline, bytes_per_weight, costs_of
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
@@ -66,21 +66,14 @@ def test_unknown_peaks_leave_the_memory_bound():
         assert (prediction.seconds, prediction.bound) == (pytest.approx(0.1), "memory")
 
 
-def timing(label, kind, ops, element):
-    return OpTiming(label, kind, tuple(ops), 0.0, element, "bf16")
-
-
 def test_costs_are_the_account_s():
     load, bf16, int8 = Load.decode(3, 100), ElementBytes(), ElementBytes(weight=1)
-    by_op = costs_of(PROGRAM, [timing(op.label, op.kind, [op.label], bf16) for op in PROGRAM.ops], load)
+    by_op = costs_of(PROGRAM, [((op.label,), bf16) for op in PROGRAM.ops], load)
     assert by_op == [item.cost for item in account(PROGRAM, load, bf16)]
     groups = fuse(PROGRAM)
-    timings = [
-        timing(group.label, group.kind, [op.label for op in group.ops], int8 if group.kind == "norm_head" else bf16)
-        for group in groups
-    ]
-    timings.insert(5, timing("draw", "draw", [], bf16))
-    costs = costs_of(PROGRAM, timings, load)
+    pieces = [(tuple(op.label for op in group.ops), int8 if group.kind == "norm_head" else bf16) for group in groups]
+    pieces.insert(5, ((), bf16))  # the draw, which no op of the program is
+    costs = costs_of(PROGRAM, pieces, load)
     assert costs.pop(5) == OpCost()
     for group, cost, wide, narrow in zip(
         groups, costs, account_groups(PROGRAM, groups, load, bf16), account_groups(PROGRAM, groups, load, int8)

@@ -9,7 +9,7 @@ _MASK = 2**64 - 1
 
 
 def make_row(
-    row=0, seed=0, num_output=None, prompt_ids=(), output_ids=(), stop_ids=(), seq_id=None, **params
+    row=0, seed=0, num_output=None, prompt_ids=(), output_ids=(), stop_ids=(), banned_ids=(), seq_id=None, **params
 ) -> SampleRow:
     return SampleRow(
         seq_id=row if seq_id is None else seq_id,
@@ -20,14 +20,16 @@ def make_row(
         prompt_ids=prompt_ids,
         output_ids=output_ids,
         stop_ids=stop_ids,
+        banned_ids=banned_ids,
     )
 
 
 def edited(logits_V, row):
-    """Logits after bias, min_tokens and penalties."""
+    """Logits after bias, banned ids, min_tokens and penalties."""
     x_V, params = np.array(logits_V, dtype=np.float64), row.params
     for token_id, bias in params.logit_bias.items():
         x_V[token_id] += bias
+    x_V[list(row.banned_ids)] = -np.inf
     if row.num_output < params.min_tokens:
         x_V[[*row.stop_ids, *params.stop_token_ids]] = -np.inf
     for token_id in {*row.prompt_ids, *row.output_ids}:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sampling_oracle import edited, make_row
+from ml_dtypes import bfloat16
+from sampling_oracle import edited, make_row, softmax
 
 import ridgeline.decoding
 import ridgeline.decoding.processors as folder
@@ -27,18 +28,29 @@ EVERYTHING = make_row(
     prompt_ids=(1, 2, 2),
     output_ids=(2, 5, 5),
     stop_ids=(0,),
+    banned_ids=(7,),
 )
 INF = float("inf")
 
 
 def apply(name, logits, *rows):
-    x_RV = torch.tensor(logits, dtype=torch.float32).reshape(len(rows), -1)
-    return PROCESSORS[name].apply(x_RV, rows)
+    """The processed logits, the same from numpy and from torch."""
+    x_RV = np.asarray(logits, dtype=np.float32).reshape(len(rows), -1)
+    of_torch_RV = PROCESSORS[name].apply(torch.from_numpy(x_RV.copy()), rows)
+    assert isinstance(of_torch_RV, torch.Tensor)
+    found_RV = PROCESSORS[name].apply(x_RV.copy(), rows)
+    assert isinstance(found_RV, np.ndarray) and found_RV.dtype == np.float32
+    np.testing.assert_array_equal(found_RV, of_torch_RV.numpy())
+    return found_RV
+
+
+def random_logits(num_rows, num_columns, seed):
+    return np.random.default_rng(seed).normal(0, 3, (num_rows, num_columns)).astype(np.float32)
 
 
 def kept(name, logits, **params):
     """Columns left by a truncation."""
-    return apply(name, logits, make_row(**params))[0].isfinite().nonzero().flatten().tolist()
+    return np.flatnonzero(np.isfinite(apply(name, logits, make_row(**params))[0])).tolist()
 
 
 def test_every_file_is_a_processor_with_its_own_place():
@@ -55,22 +67,21 @@ def test_only_rows_that_use_it_change(name):
     processor = PROCESSORS[name]
     assert not processor.uses(IDLE)
     assert processor.uses(EVERYTHING)
-    x_RV = torch.randn(3, V, generator=torch.Generator().manual_seed(0)) * 3
-    before_RV = x_RV.clone()
-    after_RV = processor.apply(x_RV, [IDLE, EVERYTHING, IDLE])
-    assert torch.equal(after_RV[[0, 2]], before_RV[[0, 2]])
-    assert not torch.equal(after_RV[1], before_RV[1])
+    before_RV = random_logits(3, V, seed=0)
+    after_RV = apply(name, before_RV, IDLE, EVERYTHING, IDLE)
+    assert np.array_equal(after_RV[[0, 2]], before_RV[[0, 2]])
+    assert not np.array_equal(after_RV[1], before_RV[1])
     if processor.order >= FIRST_NARROWED:
         assert int(after_RV[1].argmax()) == int(before_RV[1].argmax())
 
 
 def test_edits_in_order_equal_the_oracle():
-    x_V = torch.randn(V, generator=torch.Generator().manual_seed(2)) * 3
-    logits_RV = x_V.unsqueeze(0).clone()
-    for processor in load_processors():
+    x_RV = random_logits(1, V, seed=2)
+    logits_RV = x_RV
+    for name, processor in PROCESSORS.items():
         if processor.order < FIRST_NARROWED:
-            logits_RV = processor.apply(logits_RV, [EVERYTHING])
-    np.testing.assert_allclose(logits_RV[0].numpy(), edited(x_V.numpy(), EVERYTHING), rtol=1e-6)
+            logits_RV = apply(name, logits_RV, EVERYTHING)
+    np.testing.assert_allclose(logits_RV[0], edited(x_RV[0], EVERYTHING), rtol=1e-6)
 
 
 def test_repetition_pulls_both_signs_down_once_per_token():
@@ -91,21 +102,22 @@ def test_min_tokens_suppresses_stop_ids_until_reached(num_output, suppressed):
         assert apply("MinTokens", [0.0, 9.0, 9.0, 1.0], row).tolist() == [[0.0, -INF, -INF, 1.0]]
 
 
-@pytest.mark.parametrize("name", ["LogitBias", "MinTokens", "Repetition", "PresenceFrequency"])
+@pytest.mark.parametrize("name", ["LogitBias", "BannedIds", "MinTokens", "Repetition", "PresenceFrequency"])
 def test_ids_outside_the_vocabulary_touch_nothing(name):
     row = make_row(
         logit_bias={V: 9.0, 2**31 - 1: -9.0},
         min_tokens=5,
         num_output=0,
         stop_ids=(V, -1),
+        banned_ids=(V, -2),
         stop_token_ids=(10**6,),
         prompt_ids=(-1, V),
         output_ids=(V, -V),
         repetition_penalty=2.0,
         presence_penalty=1.0,
     )
-    x_V = torch.arange(V, dtype=torch.float32)
-    assert torch.equal(apply(name, x_V.tolist(), row)[0], x_V)
+    x_V = np.arange(V, dtype=np.float32)
+    assert np.array_equal(apply(name, x_V, row)[0], x_V)
 
 
 def test_temperature_divides():
@@ -122,7 +134,7 @@ def test_top_k_ties_go_to_the_lower_id(top_k, left):
 
 def test_top_k_of_rows_that_differ():
     x_RV = apply("TopK", [[1.0, 2.0, 3.0, 4.0]] * 3, make_row(top_k=1), make_row(top_k=3), make_row(top_k=-1))
-    assert x_RV.isfinite().sum(1).tolist() == [1, 3, 4]
+    assert np.isfinite(x_RV).sum(1).tolist() == [1, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -155,15 +167,43 @@ def test_top_p_of_a_flat_distribution_needs_the_whole_row(top_p, count):
 
 
 def test_top_p_of_rows_that_need_different_effort():
-    generator = torch.Generator().manual_seed(3)
-    x_RV = torch.randn(4, 5000, generator=generator) * torch.tensor([[20.0], [3.0], [1.0], [0.0]])
+    x_RV = random_logits(4, 5000, seed=3) / 3 * np.float32([[20.0], [3.0], [1.0], [0.0]])
     rows = [make_row(top_p=0.9)] * 4
-    together = PROCESSORS["TopP"].apply(x_RV.clone(), rows)
+    together = apply("TopP", x_RV, *rows)
+    left_RV = np.isfinite(together)
     for i in range(4):
-        assert torch.equal(together[i : i + 1], PROCESSORS["TopP"].apply(x_RV[i : i + 1].clone(), rows[:1]))
-        p_V = x_RV[i].double().softmax(0)
-        left_V = together[i].isfinite()
-        assert float(p_V[left_V].sum()) >= 0.9 - 1e-6
-        assert float(p_V[left_V].sum() - p_V[left_V].min()) < 0.9 + 1e-6
-        assert float(p_V[left_V].min()) >= float(p_V[~left_V].max())
-    assert together.isfinite().sum(1).tolist() == sorted(together.isfinite().sum(1).tolist())
+        assert np.array_equal(together[i : i + 1], apply("TopP", x_RV[i : i + 1], rows[0]))
+        p_V, left_V = softmax(x_RV[i].astype(np.float64)), left_RV[i]
+        assert p_V[left_V].sum() >= 0.9 - 1e-6
+        assert p_V[left_V].sum() - p_V[left_V].min() < 0.9 + 1e-6
+        assert p_V[left_V].min() >= p_V[~left_V].max()
+    assert left_RV.sum(1).tolist() == sorted(left_RV.sum(1).tolist())
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("num_columns", [V, 20011])
+def test_arrays_of_every_kind_give_the_same(name, num_columns):
+    """`apply` compares numpy with torch: over a vocabulary, in a batch of rows of which some do not use it."""
+    rng = np.random.default_rng(6)
+    rows = [
+        make_row(
+            temperature=float(rng.choice([0.5, 1.0, 1.7])),
+            top_k=int(rng.choice([-1, 1, 7, 30])),
+            top_p=float(rng.choice([0.1, 0.5, 0.95, 1.0])),
+            min_p=float(rng.choice([0.0, 0.05, 0.3])),
+            repetition_penalty=float(rng.choice([0.9, 1.0, 1.3])),
+            presence_penalty=float(rng.choice([0.0, 0.7])),
+            frequency_penalty=float(rng.choice([-0.2, 0.0])),
+            logit_bias={int(i): 2.5 for i in rng.integers(0, V, i % 4)},
+            min_tokens=3,
+            num_output=i,
+            banned_ids=(8, i) if i % 3 else (),
+            prompt_ids=rng.integers(0, V, 10).tolist(),
+            output_ids=rng.integers(0, V, i).tolist(),
+            stop_ids=(5, 6),
+        )
+        for i in range(40)
+    ]
+    x_RV = random_logits(len(rows), num_columns, seed=7)
+    x_RV[::2] = x_RV[::2].astype(bfloat16)  # many ties
+    assert not np.array_equal(apply(name, x_RV, *rows), x_RV)

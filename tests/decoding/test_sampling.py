@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import array_api_compat.numpy
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from sampling_oracle import edited, inverse_cdf, make_row, probabilities
 
 from ridgeline.backends.step import StepOutput
@@ -18,7 +19,11 @@ from ridgeline.decoding.sampling import Sampler
 
 SAMPLER = Sampler()
 NEAR = 1e-5  # closer than this to a step of the CDF, fp32 and the float64 oracle may disagree
-INF, NAN = torch.inf, torch.nan
+INF, NAN = np.inf, np.nan
+
+
+def zeros(*shape):
+    return np.zeros(shape, dtype=np.float32)
 
 
 def tokens(logits_RV, rows):
@@ -57,14 +62,14 @@ def test_token_equals_the_oracle(x_V, fields):
     p_V, margin = probabilities(x_V, row)
     expected, distance = inverse_cdf(p_V, random_word(row.seed, row.num_output) / 2**64)
     assume(margin > NEAR and distance > NEAR)
-    assert tokens(torch.tensor([x_V]), [row]) == [expected]
+    assert tokens(np.float32([x_V]), [row]) == [expected]
 
 
 @settings(deadline=None, max_examples=100)
 @given(x_V=logits, fields=params)
 def test_greedy_equals_the_oracle(x_V, fields):
     row = make_row(**{**fields, "temperature": 0.0})
-    assert tokens(torch.tensor([x_V]), [row]) == [int(edited(x_V, row).argmax())]
+    assert tokens(np.float32([x_V]), [row]) == [int(edited(x_V, row).argmax())]
 
 
 @settings(deadline=None, max_examples=60)
@@ -73,14 +78,14 @@ def test_no_token_outside_the_oracles_support(x_V, fields):
     rows = [make_row(**{**fields, "seed": seed}) for seed in range(40)]
     p_V, margin = probabilities(x_V, rows[0])
     assume(margin > NEAR)
-    assert all(p_V[token] > 0 for token in tokens(torch.tensor([x_V]), rows))
+    assert all(p_V[token] > 0 for token in tokens(np.float32([x_V]), rows))
 
 
 def many_rows(num_rows, vocab_size):
     """Rows of every path and mixture, some of them with tied (bf16) logits."""
     rng = np.random.default_rng(5)
-    x_RV = torch.from_numpy(rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32))
-    x_RV[::2] = x_RV[::2].bfloat16().float()
+    x_RV = rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32)
+    x_RV[::2] = x_RV[::2].astype(bfloat16)
     rows = [
         make_row(
             row=i,
@@ -104,14 +109,14 @@ def many_rows(num_rows, vocab_size):
 @pytest.mark.parametrize("vocab_size", [700, 20011])
 def test_a_row_is_the_same_alone_and_in_any_batch(vocab_size):
     x_RV, rows = many_rows(30, vocab_size)
-    before_RV = x_RV.clone()
+    before_RV = x_RV.copy()
     together, _ = SAMPLER.sample(StepOutput(x_RV), rows)
     backwards, _ = SAMPLER.sample(StepOutput(x_RV), rows[::-1])
     assert backwards == together[::-1]
     for i, row in enumerate(rows):
-        alone, _ = SAMPLER.sample(StepOutput(x_RV[i : i + 1].clone()), [make_row_at_zero(row)])
+        alone, _ = SAMPLER.sample(StepOutput(x_RV[i : i + 1].copy()), [make_row_at_zero(row)])
         assert alone == (together[i],)
-    assert torch.equal(x_RV, before_RV), "the raw logits are the caller's"
+    assert np.array_equal(x_RV, before_RV), "the raw logits are the caller's"
 
 
 def make_row_at_zero(row):
@@ -126,14 +131,14 @@ def test_candidates_and_whole_vocabulary_give_the_same_token(monkeypatch):
 
 
 def test_several_sequences_on_one_logit_row_draw_apart():
-    x_RV = torch.zeros(3, 1000)
+    x_RV = zeros(3, 1000)
     drawn = tokens(x_RV, [make_row(row=1, seq_id=i, seed=i) for i in range(20)])
     assert len(set(drawn)) > 15
     assert drawn == [tokens(x_RV, [make_row(row=2, seed=i)])[0] for i in range(20)]
 
 
 def test_a_token_depends_on_seed_and_position_only():
-    x_RV = torch.zeros(1, 5000)
+    x_RV = zeros(1, 5000)
     draws = {(seed, i): tokens(x_RV, [make_row(seed=seed, num_output=i)])[0] for seed in (1, 2) for i in (0, 1)}
     assert len(set(draws.values())) == 4
     assert draws[1, 1] == tokens(x_RV, [make_row(seed=1, num_output=1, prompt_ids=(3,), output_ids=(4,))])[0]
@@ -141,7 +146,7 @@ def test_a_token_depends_on_seed_and_position_only():
 
 @pytest.mark.parametrize("vocab_size", [3, 200, 20011])
 def test_greedy_ties_go_to_the_lowest_id(vocab_size):
-    x_RV = torch.zeros(2, vocab_size)
+    x_RV = zeros(2, vocab_size)
     x_RV[1, 1:] = 2.0
     assert tokens(x_RV, [make_row(row=0, temperature=0), make_row(row=1, temperature=1e-5)]) == [0, 1]
 
@@ -152,9 +157,9 @@ def test_all_greedy_rows_take_no_copy_and_no_softmax(monkeypatch):
 
     for name in ("draw", "largest", "_apply", "_own"):
         monkeypatch.setattr(sampling, name, refuse)
-    x_RV = torch.eye(4)
+    x_RV = np.eye(4, dtype=np.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "index_select", refuse)
+        patch.setattr(array_api_compat.numpy, "take", refuse)
         # Truncations do not move the maximum, so a greedy row skips them.
         assert tokens(x_RV, [make_row(row=i, temperature=0, top_k=2, top_p=0.5, min_p=0.1) for i in range(4)]) == [
             0,
@@ -166,7 +171,7 @@ def test_all_greedy_rows_take_no_copy_and_no_softmax(monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bias_of_100_forces_and_forbids(temperature):
-    x_RV = torch.tensor([[9.0, 0.0, 1.0, 8.0]])
+    x_RV = np.float32([[9.0, 0.0, 1.0, 8.0]])
     forced = [make_row(seed=seed, temperature=temperature, logit_bias={1: 100.0}) for seed in range(50)]
     assert set(tokens(x_RV, forced)) == {1}
     forbidden = [make_row(seed=seed, temperature=temperature, logit_bias={0: -100.0}) for seed in range(50)]
@@ -174,7 +179,7 @@ def test_bias_of_100_forces_and_forbids(temperature):
 
 
 def test_min_tokens_holds_back_the_end():
-    x_RV = torch.tensor([[0.0, 50.0, 1.0]])
+    x_RV = np.float32([[0.0, 50.0, 1.0]])
     early = make_row(temperature=0, min_tokens=2, num_output=1, stop_ids=(1,))
     late = make_row(temperature=0, min_tokens=2, num_output=2, stop_ids=(1,))
     assert tokens(x_RV, [early, late]) == [2, 1]
@@ -184,7 +189,7 @@ def test_min_tokens_holds_back_the_end():
 @pytest.mark.parametrize("broken", [[0.0, NAN, 1.0, 2.0], [0.0, INF, 1.0, 2.0], [-INF] * 4, [NAN] * 4])
 def test_a_row_that_is_not_finite_fails_alone(broken, fields):
     good = [3.0, -INF, 1.0, 2.0]
-    x_RV = torch.tensor([good, broken, good])
+    x_RV = np.float32([good, broken, good])
     rows = [make_row(row=i, seed=4, **fields) for i in range(3)]
     sampled, _ = SAMPLER.sample(StepOutput(x_RV), rows)
     assert [token.error is None for token in sampled] == [True, False, True]
@@ -196,7 +201,7 @@ def test_a_row_that_is_not_finite_fails_alone(broken, fields):
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {}, {"top_k": 1}, {"top_p": 0.5}])
 def test_a_row_with_every_token_excluded_fails_alone(fields):
-    x_RV = torch.zeros(2, 2)
+    x_RV = zeros(2, 2)
     excluded = make_row(row=0, min_tokens=1, stop_ids=(0, 1), **fields)
     sampled, _ = SAMPLER.sample(StepOutput(x_RV), [excluded, make_row(row=1, **fields)])
     assert sampled[0].error is not None
@@ -204,9 +209,8 @@ def test_a_row_with_every_token_excluded_fails_alone(fields):
 
 
 def test_logprobs_are_of_the_raw_distribution():
-    generator = torch.Generator().manual_seed(8)
-    x_RV = torch.randn(40, 3000, generator=generator) * 3
-    x_RV[::2] = x_RV[::2].bfloat16().float()
+    x_RV = np.random.default_rng(8).normal(0, 3, (40, 3000)).astype(np.float32)
+    x_RV[::2] = x_RV[::2].astype(bfloat16)
     rows = [
         make_row(row=i, seed=i, temperature=1.5, top_k=30, logit_bias={5: 9.0}, repetition_penalty=1.2, logprobs=i % 6)
         for i in range(40)
@@ -216,7 +220,7 @@ def test_logprobs_are_of_the_raw_distribution():
     reported = [(i, token.token_id, i % 6, token.logprob) for i, token in enumerate(sampled)]
     reported += [(row.row, row.token_id, row.num_top, found) for row, found in zip(prompt_rows, prompt)]
     for i, token_id, num_top, found in reported:
-        raw_V = x_RV[i].double().numpy()
+        raw_V = x_RV[i].astype(np.float64)
         logprob_V = raw_V - raw_V.max() - np.log(np.exp(raw_V - raw_V.max()).sum())
         order = np.argsort(-raw_V, kind="stable")[:num_top]
         assert found.token_id == token_id
@@ -228,7 +232,7 @@ def test_logprobs_are_of_the_raw_distribution():
 
 def test_logprobs_none_asks_for_none_and_zero_for_the_chosen_one():
     sampled, prompt = SAMPLER.sample(
-        StepOutput(torch.eye(2)), [make_row(temperature=0), make_row(row=1, temperature=0, logprobs=0)]
+        StepOutput(np.eye(2, dtype=np.float32)), [make_row(temperature=0), make_row(row=1, temperature=0, logprobs=0)]
     )
     assert sampled[0].logprob is None
     assert sampled[1].logprob is not None
@@ -267,7 +271,7 @@ def test_tokens_of_a_drawing_backend_are_those_of_the_sampler():
 
 def test_drawn_rows_without_logprobs_do_not_read_the_logits():
     rows = [make_row(row=i, temperature=i % 2) for i in range(4)]
-    sampled, _ = SAMPLER.sample(StepOutput(torch.empty(0, 0), np.array([5, 6, -1, 8])), rows)
+    sampled, _ = SAMPLER.sample(StepOutput(zeros(0, 0), np.array([5, 6, -1, 8])), rows)
     assert [token.token_id for token in sampled] == [5, 6, -1, 8]
     assert [token.error is None for token in sampled] == [True, True, False, True]
 
@@ -301,12 +305,12 @@ def test_rows_with_edits_are_left_to_the_sampler(fields):
 
 
 def test_a_step_without_rows():
-    assert SAMPLER.sample(StepOutput(torch.empty(0, 10)), []) == ((), ())
+    assert SAMPLER.sample(StepOutput(zeros(0, 10)), []) == ((), ())
 
 
 def test_prompt_rows_without_samples():
     sampled, prompt = SAMPLER.sample(
-        StepOutput(torch.zeros(1, 4)), [], [PromptLogprobRow(seq_id=3, row=0, token_id=2, num_top=0)]
+        StepOutput(zeros(1, 4)), [], [PromptLogprobRow(seq_id=3, row=0, token_id=2, num_top=0)]
     )
     assert sampled == ()
     assert prompt[0].logprob == pytest.approx(np.log(0.25))

@@ -6,7 +6,10 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "src" / "ridgeline"
-DOCUMENTS = (REPO / "README.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").rglob("*.md")))
+DOCUMENTS = (
+    *(REPO / "README.md", REPO / "CHANGELOG.md", REPO / "native" / "README.md"),
+    *sorted((REPO / "docs").rglob("*.md")),
+)
 
 _FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S

@@ -2,7 +2,8 @@
 
 Every `python` block is a program, every line of a `console` block that starts with "$ " a command, unless the line
 above the block says `<!-- not run: why -->`. Blocks of other languages are text. A block that talks to
-http://127.0.0.1:8000 gets a server with the bundled model, on a port that is free.
+http://127.0.0.1:8000 gets a server with the bundled model, on a port that is free; one that names a file of tools/ runs
+in the checkout.
 """
 
 import os
@@ -73,7 +74,7 @@ def run(arguments: list[str], folder: Path) -> str:
     (folder / ".curlrc").write_text("fail\n")  # an HTTP error is an exit status
     done = subprocess.run(
         arguments,
-        cwd=folder,
+        cwd=REPO if "tools/" in arguments[-1] else folder,
         env={**os.environ, "PATH": path, "CURL_HOME": str(folder)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -11,11 +11,12 @@ from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose,
 
 from ridgeline import cli
 from ridgeline.cli.serve import serve
-from ridgeline.server.openai.fields import NEUTRAL
+from ridgeline.server.openai.fields import NEUTRAL, with_parameters
 from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
 
 ARCHITECTURE = REPO / "docs" / "architecture.md"
 SERVE = REPO / "docs" / "howto" / "serve.md"
+PERFORMANCE = REPO / "docs" / "performance.md"
 PATH = re.compile(r"[\w.<>*-]+(/[\w.<>*-]+)+/?|[\w-]+/")
 PLACEHOLDER = re.compile(r"<\w+>")
 PATH_AND_NAME = re.compile(r"([\w./-]+\.py):([\w.]+)")
@@ -106,10 +107,23 @@ def test_the_architecture_has_one_diagram():
     assert ARCHITECTURE.read_text(encoding="utf-8").count("```mermaid") == 1
 
 
-def test_the_readme_has_the_table_of_the_registry():
-    tool = runpy.run_path(str(REPO / "tools" / "families_table.py"))
-    text = (REPO / "README.md").read_text(encoding="utf-8")
-    assert tool["updated"](text) == text, "run: python tools/families_table.py --write"
+@pytest.mark.parametrize(("tool", "page"), [("families_table", "models.md"), ("peers_table", "performance.md")])
+def test_generated_tables_are_as_generated(tool, page):
+    updated = runpy.run_path(str(REPO / "tools" / f"{tool}.py"))["updated"]
+    text = (REPO / "docs" / page).read_text(encoding="utf-8")
+    assert updated(text) == text, f"run: python tools/{tool}.py --write"
+
+
+def test_every_figure_has_its_result():
+    """Each row of a table of the performance page links to the JSON that it was taken from."""
+    text = PERFORMANCE.read_text(encoding="utf-8")
+    rows = [row for row in re.findall(r"^\|.*\|$", text, flags=re.M) if not row.endswith(("| result |", "|---|"))]
+    assert len(rows) > 30
+    assert [row for row in rows if not re.search(r"\(\.\./benchmarks/results/[^)]+\.json\)", row)] == []
+
+
+def test_the_readme_is_one_page():
+    assert len((REPO / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def test_the_server_page_lists_its_endpoints():
@@ -119,7 +133,11 @@ def test_the_server_page_lists_its_endpoints():
 
 
 def test_the_server_page_lists_its_options():
-    options = {"--" + name.replace("_", "-") for name in inspect.signature(serve).parameters} - {"--model"}
+    options = set()
+    for field, parameter in inspect.signature(serve).parameters.items():
+        stated = parameter.annotation.__metadata__[0].default  # typer keeps an annotation's first name there
+        flag = stated if isinstance(stated, str) else "--" + field.replace("_", "-")
+        options.add(flag.split("/")[-1])
     described = [option for row in table(SERVE, "Options") for option in re.findall(r"`(--[\w-]+)`", row[0])]
     assert sorted(described) == sorted(options)
 
@@ -131,7 +149,8 @@ def test_the_readme_lists_the_commands():
 
 def test_the_server_page_lists_its_parameters():
     """All but those that are refused unless they ask for nothing."""
-    fields = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__} - set(NEUTRAL)
+    requests = [with_parameters(request) for request in (CompletionRequest, ChatRequest)]
+    fields = {field for request in requests for field in request.__struct_fields__} - set(NEUTRAL)
     described = [field for row in table(SERVE, "Parameters") for field in re.findall(r"`(\w+)`", row[0])]
     assert sorted(described) == sorted(fields)
 

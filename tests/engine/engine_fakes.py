@@ -4,19 +4,21 @@ A wrong block, a lost copy or a token in the wrong place is a wrong answer.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
+from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import SampledToken, StepPlan, StepResult, TokenLogprob
+from ridgeline.core.step import BlockTable, SampledToken, StepPlan, StepResult, TokenLogprob
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.decoding.strategy import Autoregressive
-from ridgeline.engine.batch import BatchBuilder, build_batch
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.request import (
     SEED_STRIDE,
     FinishEvent,
@@ -57,29 +59,44 @@ def assert_same(one, other):
 class FakeExecutor:
     """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says.
 
-    A recurrent group's block holds, in its first slot, all tokens of the sequence.
+    A recurrent group's block holds, in its first slot, all tokens of the sequence. Up to `depth` plans are in flight: a
+    plan is computed when it is collected, over the block tables as they were when it was submitted.
     """
 
-    def __init__(self, layout):
+    def __init__(self, layout, depth=1):
+        self.depth = depth
+        self.observer = None
+        self.in_flight = deque()
         self.layout = layout
         self.memory = {}
         self.plans = []
         self.batches = BatchBuilder(layout)
         self.sampler, self.forgetful = Sampler(), Sampler()
         self.num_reused = 0
+        self.num_overlapping = 0
         self.batch = None
 
     def lay_out(self, plan: StepPlan) -> None:
         """A step that is written into the arrays of the last one is what it would be in its own."""
         batch = self.batches.build(plan, self.sampler.draw_rows(plan.samples))
         self.forgetful.draw_rows(())
-        assert_same(batch, build_batch(plan, self.layout, self.forgetful.draw_rows(plan.samples)))
+        assert_same(batch, BatchBuilder(self.layout).build(plan, self.forgetful.draw_rows(plan.samples)))
+        assert_same(batch, StepBatch.view(np.frombuffer(batch.block.tobytes(), dtype=np.int64)))
         self.num_reused += batch is self.batch
         self.batch = batch
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self.in_flight) < self.depth
+        self.num_overlapping += bool(self.in_flight)
         self.plans.append(plan)
         self.lay_out(plan)
+        tables = ((BlockTable(t.first_token, tuple(t.blocks)) for t in tables) for tables in plan.tables)
+        self.in_flight.append(replace(plan, tables=tuple(map(tuple, tables))))
+
+    def collect(self) -> StepResult:
+        return self.compute(self.in_flight.popleft())
+
+    def compute(self, plan: StepPlan) -> StepResult:
         size = self.layout.block_size
         for copy in plan.copies:
             for offset in range(size):
@@ -92,10 +109,10 @@ class FakeExecutor:
                     continue
                 for position, token in enumerate(span.token_ids, span.start):
                     self.memory[group, self.slot(tables[index], position)] = token
-        by_row = self.spans_by_row(plan)
+        by_row = self.positions_by_row(plan)
         samples = []
         for row in plan.samples:
-            seen = self.read(plan, by_row[row.row])
+            seen = self.read(plan, *by_row[row.row])
             token = next_token(seen, row.seed, row.num_output)
             logprob = TokenLogprob(token, -1.0, 1, ()) if row.params.logprobs is not None else None
             samples.append(SampledToken(row.seq_id, token, logprob))
@@ -112,22 +129,28 @@ class FakeExecutor:
         assert offset >= 0, "a write below the table"
         return table.blocks[offset // self.layout.block_size] * self.layout.block_size + offset % self.layout.block_size
 
-    def spans_by_row(self, plan):
-        return [index for index, span in enumerate(plan.spans) for _ in range(span.num_logit_rows)]
+    def positions_by_row(self, plan):
+        """(span, position) of every row of logits."""
+        return [
+            (index, position)
+            for index, span in enumerate(plan.spans)
+            for position in range(span.end - span.num_logit_rows, span.end)
+        ]
 
-    def read(self, plan, index):
-        """All tokens of span `index`'s sequence from the full group; a sliding group must agree within its window."""
-        span = plan.spans[index]
+    def read(self, plan, index, last):
+        """Span `index`'s sequence up to position `last`, from the full group; a sliding group must agree within its
+        window."""
         full = None
         for group, layout in enumerate(self.layout.groups):
             table = plan.tables[group][index]
             if layout.kind == "recurrent":
                 tokens = list(self.memory[group, table.blocks[0] * self.layout.block_size])
+                assert len(tokens) == last + 1, "a state is that of the whole span"
                 full = tokens if full is None else full
                 assert full == tokens, f"group {group} disagrees"
                 continue
-            first = 0 if layout.window is None else max(0, span.end - layout.window)
-            tokens = [self.memory[group, self.slot(table, position)] for position in range(first, span.end)]
+            first = 0 if layout.window is None else max(0, last + 1 - layout.window)
+            tokens = [self.memory[group, self.slot(table, position)] for position in range(first, last + 1)]
             full = tokens if full is None else full
             assert full[first:] == tokens, f"group {group} disagrees"
         return full
@@ -190,15 +213,31 @@ def make_group(index, window, count):
 class Driver:
     """Scheduler, cache and fake model run by hand, with everything that was answered."""
 
-    def __init__(self, layout, *, clock=None, prefix_caching=True, max_model_len=1000, **config):
+    def __init__(
+        self,
+        layout,
+        *,
+        clock=None,
+        strategy=None,
+        prefix_caching=True,
+        max_model_len=1000,
+        max_num_rows=None,
+        depth=1,
+        **config,
+    ):
         config.setdefault("max_num_seqs", 4)
         config.setdefault("max_num_batched_tokens", 8)
         self.config = SchedulerConfig(**config)
         self.clock = clock or Clock()
         self.max_model_len = max_model_len
         self.cache = CacheManager(layout, prefix_caching=prefix_caching)
-        self.executor = FakeExecutor(layout)
-        self.scheduler = Scheduler(self.config, self.cache, Autoregressive(), max_model_len, self.clock)
+        self.executor = FakeExecutor(layout, depth)
+        self.in_flight = deque()
+        self.strategy = strategy or Autoregressive()
+        self.max_num_rows = max_num_rows or self.config.max_num_seqs
+        self.scheduler = Scheduler(
+            self.config, self.cache, self.strategy, max_model_len, self.max_num_rows, self.clock, depth
+        )
         self.requests, self.tokens, self.reasons, self.prompt_logprobs = {}, {}, {}, {}
         self.finished, self.finish_events = [], []
 
@@ -207,17 +246,32 @@ class Driver:
         self.scheduler.add(self.requests[name])
 
     def step(self):
-        plan = self.scheduler.plan()
-        if plan is None:
-            return False
-        assert plan.num_tokens <= self.config.max_num_batched_tokens
-        assert len({span.seq_id for span in plan.spans}) == len(plan.spans)
-        self.take(self.scheduler.commit(plan, self.executor.run(plan)))
+        """Plans as far ahead as the executor allows, and takes in the oldest step, as EngineLoop does."""
+        heard = False
+        while len(self.in_flight) < self.executor.depth:
+            plan = self.scheduler.plan()
+            ended = self.scheduler.take_events()
+            self.take(ended)
+            heard = heard or bool(ended)
+            if plan is None:
+                break
+            self.check_plan(plan)
+            self.executor.submit(plan)
+            self.in_flight.append(plan)
+        if not self.in_flight:
+            return heard
+        self.take(self.scheduler.commit(self.in_flight.popleft(), self.executor.collect(), seconds=0.25))
         return True
+
+    def check_plan(self, plan):
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        scored = {seq.seq_id for seq in self.scheduler.running() if seq.params.prompt_logprobs is not None}
+        assert sum(span.num_logit_rows for span in plan.spans if span.seq_id not in scored) <= self.max_num_rows
+        assert len({span.seq_id for span in plan.spans}) == len(plan.spans)
 
     def run(self, limit=2000):
         steps = 0
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.in_flight:
             assert self.step(), "work is left but nothing is planned"
             steps += 1
             assert steps < limit, "the scheduler goes in circles"

@@ -1,5 +1,7 @@
 """LLM.embed: vectors equal transformers' hidden states, pooled, whatever else is in the batch."""
 
+import asyncio
+import contextlib
 import json
 
 import numpy as np
@@ -8,7 +10,10 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import ConfigError, ContextLengthError, ModelLoadError, RequestError
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError, ContextLengthError, EngineError, ModelLoadError, RequestError
+from ridgeline.core.params import PoolingParams
+from ridgeline.engine.thread_engine import ThreadEngine
 
 VOCAB = 97
 PROMPTS = [[3, 14, 15, 92, 6], [5], [35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79], [2, 71, 82, 81, 82, 84, 59, 4]]
@@ -104,4 +109,76 @@ def test_many_texts_in_a_small_cache(folders, backend):
     vectors = [output.embedding for output in llm.embed(PROMPTS * 8)]
     for i, vector in enumerate(vectors):
         np.testing.assert_allclose(vector, vectors[i % len(PROMPTS)], atol=1e-6)
-    assert all(stats.used == 0 for stats in llm.engine.embedder._cache.stats().groups)
+    assert all(stats.used == 0 for stats in llm.engine.loop.stats().cache.groups)
+    llm.engine.loop.scheduler._cache.check({})
+
+
+@pytest.mark.parametrize("pooling", POOLED)
+@pytest.mark.parametrize("name", ["qwen3", "bert"])
+def test_a_text_that_lost_its_blocks_is_computed_again(folders, name, pooling):
+    llm = llm_of(folders[name], task="embed", max_num_seqs=2)
+    scheduler = llm.engine.loop.scheduler
+    plan, steps = scheduler.plan, []
+
+    def preempting_plan():
+        steps.append(len(scheduler.running()))
+        if len(steps) in (2, 3) and scheduler.running():
+            scheduler.preempt(scheduler.running()[-1])
+        return plan()
+
+    scheduler.plan = preempting_plan
+    text = [*range(30)] if name == "qwen3" else PROMPTS[2]
+    outputs = llm.embed([text, PROMPTS[0]], pooling=pooling, normalize=False)
+    for prompt, output in zip([text, PROMPTS[0]], outputs, strict=True):
+        expected = POOLED[pooling](hidden_states(folders[name], prompt))
+        np.testing.assert_allclose(output.embedding, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_an_event_loop_gets_vectors_with_deadlines_and_aborts(folders):
+    config = EngineConfig.of(str(folders["qwen3"]), dtype="float32", num_threads=1, task="embed", block_size=4)
+
+    async def scenario():
+        engine = ThreadEngine(config)
+        engine.start()
+        try:
+            intake, how = engine.engine.intake, PoolingParams(pooling="last", normalize=False)
+            vectors = await engine.embed(*(intake.embedding(prompt, how) for prompt in PROMPTS))
+            for prompt, vector in zip(PROMPTS, vectors, strict=True):
+                expected = hidden_states(folders["qwen3"], prompt)[-1]
+                np.testing.assert_allclose(vector, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+            with pytest.raises(EngineError, match="deadline"):
+                await engine.embed(intake.embedding(PROMPTS[0], how, deadline_s=-1.0))
+            with contextlib.suppress(asyncio.TimeoutError):
+                leaving = engine.embed(*(intake.embedding([7] * 60, how) for _ in range(20)))
+                await asyncio.wait_for(leaving, timeout=0.001)
+            for _ in range(1000):
+                if not engine.engine.loop.scheduler.has_work:
+                    break
+                await asyncio.sleep(0.005)
+            assert engine.num_unfinished == 0
+            assert all(group.used == 0 for group in engine.engine.loop.stats().cache.groups)
+        finally:
+            engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_texts_share_steps_and_a_broken_one_harms_no_other(folders, monkeypatch):
+    llm = llm_of(folders["bert"], max_num_batched_tokens=40)
+    expected = [output.embedding for output in llm.embed(PROMPTS)]
+    assert llm.engine.loop.scheduler.stats().num_steps == 1  # 25 tokens
+    strategy = llm.engine.loop.scheduler._strategy
+    pool = strategy.pool
+
+    def broken(view, span, rows_RH):
+        if view.prompt_ids == tuple(PROMPTS[1]):
+            raise RuntimeError("a defect")
+        return pool(view, span, rows_RH)
+
+    monkeypatch.setattr(strategy, "pool", broken)
+    with pytest.raises(EngineError, match="RuntimeError"):
+        llm.embed(PROMPTS)
+    monkeypatch.undo()
+    for output, before in zip(llm.embed(PROMPTS), expected, strict=True):
+        np.testing.assert_array_equal(output.embedding, before)
+    llm.engine.loop.scheduler._cache.check({})

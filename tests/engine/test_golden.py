@@ -47,7 +47,7 @@ def test_in_chunks_of_seven(make_llm, story):
     prompt, ids = story
     llm = make_llm(max_num_batched_tokens=7, max_num_seqs=4, enable_prefix_caching=False)
     assert generate(llm, [prompt + ids[:90]], greedy(110)) == [ids[90:]]
-    assert llm.engine.loop.times.num_steps == 13 + 109  # 91 tokens in chunks of 7, then one by one
+    assert llm.engine.loop.journal.totals().num_steps == 13 + 109  # 91 tokens in chunks of 7, then one by one
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 5, "block_size": 8}])

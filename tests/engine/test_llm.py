@@ -162,8 +162,8 @@ def test_a_missing_model_folder(tmp_path):
 
 def test_an_unstated_context_shrinks_to_the_cache(shared_data):
     llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", kv_cache_bytes=1280 * 200)
-    assert llm.engine.intake.max_model_len == 128
-    assert "of the declared 512" in llm.engine.choices["max_model_len"].reason
+    assert llm.engine.info.max_model_len == 128
+    assert "of the declared 512" in llm.engine.info.choices["max_model_len"].reason
 
 
 def test_bfloat16_runs_and_nearly_agrees(shared_data):

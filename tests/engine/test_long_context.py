@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.cache.groups import full, sliding
 from ridgeline.cache.manager import WHOLE_BLOCKS
+from ridgeline.core.dtypes import DTYPES
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
-from ridgeline.weights.loader import save_weights
+from ridgeline.weights.save import save_weights
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
 
@@ -51,7 +53,7 @@ def open_model(config, folder):
     weights = {
         name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in program.weights.items()
     }
-    save_weights(folder, spec, weights, torch.float32)
+    save_weights(folder, spec, as_arrays(weights), DTYPES["float32"])
     (folder / "config.json").write_text(json.dumps(config))
     held = cost.kv_bytes(program, CONTEXT, FLOAT32) + SPAN * cost.kv_bytes_per_token(program, FLOAT32)
     llm = LLM(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine import build
+from ridgeline.backends.native import backend
 
 pytest.importorskip("ridgeline._native", reason="the native code is not built")
 
@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
 def model(shared_data, tmp_path, monkeypatch):
     """A model folder of its own, an empty cache folder, and no model too small to be kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "LEAST_PACK_BYTES", 0)
+    monkeypatch.setattr(backend, "MIN_PACK_BYTES", 0)
     return shutil.copytree(shared_data / "models" / "stories260K", tmp_path / "model")
 
 
@@ -25,8 +25,8 @@ def start(model, monkeypatch, **options):
     """(logprobs of an answer, whether the checkpoint was read)"""
     reads = []
     with monkeypatch.context() as patch:
-        real = build.StreamedWeights
-        patch.setattr(build, "StreamedWeights", lambda *given: reads.append(1) or real(*given))
+        real = backend.StreamedWeights
+        patch.setattr(backend, "StreamedWeights", lambda *given: reads.append(1) or real(*given))
         llm = LLM(str(model), backend="native", num_threads=2, max_model_len=64, **options)
     (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
     return torch.tensor([entry.logprob for entry in output.outputs[0].logprobs]), bool(reads)

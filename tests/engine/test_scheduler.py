@@ -1,13 +1,16 @@
 """The scheduler against an executor that reads every token back: whatever happens around it, an answer is the same."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from engine_fakes import Clock, Driver, make_layout
+from engine_fakes import VOCAB, Clock, Driver, make_layout, next_token
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from drafting import Drafting
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.request import FinishReason
 
 
@@ -24,14 +27,14 @@ def test_a_prompt_is_computed_in_chunks_while_others_decode():
     driver.assert_answers()
 
 
-def test_steps_within_a_block_share_their_batch():
-    """Blocks of 4: of positions 3 to 13 those behind a block's first are written into the batch of the step before."""
+def test_steps_of_the_same_lengths_share_their_batch():
+    """Also where a block is full and the table gets another; each batch is compared with one that was made anew."""
     driver = Driver(make_layout((64,)), max_num_batched_tokens=8)
     driver.add("a", [1, 2, 3], max_tokens=12, ignore_eos=True)
     driver.run()
     starts = [plan.spans[0].start for plan in driver.executor.plans]
     assert starts == [0, *range(3, 14)]
-    assert driver.executor.num_reused == sum(start % 4 > 0 for start in starts[2:])
+    assert driver.executor.num_reused == len(starts[2:])
     driver.assert_answers()
 
 
@@ -168,6 +171,132 @@ def test_finishing_unknown_or_finished_requests_is_ignored(size):
     assert driver.scheduler.finish("never seen", None, FinishReason.ABORT) == []
 
 
+class Guesses(Drafting):
+    """Drafts `depth` tokens, of which the first `right` are what the model will say; takes at most `take` of them."""
+
+    def __init__(self, depth=0, right=0, take=99):
+        self.depth, self.right, self.take = depth, right, take
+
+    def draft(self, view, max_tokens):
+        tokens = list(view.token_ids)
+        for i in range(min(self.depth, max_tokens)):
+            token = next_token(tokens, view.seed, len(tokens) - len(view.prompt_ids))
+            tokens.append(token if i < self.right else (token + 1) % VOCAB)
+        return tokens[len(view.token_ids) :]
+
+    def kept(self, right):
+        return min(right, self.take)
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 5)])
+@pytest.mark.parametrize(("right", "num_steps"), [(4, 5), (2, 8), (0, 20)])
+def test_right_drafts_save_steps_and_wrong_ones_change_nothing(windows, right, num_steps):
+    driver = Driver(make_layout((32,) * len(windows), windows), strategy=Guesses(4, right), max_num_rows=8)
+    driver.add("a", [1, 2, 3], max_tokens=20)
+    driver.run()
+    driver.assert_answers()
+    assert len(driver.executor.plans) == num_steps  # the first one has no draft
+
+
+def test_tokens_behind_a_stop_are_not_gained():
+    driver = Driver(make_layout((64,)), strategy=Guesses(5, 5), max_num_rows=8)
+    driver.add("stops", [3], max_tokens=200, ignore_eos=False)
+    driver.run()
+    driver.assert_answers()
+    assert driver.reasons["stops", 0] is FinishReason.STOP
+
+
+def test_optional_tokens_never_cost_a_sequence_its_blocks():
+    """Three sequences fill the cache to its last block; what two of them reserve for drafts is given back in time."""
+    for strategy in (Guesses(), Guesses(6, 0), Guesses(6, 3)):
+        driver = Driver(
+            make_layout((9,)), strategy=strategy, max_num_seqs=3, max_num_batched_tokens=24, max_num_rows=24
+        )
+        for name in "abc":
+            driver.add(name, [ord(name), 1, 2, 3], max_tokens=9)
+        driver.run()
+        driver.assert_answers()
+        assert driver.scheduler.stats().num_preemptions == 0
+        if strategy.depth:
+            assert max(span.num_optional for plan in driver.executor.plans for span in plan.spans) > 0
+
+
+def test_rows_of_logits_have_a_bound_of_their_own():
+    """Every sequence keeps its row; the oldest draft with what is left."""
+    driver = Driver(
+        make_layout((64,)), strategy=Guesses(4, 4), max_num_seqs=4, max_num_batched_tokens=40, max_num_rows=6
+    )
+    for name in "abcd":
+        driver.add(name, [ord(name), 1], max_tokens=12)
+    driver.run()
+    driver.assert_answers()
+    assert [span.num_logit_rows for span in driver.executor.plans[1].spans] == [3, 1, 1, 1]
+
+
+def test_several_answers_have_no_drafts_before_they_part():
+    class Eager(Guesses):
+        def next_span(self, view, max_tokens, *, score_all):
+            """Drafts behind the prompt, too."""
+            span = Autoregressive.next_span(self, view, max_tokens, score_all=score_all)
+            guess = self.draft(view, max_tokens - span.num_tokens)
+            if span.end < len(view.token_ids) or not guess:
+                return span
+            return replace(
+                span, token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
+            )
+
+    for n in (1, 3):
+        driver = Driver(make_layout((64,)), strategy=Eager(2, 2), max_num_seqs=4, max_num_rows=8)
+        driver.add("many", [5, 6, 7, 8], n=n, max_tokens=6)
+        driver.run()
+        driver.assert_answers()
+        assert driver.executor.plans[0].spans[0].num_optional == (2 if n == 1 else 0)
+
+
+def test_a_strategy_hears_of_every_step_before_and_after():
+    class Listening(Autoregressive):
+        def __init__(self):
+            self.heard = []
+
+        def begin(self, running, room):
+            self.heard.append(("begin", [view.seq_id for view in running], *room))
+
+        def observe(self, plan, result, seconds):
+            self.heard.append(("observe", plan.step, len(result.samples), seconds))
+            raise RuntimeError("this harms no answer")
+
+    driver = Driver(make_layout((64,)), strategy=Listening(), max_num_seqs=2, max_num_batched_tokens=6, max_num_rows=3)
+    for name in "abc":
+        driver.add(name, [ord(name), 1], max_tokens=2)
+    driver.run()
+    driver.assert_answers()
+    assert driver.strategy.heard[:4] == [
+        ("begin", [], 6, 3, True),
+        ("observe", 1, 2, 0.25),
+        ("begin", [0, 1], 4, 1, True),
+        ("observe", 2, 2, 0.25),
+    ]
+
+
+def test_a_plan_says_what_was_decided():
+    driver = Driver(make_layout((6,)), max_num_seqs=2, max_num_batched_tokens=8, prefix_caching=False)
+    for name in "abc":
+        driver.add(name, [ord(name), 1, 2], max_tokens=16)
+    driver.step()
+    first = driver.executor.plans[0].decisions
+    assert [(a.seq_id, a.num_cached) for a in first.admitted] == [(0, 0), (1, 0)]
+    assert all(a.reason for a in first.admitted)
+    assert first.head_waits == "slots"
+    driver.run()
+    driver.assert_answers()
+    decided = [plan.decisions for plan in driver.executor.plans]
+    preempted = [p for decisions in decided for p in decisions.preempted]
+    assert (preempted[0].seq_id, preempted[0].for_seq_id) == (1, 0)
+    assert len(preempted) == driver.scheduler.stats().num_preemptions
+    assert all(decisions.head_waits == "just_preempted" for decisions in decided if decisions.preempted)
+    assert {decisions.head_waits for decisions in decided} >= {None, "slots", "blocks", "just_preempted"}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random requests, steps, aborts, preemptions and time over a small cache."""
 
@@ -175,6 +304,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     windows = (None,)
     policy = "fcfs"
     caching = True
+    drafts = False
+    plans_in_flight = 1
 
     def __init__(self):
         super().__init__()
@@ -185,6 +316,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=6,
             policy=self.policy,
             prefix_caching=self.caching,
+            strategy=Guesses() if self.drafts else None,
+            max_num_rows=5,
+            depth=self.plans_in_flight,
             max_model_len=min(24, layout.max_sequence_tokens()),
         )
         self.names = (f"r{i}" for i in itertools.count())
@@ -211,6 +345,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count):
         for _ in range(count):
             self.driver.step()
+
+    @precondition(lambda self: self.drafts)
+    @rule(depth=st.integers(0, 5), right=st.integers(0, 5), take=st.integers(0, 5))
+    def draft(self, depth, right, take):
+        """From now on: so many tokens, so many of them right, and at most so many taken."""
+        strategy = self.driver.strategy
+        strategy.depth, strategy.right, strategy.take = depth, right, take
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, 1000), index=st.sampled_from([None, 0, 1]))
@@ -246,6 +387,15 @@ VARIANTS = {
     "hybrid": {"blocks": (12, 9), "windows": (None, 5)},
     "recurrent": {"blocks": (6,), "windows": ("recurrent",)},
     "full_and_recurrent": {"blocks": (12, 5), "windows": (None, "recurrent")},
+    "drafts": {"drafts": True},
+    "drafts_hybrid": {"drafts": True, "blocks": (12, 9), "windows": (None, 5)},
+    "drafts_uncached": {"drafts": True, "caching": False, "blocks": (9,)},
+    "two_in_flight": {"plans_in_flight": 2},
+    "three_in_flight": {"plans_in_flight": 3},
+    "three_in_flight_uncached": {"plans_in_flight": 3, "policy": "priority", "caching": False, "blocks": (8,)},
+    "two_in_flight_hybrid": {"plans_in_flight": 2, "blocks": (12, 9), "windows": (None, 5)},
+    "two_in_flight_recurrent": {"plans_in_flight": 2, "blocks": (12, 5), "windows": (None, "recurrent")},
+    "two_in_flight_drafts": {"plans_in_flight": 2, "drafts": True},
 }
 
 

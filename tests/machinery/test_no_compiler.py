@@ -47,7 +47,7 @@ def test_it_runs_on_the_reference_and_says_so(wheel, tmp_path):
     code = """
 from ridgeline import LLM, SamplingParams
 llm = LLM("python-1m", max_model_len=64, num_threads=1)
-print(llm.engine.choices["backend"])
+print(llm.engine.info.choices["backend"])
 params = SamplingParams(max_tokens=5, ignore_eos=True)
 print(len(llm.generate("def f(", params, use_tqdm=False)[0].outputs[0].token_ids))
 """

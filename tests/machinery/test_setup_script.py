@@ -67,11 +67,20 @@ def test_a_missing_python_is_named(checkout):
     assert "no no-such-python found" in done.stderr
 
 
-@pytest.mark.parametrize(("installed", "asked"), [("test", "test"), ("dev", "dev"), ("dev", "test")])
+@pytest.mark.parametrize(
+    ("installed", "asked"),
+    [("run", "run"), ("test", "test"), ("dev", "dev"), ("test", "run"), ("dev", "run"), ("dev", "test")],
+)
 def test_a_second_run_installs_nothing(checkout, installed, asked):
     write_stamp(checkout, installed)
     done = setup(checkout, sys.executable, asked)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_unknown_purpose_is_named(checkout):
+    done = setup(checkout, sys.executable, "everything")
+    assert done.returncode == 1
+    assert "'everything' is none of run, test and dev" in done.stderr
 
 
 @pytest.mark.parametrize("change", ["asked for more", "pyproject.toml", "native/kernel.cpp"])

@@ -9,14 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.reference import DenseModel
+from ridgeline.backends.reference.dense import DenseModel
+from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.compress import corpus
 from ridgeline.compress.train import bits_per_byte
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights
+from ridgeline.weights.load import load_weights
 
 NAMES = ("python-1m", "python-9m")  # in the package; other presets are trained where they are needed
 SLICE_TOKENS = 8 * 1024
@@ -73,7 +75,7 @@ def test_held_out_code_costs_what_the_card_says(folder):
     ids = np.asarray([i for file in held_out for i in tokenizer.encode(file.text)][:SLICE_TOKENS], dtype=np.uint16)
     spec = read_spec(folder.config)
     program = lower(spec)
-    model = DenseModel(program, load_weights(folder, spec, program, torch.float32))
+    model = DenseModel(program, as_tensors(load_weights(folder, spec, program, FLOAT32)))
     num_bytes = len(tokenizer.decode(ids.tolist()).encode())
     measured = bits_per_byte(model, ids, num_bytes, torch.float32)
     assert abs(measured - card(folder)["held_out_bits_per_byte"]) < SLACK_BITS

@@ -1,15 +1,16 @@
 """Steps for executables without an engine: a random schedule over a few sequences, as StepBatches."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from ridgeline import _native
-from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
-from ridgeline.backends.step import DrawRows, GroupStep, StepBatch
-from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, plan_layout
+from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
+from ridgeline.backends.reference.tensors import as_arrays
+from ridgeline.backends.step import DrawRows, GroupStep, StepBatch, StepShape
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize, plan_layout
 from ridgeline.program.op import Program, RecurrentState
 
 F32 = MatrixFormat(kind="f32", inputs="f32")
@@ -19,13 +20,17 @@ CONTEXT = 40
 NUM_BLOCKS = CONTEXT // BLOCK_SIZE
 
 
-def layout_of(program: Program, sequences: int = 4) -> CacheLayout:
-    sizes = [
+def sizes_of(program: Program) -> list[StateSize]:
+    return [
         RecurrentStateSize(state.num_bytes)
         if isinstance(state, RecurrentState)
         else KvStateSize(state.bytes_per_token(4), state.window)
         for state in program.states
     ]
+
+
+def layout_of(program: Program, sequences: int = 4) -> CacheLayout:
+    sizes = sizes_of(program)
     sequence_bytes = sum(
         size.num_bytes if isinstance(size, RecurrentStateSize) else CONTEXT * size.bytes_per_token for size in sizes
     )
@@ -34,15 +39,43 @@ def layout_of(program: Program, sequences: int = 4) -> CacheLayout:
 
 def native(program: Program, weights: Mapping[str, torch.Tensor], level: str, **settings: object) -> NativeExecutable:
     """An executable of two threads in float32, but for `settings`."""
+    return NativeExecutable(program, lambda: as_arrays(weights), layout_of(program), settings_of(level, **settings))
+
+
+def settings_of(level: str, **settings: object) -> NativeSettings:
+    """Two threads in float32, but for `settings`."""
     defaults = {"num_threads": 2, "dtype": "float32", "matrices": F32, "head": F32, "kv": "f32"}
-    chosen = NativeSettings(level=level, **(defaults | settings))
-    return NativeExecutable(program, lambda: weights, layout_of(program), chosen)
+    return NativeSettings(level=level, **(defaults | settings))
 
 
 def no_draws() -> DrawRows:
     return DrawRows(
         *(np.zeros(0, dtype) for dtype in (np.int64, np.float32, np.int32, np.float64, np.float64, "u8", "u8"))
     )
+
+
+def step_batch(groups: Sequence[GroupStep] = (), draws: DrawRows | None = None, **arrays: np.ndarray) -> StepBatch:
+    """A batch of the given arrays, those of every span empty where they are left out; `bidirectional_block_S`
+    is 1, no copies.
+    """
+    draws, spans = draws or no_draws(), len(arrays.get("span_start_S", ()))
+    shape = StepShape(
+        num_tokens=len(arrays["token_ids_T"]),
+        num_spans=spans,
+        num_rows=len(arrays.get("logit_rows_R", ())),
+        num_draws=len(draws.logit_row),
+        num_copies=0,
+        has_adapters="adapters_T" in arrays,
+        table_widths=tuple(group.tables_SB.shape[1] for group in groups),
+    )
+    batch = StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape)
+    batch.bidirectional_block_S[:] = 1
+    pairs = [(batch, name, values) for name, values in arrays.items()]
+    for given, laid in ((draws, batch.draws), *zip(groups, batch.groups)):
+        pairs += [(laid, name, getattr(given, name)) for name in given.__slots__]
+    for laid, name, values in pairs:
+        getattr(laid, name)[:] = values
+    return batch
 
 
 def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draws: DrawRows | None = None) -> StepBatch:
@@ -55,18 +88,16 @@ def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draw
     span_of = np.repeat(np.arange(len(spans)), lengths)
     slots = tables[span_of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     first_token = np.zeros(len(spans), dtype=np.int64)
-    of_tokens, of_sequences = GroupStep(slots, tables, first_token), GroupStep(span_of, sequences, first_token)
-    return StepBatch(
+    of_tokens, of_sequences = GroupStep(slots, first_token, tables), GroupStep(span_of, first_token, sequences)
+    return step_batch(
         token_ids_T=np.concatenate([np.asarray(ids, dtype=np.int64) for _, _, ids in spans]),
         positions_T=positions,
         logit_rows_R=np.arange(len(positions)),
         span_start_S=np.cumsum(lengths) - lengths,
         span_length_S=lengths,
         kv_length_S=starts + lengths,
-        mutual_S=np.ones(len(spans), dtype=np.int64),
         groups=[of_sequences if group.kind == "recurrent" else of_tokens for group in layout_of(program).groups],
-        copies=[],
-        draws=draws or no_draws(),
+        draws=draws,
     )
 
 
@@ -102,16 +133,5 @@ class Doubler:
         return bool((self._tape.view(self._buffers[1], len(ids))[:, :40] == 8 * self._rows[ids]).all())
 
     def run(self, ids) -> None:
-        none = np.zeros(0, dtype=np.int64)
-        step = SimpleNamespace(
-            token_ids_T=ids,
-            positions_T=ids,
-            logit_rows_R=none,
-            span_start_S=none,
-            span_length_S=none,
-            kv_length_S=none,
-            mutual_S=none,
-            groups=[],
-            draws=no_draws(),
-        )
-        self._tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
+        block = step_batch(token_ids_T=ids, positions_T=ids).block
+        self._tape.run(block, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))

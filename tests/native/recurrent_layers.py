@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from native_steps import no_draws
+from native_steps import step_batch
 
 from ridgeline import _native
-from ridgeline.backends.step import GroupStep, StepBatch
+from ridgeline.backends.step import GroupStep
 
 
 @dataclass
@@ -54,19 +54,15 @@ class Run:
         ids = np.concatenate([s * self._length + np.arange(start, start + size) for s, start, size in spans])
         starts, lengths = (np.asarray([span[i] for span in spans], dtype=np.int64) for i in (1, 2))
         tables = np.asarray([[self.slot(s), 0] for s, _, _ in spans], dtype=np.int64)
-        batch = StepBatch(
+        batch = step_batch(
             token_ids_T=ids,
             positions_T=ids,
-            logit_rows_R=np.zeros(0, dtype=np.int64),
             span_start_S=np.cumsum(lengths) - lengths,
             span_length_S=lengths,
             kv_length_S=starts + lengths,
-            mutual_S=np.ones(len(spans), dtype=np.int64),
-            groups=[GroupStep(ids, tables, 0 * lengths)],
-            copies=[],
-            draws=no_draws(),
+            groups=[GroupStep(ids, 0 * lengths, tables)],
         )
-        self._tape.run(batch, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
+        self._tape.run(batch.block, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
         out = self._tape.view(self._out, len(ids))[:, : self._layer.out_width].copy()
         return np.split(out, np.cumsum(lengths)[:-1])
 

@@ -35,7 +35,7 @@ class Case:
     softcap: float = 0.0
     has_sinks: bool = False
     has_slopes: bool = False
-    mutual: int = 1
+    bidirectional_block: int = 1
     magnitude: float = 1.0
     seed: int = 0
     value_dim: int = 0  # 0: as wide as the keys
@@ -121,7 +121,7 @@ class Sequence:
             kv_length=case.kv_length - case.length + first + length,
             table=self.table,
             first_token=case.first_token,
-            mutual=case.mutual,
+            bidirectional_block=case.bidirectional_block,
             scale=self.scale,
             window=case.window,
             softcap=case.softcap,
@@ -156,7 +156,7 @@ class Sequence:
             logits = logits + gain
             error = error + EPS * np.abs(gain)
         start = case.kv_length - case.length
-        seen = key < start + ((query - start) // case.mutual + 1) * case.mutual
+        seen = key < start + ((query - start) // case.bidirectional_block + 1) * case.bidirectional_block
         if case.window:
             seen = seen & (key > query - case.window)
         logits = np.where(seen[:, None], logits, -np.inf)
@@ -214,7 +214,9 @@ def test_a_row_is_the_same_whatever_is_computed_with_it(level: str, kind: str, c
     whole = sequence.attend()
     rows = data.draw(st.integers(1, case.length))
     np.testing.assert_array_equal(sequence.attend(rows_per_call=rows).view(np.uint32), whole.view(np.uint32))
-    if case.mutual == 1:  # as a chunk of its own, and one token at a time: then later tokens are no part of the span
+    if (
+        case.bidirectional_block == 1
+    ):  # as a chunk of its own, and one token at a time: then later tokens are no part of the span
         first = data.draw(st.integers(0, case.length - 1))
         length = data.draw(st.sampled_from((1, case.length - first)))
         part = sequence.attend(first=first, length=length)

@@ -11,7 +11,7 @@ from native_steps import CONTEXT, native, schedule, step
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import NativePart
-from ridgeline.backends.reference import dense_logits
+from ridgeline.backends.reference.dense import dense_logits
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, TOKEN_IDS, KvState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
@@ -64,7 +64,7 @@ def check(program, level):
     executable = native(program, weights, level)
     assert [type(part) for part in executable.parts] == [NativePart]
     for spans in schedule(ids.numpy(), np.random.default_rng(1)):
-        logits = executable.run(step(program, spans)).logits_RV
+        logits = torch.from_numpy(executable.run(step(program, spans)).logits_RV)
         rows = torch.cat([expected[s, start : start + len(span)] for s, start, span in spans])
         assert (logits - rows).abs().max() <= ERROR * expected.abs().max()
 

@@ -11,15 +11,17 @@ import torch
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
 sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
 from native_steps import BF16, CONTEXT, F32, layout_of, native, schedule, step
-from tiny_models import build, relative_error, tiny_config
+from tiny_models import build, relative_error
 
+from families import tiny_config
 from ridgeline import _native
-from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
 from ridgeline.backends.native.compile import NativePart, ReferencePart
 from ridgeline.backends.native.emit import EMITTERS
-from ridgeline.backends.reference import ReferenceExecutable
-from ridgeline.backends.reference.paged import _PagedMemory
-from ridgeline.backends.step import DrawRows
+from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
+from ridgeline.backends.reference.paged import ReferenceExecutable, _PagedMemory
+from ridgeline.backends.reference.tensors import as_arrays
+from ridgeline.backends.step import HEADER_WORDS, DrawRows, StepBatch
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LatentState
 from ridgeline.program.opset import float32_weights
@@ -46,7 +48,7 @@ def run_schedule(executable, program, tokens_SL, seed):
     """Logits [S, L, V] of all tokens, computed in a random schedule."""
     out = torch.zeros(*tokens_SL.shape, program.shapes[program.result][-1])
     for spans in schedule(tokens_SL, np.random.default_rng(seed)):
-        logits = executable.run(step(program, spans)).logits_RV
+        logits = torch.from_numpy(executable.run(step(program, spans)).logits_RV)
         for s, start, ids in spans:
             out[s, start : start + len(ids)] = logits[: len(ids)]
             logits = logits[len(ids) :]
@@ -72,7 +74,7 @@ def rounding_error(program, actual, expected):
 @pytest.mark.parametrize("level", LEVELS)
 def test_float32_equals_the_reference(model, level):
     program, ids = model.lowered(CONTEXT), tokens(model)
-    expected = run_schedule(ReferenceExecutable(program, model.weights, layout_of(program)), program, ids, 1)
+    expected = run_schedule(ReferenceExecutable(program, as_arrays(model.weights), layout_of(program)), program, ids, 1)
     for seed in (1, 2):
         actual = run_schedule(native(program, model.weights, level), program, ids, seed)
         assert relative_error(actual, expected) <= FLOAT32_ERROR
@@ -83,7 +85,7 @@ def test_bfloat16_is_near_the_float32_reference(model, level):
     program, ids = model.lowered(CONTEXT), tokens(model)
     rounded = {name: weight.bfloat16() for name, weight in model.weights.items()}
     exact = {name: weight.float() for name, weight in rounded.items()}
-    expected = run_schedule(ReferenceExecutable(program, exact, layout_of(program)), program, ids, 1)
+    expected = run_schedule(ReferenceExecutable(program, as_arrays(exact), layout_of(program)), program, ids, 1)
     executable = native(program, rounded, level, dtype="bfloat16", matrices=BF16, head=BF16, kv="bf16")
     assert rounding_error(program, run_schedule(executable, program, ids, 2), expected) <= BFLOAT16_ERROR
 
@@ -102,9 +104,8 @@ def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv,
     program, ids = model.lowered(CONTEXT), tokens(model)
     if kv == "int8" and any(isinstance(state, LatentState) for state in program.states):
         pytest.skip("latents are not kept as int8")
-    weights = dequantized_weights(
-        program, model.weights, form.kind, form.group or 128, form.zero_points, embeddings=True
-    )
+    given = as_arrays(model.weights)
+    weights = dequantized_weights(program, given, form.kind, form.stored_format, embeddings=True)
     if kv == "int8":
         monkeypatch.setattr(_PagedMemory, "_write", write_rounded_to_int8)
     expected = run_schedule(ReferenceExecutable(program, weights, layout_of(program)), program, ids, 1)
@@ -138,12 +139,12 @@ def test_what_does_not_run_natively_falls_back(kind, tmp_path):
         other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)
     }
     settings = NativeSettings(level=LEVELS[-1], num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
-    executable = NativeExecutable(program, lambda: model.weights, layout_of(program), settings, native=kept)
+    executable = NativeExecutable(program, lambda: as_arrays(model.weights), layout_of(program), settings, native=kept)
     ran = {group.kind for part in executable.parts if isinstance(part, NativePart) for group in part.groups}
     assert kind not in ran
     if kind not in GROUPS or kind == "attention":
         assert kind in {part.op.kind for part in executable.parts if isinstance(part, ReferencePart)}
-    expected = run_schedule(ReferenceExecutable(program, model.weights, layout_of(program)), program, ids, 1)
+    expected = run_schedule(ReferenceExecutable(program, as_arrays(model.weights), layout_of(program)), program, ids, 1)
     assert relative_error(run_schedule(executable, program, ids, 2), expected) <= FLOAT32_ERROR
 
 
@@ -165,7 +166,7 @@ def test_decays_are_not_rounded_to_the_dtype_of_the_model(native, tmp_path):
 
     def logits(decay):
         weights = {n: decay(w) if n in float32_weights(program) else w.bfloat16() for n, w in model.weights.items()}
-        executable = NativeExecutable(program, lambda: weights, layout_of(program), settings, native=kinds)
+        executable = NativeExecutable(program, lambda: as_arrays(weights), layout_of(program), settings, native=kinds)
         return run_schedule(executable, program, ids, 1)
 
     assert not torch.equal(logits(torch.Tensor.float), logits(lambda decay: decay.bfloat16().float()))
@@ -230,7 +231,7 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
     def run(prompt, steps):
         executable = native(program, model.weights, LEVELS[-1])
         executable.run(prompt)
-        return [(output.drawn.tolist(), output.logits_RV.clone()) for output in map(executable.run, steps)]
+        return [(output.drawn.tolist(), output.logits_RV.copy()) for output in map(executable.run, steps)]
 
     def in_place(first, second):
         yield first
@@ -249,19 +250,46 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
     expected = run(prompt, decode)
     found = run(prompt, in_place(*decode))
     assert [drawn for drawn, _ in found] == [drawn for drawn, _ in expected]
-    assert all(torch.equal(*pair) for pair in zip((rows for _, rows in found), (rows for _, rows in expected)))
-    assert not torch.equal(found[0][1], found[1][1])
+    assert all(np.array_equal(*pair) for pair in zip((rows for _, rows in found), (rows for _, rows in expected)))
+    assert not np.array_equal(found[0][1], found[1][1])
 
 
-def test_arrays_of_other_types_are_refused(tmp_path):
-    """A converted copy would be gone before the step reads it."""
+def test_a_block_that_is_not_a_step_is_refused(tmp_path):
+    """Sizes are read from its header, and every one must be that of the block; a converted copy would be gone."""
     model = build("llama", 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model, 1)
     batch = step(program, [(0, 0, ids[0, :3])])
     executable = native(program, model.weights, LEVELS[-1])
-    with pytest.raises(ValueError, match="arrays are contiguous, of the types that StepBatch names"):
-        executable.run(replace(batch, positions_T=batch.positions_T.astype(np.int32)))
+
+    def refused(block, error, match):
+        with pytest.raises(error, match=match):
+            executable.run(replace(batch, block=block))
+
+    refused(batch.block[:-1], ValueError, "shorter than its header says")
+    refused(np.append(batch.block, 0), ValueError, "longer than its header says")
+    refused(np.append(batch.block[0] + 1, batch.block[1:]), ValueError, "another version than this native module")
+    refused(batch.block.astype(np.int32), TypeError, "incompatible function arguments")
+    refused(np.repeat(batch.block, 2)[::2], TypeError, "incompatible function arguments")
+    for word in range(1, HEADER_WORDS - 1):
+        for value in (-1, batch.block[word] + 10, 2**62):
+            block = batch.block.copy()
+            block[word] = value
+            refused(
+                block,
+                ValueError,
+                "than its header says|bidirectional_block_S must be|one place per row|one row of logits",
+            )
     executable.run(batch)
+
+
+def test_the_module_reads_the_words_that_python_writes(tmp_path):
+    """The order of a step's arrays is said in Python and in C++: a copy of the bytes is the same step."""
+    model = build("llama", 1, tmp_path)
+    program, ids = model.lowered(CONTEXT), tokens(model, 2)
+    batch = step(program, [(0, 0, ids[0, :3]), (1, 0, ids[1, :5])])
+    copy = StepBatch.view(np.frombuffer(bytearray(batch.block.tobytes()), dtype=np.int64))
+    rows = [native(program, model.weights, LEVELS[-1]).run(each).logits_RV for each in (batch, copy)]
+    assert (rows[0] == rows[1]).all()
 
 
 def test_parallel_layers_add_both_halves_where_they_are_computed(tmp_path):

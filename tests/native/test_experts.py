@@ -1,18 +1,17 @@
-"""Routing and experts on the tape against the reference's meanings, and against the products of single rows."""
-
-from types import SimpleNamespace
+"""Routing and experts on the tape against the reference functions, and against the products of single rows."""
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
-from native_steps import no_draws
+from native_steps import step_batch
 
 from ridgeline import _native
-from ridgeline.backends.native import MatrixFormat
+from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.backends.native.weights import NativeWeights, NoStore, interleaved
-from ridgeline.backends.reference.ops import MEANINGS
+from ridgeline.backends.reference.interpreter import REFERENCE_OPS
+from ridgeline.backends.reference.tensors import as_array, as_arrays, as_tensor
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
 from ridgeline.quant import dequantize, quantize
 
@@ -49,11 +48,9 @@ class RowTape:
         return buffer
 
     def run(self, token_ids) -> None:
-        ids, none = np.asarray(token_ids, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        step = SimpleNamespace(token_ids_T=ids, positions_T=ids, logit_rows_R=none, span_start_S=none,
-                               span_length_S=none, kv_length_S=none, mutual_S=none, groups=[],
-                               draws=no_draws())  # fmt: skip
-        self.tape.run(step, np.zeros((0, 32), dtype=np.float32), 0, len(self.tape))
+        ids = np.asarray(token_ids, dtype=np.int64)
+        block = step_batch(token_ids_T=ids, positions_T=ids).block
+        self.tape.run(block, np.zeros((0, 32), dtype=np.float32), 0, len(self.tape))
         self._count = len(ids)
 
     def read(self, buffer, width) -> np.ndarray:
@@ -76,7 +73,7 @@ class Layer:
         self.biases = [noise(self.count, n) for n in (self.size, self.size, self.width)] if bias else []
         tensors = {"gate": gate, "up": up, "down": down}
         self.exact = [self._stored(tensor) for tensor in tensors.values()]
-        self._packed = NativeWeights(lambda: tensors, "portable", 1, NoStore(), None)
+        self._packed = NativeWeights(lambda: as_arrays(tensors), "portable", 1, NoStore(), None)
         shapes = {"gate+up": (2 * self.size, self.width), "down": (self.width, self.size)}
         self.gate_up, self.down = (
             self._packed.matrix(name, name.split("+"), shape, form, interleave="+" in name, num_experts=self.count)
@@ -88,19 +85,19 @@ class Layer:
             padded = torch.nn.functional.pad(self.biases[2], (0, -self.width % 32))
             both = torch.where(order >= 0, joined[:, order.clamp(min=0)], 0.0)
             self.addresses = [
-                self._packed.vector("b1", lambda: both),
-                self._packed.vector("b2", lambda: padded),
+                self._packed.vector("b1", lambda: as_array(both)),
+                self._packed.vector("b2", lambda: as_array(padded)),
             ]
 
     def _stored(self, weight):
         if self.form.kind in ("int8", "int4"):
-            quantized = quantize(self.form.kind, weight.flatten(0, 1), self.form.group, self.form.zero_points)
-            return dequantize(self.form.kind, quantized).view_as(weight)
+            quantized = quantize(self.form.kind, as_array(weight.flatten(0, 1)), self.form.stored_format)
+            return as_tensor(dequantize(quantized)).view_as(weight)
         return weight.bfloat16().float() if self.form.kind == "bf16" else weight
 
     def reference(self, attrs, x, ids, weights):
         inputs = [torch.from_numpy(x), torch.from_numpy(ids), torch.from_numpy(weights)]
-        return MEANINGS["experts"](attrs, inputs, [*self.exact, *self.biases], None)[0].numpy()
+        return REFERENCE_OPS["experts"](attrs, inputs, [*self.exact, *self.biases], None)[0].numpy()
 
     def native(self, attrs, x, ids, weights, level, order=None, **options):
         """Rows of the result; a step of the tokens `order`, all of them unless given."""
@@ -221,7 +218,7 @@ def test_routes_are_those_of_the_reference(attrs, count, biased):
     logits[25:] = np.round(logits[25:])
     bias = np.round(rng.standard_normal(count), 1).astype(np.float32) if biased else None
     inputs, weights = [torch.from_numpy(logits)], [torch.from_numpy(bias)] if biased else []
-    expected = [out.numpy() for out in MEANINGS["route"](attrs, inputs, weights, None)]
+    expected = [out.numpy() for out in REFERENCE_OPS["route"](attrs, inputs, weights, None)]
     ids, counts = native_route(attrs, logits, bias)
     assert np.array_equal(ids, expected[0])
     assert np.allclose(counts, expected[1], rtol=2e-6, atol=0)
@@ -245,7 +242,7 @@ def test_rows_are_gated():
     rows, gates, out = tape.rows(x), tape.rows(gate), tape.tape.buffer("tokens", 37)
     tape.tape.gate_rows(rows, gates, out)
     tape.run(range(5))
-    expected = MEANINGS["gate_rows"](None, [torch.from_numpy(x), torch.from_numpy(gate)], [], None)[0]
+    expected = REFERENCE_OPS["gate_rows"](None, [torch.from_numpy(x), torch.from_numpy(gate)], [], None)[0]
     assert np.allclose(tape.read(out, 37), expected.numpy(), rtol=1e-6)
 
 

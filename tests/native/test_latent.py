@@ -8,12 +8,14 @@ import pytest
 import torch
 
 pytest.importorskip("ridgeline._native", reason="the native module is not built")
-from native_steps import BF16, CONTEXT, F32, no_draws
+from native_steps import BF16, CONTEXT, F32, step_batch
 
 from ridgeline import _native
-from ridgeline.backends.native import NativeExecutable, NativeSettings
 from ridgeline.backends.native.compile import NativePart
-from ridgeline.backends.reference import dense_logits
+from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.native.settings import NativeSettings
+from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.backends.step import GroupStep, StepBatch
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.program.lower import lower
@@ -74,7 +76,9 @@ class Model:
         form, dtype, kv = (BF16, "bfloat16", "bf16") if self.dtype is torch.bfloat16 else (F32, "float32", "f32")
         chosen = {"num_threads": 2, "dtype": dtype, "matrices": form, "head": form, "kv": kv} | settings
         layout = CacheLayout(block_size, (group,), None)
-        return NativeExecutable(self.program, lambda: self.weights, layout, NativeSettings(level=level, **chosen))
+        return NativeExecutable(
+            self.program, lambda: as_arrays(self.weights), layout, NativeSettings(level=level, **chosen)
+        )
 
     def run(self, executable: NativeExecutable, block_size: int, seed: int, sizes: tuple[int, ...]) -> torch.Tensor:
         """Logits [S, L, V], the sequences computed in chunks of `sizes` at random."""
@@ -86,7 +90,7 @@ class Model:
             spans = [(s, done[s], size) for s, size in enumerate(chunks) if size]
             if not spans:
                 continue
-            logits = executable.run(self.step(spans, block_size)).logits_RV
+            logits = torch.from_numpy(executable.run(self.step(spans, block_size)).logits_RV)
             for s, start, size in spans:
                 out[s, start : start + size] = logits[:size]
                 logits, done[s] = logits[size:], start + size
@@ -100,17 +104,14 @@ class Model:
         positions = np.concatenate([np.arange(start, start + size) for _, start, size in spans])
         rows = np.repeat(np.arange(len(spans)), lengths)
         slots = tables[rows, positions // block_size] * block_size + positions % block_size
-        return StepBatch(
+        return step_batch(
             token_ids_T=np.concatenate([self.ids[s, start : start + size] for s, start, size in spans]),
             positions_T=positions,
             logit_rows_R=np.arange(len(positions)),
             span_start_S=np.cumsum(lengths) - lengths,
             span_length_S=lengths,
             kv_length_S=starts + lengths,
-            mutual_S=np.ones(len(spans), dtype=np.int64),
-            groups=[GroupStep(slots, tables, np.zeros(len(spans), dtype=np.int64))],
-            copies=[],
-            draws=no_draws(),
+            groups=[GroupStep(slots, np.zeros(len(spans), dtype=np.int64), tables)],
         )
 
 

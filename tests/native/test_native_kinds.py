@@ -2,7 +2,7 @@
 
 import pytest
 
-from ridgeline.backends.kinds import NATIVE_KINDS
+from ridgeline.backends.native.kinds import NATIVE_KINDS
 from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import GROUP_KINDS
 

@@ -92,7 +92,7 @@ def logits(model, executable, rounds=1):
     out = torch.zeros(*ids.shape, program.vocab_size)
     for seed in range(rounds):
         for spans in schedule(ids, np.random.default_rng(seed)):
-            rows = executable.run(step(program, spans)).logits_RV
+            rows = torch.from_numpy(executable.run(step(program, spans)).logits_RV)
             for s, start, span in spans:
                 out[s, start : start + len(span)] = rows[: len(span)]
                 rows = rows[len(span) :]
@@ -253,10 +253,10 @@ time.sleep(0.3)
 SERVER = """
 import asyncio
 from ridgeline.core.config import EngineConfig, ModelConfig
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.thread_engine import ThreadEngine
 
 async def serve():
-    engine = AsyncEngine(EngineConfig(model=ModelConfig(model="python-1m", max_model_len=512), num_threads=2))
+    engine = ThreadEngine(EngineConfig(model=ModelConfig(model="python-1m", max_model_len=512), num_threads=2))
     engine.start()
     params = SamplingParams(max_tokens=500, temperature=1, ignore_eos=True, n=8)
     async for _ in engine.stream(engine.engine.intake.request([1], params)):

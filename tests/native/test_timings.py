@@ -11,8 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
 from native_steps import BF16, CONTEXT, F32, layout_of, native, step
 from tiny_models import build
 
-from ridgeline.backends.native import MatrixFormat, NativeExecutable, NativeSettings
 from ridgeline.backends.native.emit import EMITTERS
+from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
+from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.roofline import costs_of
 from ridgeline.program.pricing import Load
@@ -39,7 +41,9 @@ def test_every_op_is_timed_once(model):
         {"embed": EMITTERS["embed"]},
     ):
         settings = NativeSettings(level="portable", num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
-        executable = NativeExecutable(program, lambda: model.weights, layout_of(program), settings, native=kinds)
+        executable = NativeExecutable(
+            program, lambda: as_arrays(model.weights), layout_of(program), settings, native=kinds
+        )
         *timings, draw = timings_of(executable, model)
         timed = [name for timing in timings for name in timing.ops]
         assert len(timed) == len(set(timed))
@@ -75,7 +79,7 @@ def test_the_bytes_of_a_step_are_those_of_all_weights(model):
     """All but the token table, of which a step reads its rows only; a head that shares it is read whole."""
     program = model.lowered(CONTEXT)
     timings = timings_of(native(program, model.weights, "portable"), model)
-    costs = costs_of(program, timings, Load(((CONTEXT - 2, CONTEXT - 2),), num_rows=1))
+    costs = costs_of(program, [(t.ops, t.element) for t in timings], Load(((CONTEXT - 2, CONTEXT - 2),), num_rows=1))
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = {op.weights[0] for op in program.ops if op.kind == "embed"} - heads
     unread = sum(np.prod(program.weights[name]) for name in tables)

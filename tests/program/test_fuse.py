@@ -2,14 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
-from random import Random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.backends.reference import dense_logits
+from families import tiny_config
+from ridgeline.backends.reference.dense import dense_logits
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LOGITS, STEP_INPUTS, Op, Program
 from ridgeline.program.passes.fuse import GROUP_KINDS, fuse
@@ -30,8 +30,7 @@ every_family = pytest.mark.parametrize("name", families.names())
 
 
 def tiny_spec(name: str, seed: int = 0) -> DecoderSpec:
-    rng = Random(f"{name} {seed}")
-    return families.read_spec(families.family(name).tiny(lambda *options: rng.choice(options)))
+    return families.read_spec(tiny_config(name, seed))
 
 
 def tiny_program(name: str, seed: int = 0) -> Program:

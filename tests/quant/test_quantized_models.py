@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
+from families import tiny
 from ridgeline import quant
+from ridgeline.backends.reference.tensors import as_arrays, as_tensors
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
 
@@ -13,7 +15,7 @@ KEPT = re.compile(r"(positions|types)\.weight|.*\.router\.weight|.*\.conv\w*\.we
 
 
 def tiny_program(name, pick):
-    return lower(families.read_spec(families.family(name).tiny(pick)))
+    return lower(families.read_spec(tiny(name, pick)))
 
 
 def first(*options):
@@ -45,11 +47,17 @@ def test_round_trip_of_a_model(name):
     program = tiny_program(name, first)
     generator = torch.Generator().manual_seed(0)
     weights = {key: torch.randn(shape, generator=generator) for key, shape in program.weights.items()}
-    after = quant.dequantized_weights(program, weights, "int4", 32, True, embeddings=True)
+
+    form = quant.scheme("int4").stored_format(32, True)
+
+    def round_trip(weights):
+        return as_tensors(quant.dequantized_weights(program, as_arrays(weights), "int4", form, embeddings=True))
+
+    after = round_trip(weights)
     chosen = quant.quantized_names(program, embeddings=True)
     assert after.keys() == weights.keys()
     for key, weight in weights.items():
         assert torch.equal(after[key], weight) == (key not in chosen)
         assert (after[key].dtype, after[key].shape) == (weight.dtype, weight.shape)
-        again = quant.dequantized_weights(program, after, "int4", 32, True, embeddings=True)[key]
+        again = round_trip(after)[key]
         assert (again - after[key]).abs().max() <= 2e-3 * after[key].abs().max()

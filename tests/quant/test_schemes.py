@@ -1,16 +1,21 @@
 """What every scheme must hold, over the files of quant/schemes, and what each of them promises beyond it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline import quant
+from ridgeline.backends.reference.tensors import as_array, as_tensor
+from ridgeline.core.config import QuantizeConfig, scheme_names
 from ridgeline.core.errors import ConfigError, ModelLoadError
 
 # (group size, zero points) that a scheme takes, and the levels its values have; a new scheme gets a line.
 SETTINGS = {
-    "int8": [(128, False)],
+    "int8": [(None, False)],
     "int4": [(size, zero_points) for size in (32, 64, 128) for zero_points in (False, True)],
 }
 LEVELS = {"int8": (1, 255), "int4": (0, 15)}
@@ -39,12 +44,32 @@ def matrices(draw):
     return w * 10.0 ** draw(st.integers(-7, 2))  # int4 scales are float16
 
 
+def form_of(name, group_size, zero_points):
+    return quant.scheme(name).stored_format(group_size, zero_points)
+
+
+def quantize(name, weight, group_size, zero_points):
+    """The stored form, its arrays as tensors."""
+    stored = quant.quantize(name, as_array(weight), form_of(name, group_size, zero_points))
+    return SimpleNamespace(
+        stored=stored,
+        values=as_tensor(stored.codes),
+        scales=as_tensor(stored.scales),
+        zero_points=None if stored.points is None else as_tensor(stored.points),
+        group_size=stored.format.group or weight.shape[1],
+    )
+
+
+def dequantize(name, quantized):
+    return as_tensor(quant.dequantize(quantized.stored))
+
+
 def spread(per_group_NG, quantized):
     return per_group_NG.repeat_interleave(quantized.group_size, 1)[:, : quantized.values.shape[1]]
 
 
 def test_the_settings_above_are_those_of_the_folder():
-    assert sorted(SETTINGS) == quant.names()
+    assert sorted(SETTINGS) == scheme_names()
 
 
 @every_setting
@@ -52,8 +77,8 @@ def test_the_settings_above_are_those_of_the_folder():
 @settings(max_examples=60, deadline=None)
 def test_error_is_at_most_half_a_step(name, group_size, zero_points, weight):
     """Half a step, but where int4 without zero points holds a value beyond 7 steps to 7: there up to one."""
-    quantized = quant.quantize(name, weight, group_size, zero_points)
-    error = (weight - quant.dequantize(name, quantized)).abs().double()
+    quantized = quantize(name, weight, group_size, zero_points)
+    error = (weight - dequantize(name, quantized)).abs().double()
     step = spread(quantized.scales, quantized).abs().double()
     held = torch.zeros_like(weight, dtype=torch.bool)
     if name == "int4" and not zero_points:
@@ -69,7 +94,7 @@ def test_error_is_at_most_half_a_step(name, group_size, zero_points, weight):
 @settings(max_examples=40, deadline=None)
 def test_stored_form(name, group_size, zero_points, weight):
     """Values fit their bits, scales their type, and zero is exact."""
-    quantized = quant.quantize(name, weight, group_size, zero_points)
+    quantized = quantize(name, weight, group_size, zero_points)
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // quantized.group_size)
     assert (quantized.values.dtype, tuple(quantized.values.shape)) == (torch.uint8, (num_outputs, num_inputs))
@@ -82,28 +107,28 @@ def test_stored_form(name, group_size, zero_points, weight):
     if quantized.zero_points is not None:
         assert quantized.zero_points.dtype == torch.uint8 and quantized.zero_points.shape == quantized.scales.shape
         assert quantized.zero_points.max() <= high
-    assert (quant.dequantize(name, quantized)[weight == 0] == 0).all()
+    assert (dequantize(name, quantized)[weight == 0] == 0).all()
 
 
 @every_setting
 def test_claimed_bytes_are_those_of_the_parts(name, group_size, zero_points):
     for shape in ((5, 256), (3, 300), (1, 1)):
-        quantized = quant.quantize(name, torch.randn(shape), group_size, zero_points)
+        quantized = quantize(name, torch.randn(shape), group_size, zero_points)
         bits = max(1, LEVELS[name][1].bit_length())
         values = shape[0] * -(-shape[1] * bits // 8)
         scales = quantized.scales.numel() * torch.finfo(SCALE_DTYPE[name]).bits // 8
         zeros = 0 if quantized.zero_points is None else quantized.zero_points.numel()
-        assert quant.scheme(name).stored_bytes(shape, group_size, zero_points) == values + scales + zeros
+        assert quantized.stored.format.num_bytes(shape) == values + scales + zeros
 
 
 @every_setting
 def test_a_matrix_is_the_same_in_any_dtype_and_in_any_chunks(name, group_size, zero_points):
     """Rows are independent, and what the dtype holds exactly makes no difference."""
     weight = torch.randn(3000, 200).bfloat16()
-    whole = quant.quantize(name, weight, group_size, zero_points)
-    assert torch.equal(whole.values, quant.quantize(name, weight.float(), group_size, zero_points).values)
+    whole = quantize(name, weight, group_size, zero_points)
+    assert torch.equal(whole.values, quantize(name, weight.float(), group_size, zero_points).values)
     for row in (0, 654, 655, 656, 2999):
-        alone = quant.quantize(name, weight[row : row + 1], group_size, zero_points)
+        alone = quantize(name, weight[row : row + 1], group_size, zero_points)
         assert torch.equal(alone.values[0], whole.values[row])
         assert torch.equal(alone.scales[0], whole.scales[row])
 
@@ -112,7 +137,7 @@ def test_a_matrix_is_the_same_in_any_dtype_and_in_any_chunks(name, group_size, z
 def test_the_weight_is_left_as_it_was(name, group_size, zero_points):
     weight = torch.randn(7, 128)
     before = weight.clone()
-    quant.quantize(name, weight, group_size, zero_points)
+    quantize(name, weight, group_size, zero_points)
     assert torch.equal(weight, before)
 
 
@@ -122,7 +147,7 @@ def test_zero_groups_and_values_too_small_for_a_scale(name, group_size, zero_poi
     weight[1] = 1e-42
     weight[2, :128] = torch.randn(128)
     weight[3, 5] = -1e-45
-    back = quant.dequantize(name, quant.quantize(name, weight, group_size, zero_points))
+    back = dequantize(name, quantize(name, weight, group_size, zero_points))
     assert torch.equal(back[[0, 1, 3]], torch.zeros(3, 256))
     assert torch.equal(back[2, 128:], torch.zeros(128))
 
@@ -133,27 +158,41 @@ def test_what_is_no_number_is_refused_with_its_row(name, group_size, zero_points
     weight = torch.randn(1500, 300)
     weight[1234, 299] = bad
     with pytest.raises(ModelLoadError, match="row 1234 "):
-        quant.quantize(name, weight, group_size, zero_points)
+        quantize(name, weight, group_size, zero_points)
 
 
 def test_int4_refuses_what_its_scales_cannot_hold():
     with pytest.raises(ModelLoadError, match=r"row 0 .*too large"):
-        quant.quantize("int4", torch.full((1, 32), 1e6), 32, False)
+        quantize("int4", torch.full((1, 32), 1e6), 32, False)
 
 
 def test_settings_that_a_scheme_does_not_have():
     weight = torch.randn(2, 64)
     for size in (0, 16, 63, 256):
-        with pytest.raises(ConfigError, match=f"group_size={size}"):
-            quant.quantize("int4", weight, size, False)
-    with pytest.raises(ConfigError, match="zero points"):
-        quant.quantize("int8", weight, 128, True)
+        with pytest.raises(ConfigError, match=f"quantize_group_size must be one of 32, 64, 128 with int4, got {size}"):
+            quantize("int4", weight, size, False)
+    for chosen in ((None, True), (128, False)):
+        with pytest.raises(ConfigError, match="int8 has one scale per output"):
+            quantize("int8", weight, *chosen)
     with pytest.raises(ConfigError, match="'int3' is no quantization scheme; there are int4, int8"):
-        quant.quantize("int3", weight, 128, False)
+        quantize("int3", weight, 128, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scheme": "int4", "group_size": 48}, "quantize_group_size must be one of 32, 64, 128 with int4, got 48"),
+        ({"scheme": "int8", "zero_points": True}, "options of int4"),
+        ({"scheme": "int8", "group_size": 128}, "options of int4"),
+    ],
+)
+def test_a_configuration_with_options_that_its_scheme_lacks(options, words):
+    with pytest.raises(ConfigError, match=words):
+        quant.chosen_format(QuantizeConfig(**options))
 
 
 def test_int8_by_hand():
-    quantized = quant.quantize("int8", torch.tensor([[127.0, -127.0, 0.5, 1.5, 2.5, -0.5]]), 128, False)
+    quantized = quantize("int8", torch.tensor([[127.0, -127.0, 0.5, 1.5, 2.5, -0.5]]), None, False)
     assert quantized.scales.tolist() == [[1.0]]
     assert quantized.values.tolist() == [[255, 1, 128, 130, 130, 128]]  # halves to even
 
@@ -163,10 +202,10 @@ def test_int4_by_hand():
     weight = torch.zeros(2, 32)
     weight[0, :4] = torch.tensor([-8.0, 7.6, 1.0, -0.5])
     weight[1, :4] = torch.tensor([16.0, -15.2, 2.0, 1.0])
-    quantized = quant.quantize("int4", weight, 32, False)
+    quantized = quantize("int4", weight, 32, False)
     assert quantized.scales.tolist() == [[1.0], [-2.0]]
     assert quantized.values[:, :5].tolist() == [[0, 15, 9, 8, 8], [0, 15, 7, 8, 8]]
-    shifted = quant.quantize("int4", torch.linspace(-3, 12, 16).repeat(2)[None], 32, True)
+    shifted = quantize("int4", torch.linspace(-3, 12, 16).repeat(2)[None], 32, True)
     assert (shifted.scales.tolist(), shifted.zero_points.tolist()) == ([[1.0]], [[3]])
     assert shifted.values[0, :16].tolist() == list(range(16))
 
@@ -175,9 +214,41 @@ def test_narrower_groups_and_zero_points_have_smaller_errors():
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
 
     def error(name, group_size, zero_points):
-        back = quant.dequantize(name, quant.quantize(name, weight, group_size, zero_points))
+        back = dequantize(name, quantize(name, weight, group_size, zero_points))
         return ((back - weight).square().mean() / weight.square().mean()).sqrt().item()
 
     errors = [error("int4", *chosen) for chosen in ((128, False), (64, False), (32, False), (32, True))]
     assert errors == sorted(errors, reverse=True) and errors[0] < 0.11
-    assert error("int8", 128, False) < 0.01
+    assert error("int8", None, False) < 0.01
+
+
+def int8_in_torch(w):
+    """The scheme's formula, once more."""
+    scale = torch.maximum(w.amax(1, keepdim=True), -w.amin(1, keepdim=True)) / 127
+    scale[scale < torch.finfo(torch.float32).tiny] = 0
+    return ((w / torch.where(scale > 0, scale, torch.inf)).round() + 128).to(torch.uint8), scale, None
+
+
+def int4_in_torch(w, group_size, zero_points):
+    w_NGg = F.pad(w, (0, -w.shape[1] % group_size)).unflatten(1, (-1, group_size))
+    low, high = w_NGg.amin(2, keepdim=True), w_NGg.amax(2, keepdim=True)
+    if zero_points:
+        low, high = low.clamp(max=0), high.clamp(min=0)
+        scale = (high - low) / 15
+    else:
+        scale = torch.where(high > -low, high, low) / -8
+    scale = scale.half().float()
+    divisor = torch.where(scale == 0, torch.inf, scale)
+    zero = (-low / divisor).round().clamp(0, 15) if zero_points else torch.full_like(scale, 8)
+    values = ((w_NGg / divisor).round() + zero).clamp(0, 15).to(torch.uint8).flatten(1)[:, : w.shape[1]]
+    return values, scale[:, :, 0], zero[:, :, 0].to(torch.uint8) if zero_points else None
+
+
+@every_setting
+@given(weight=matrices())
+@settings(max_examples=60, deadline=None)
+def test_bits_are_those_of_the_same_formula_in_torch(name, group_size, zero_points, weight):
+    expected = int8_in_torch(weight) if name == "int8" else int4_in_torch(weight, group_size, zero_points)
+    quantized = quantize(name, weight, group_size, zero_points)
+    for found, wanted in zip((quantized.values, quantized.scales, quantized.zero_points), expected):
+        assert found is wanted or torch.equal(found, wanted)

@@ -10,9 +10,9 @@ from typing import TypeVar
 import httpx
 
 from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig
-from ridgeline.core.step import StepPlan, StepResult
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.core.step import StepResult
 from ridgeline.engine.executor import Executor
+from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.server.app import create_app
 from ridgeline.server.listen import bind, url_of
 from ridgeline.server.run import DrainingServer
@@ -25,11 +25,11 @@ PATIENCE_S = 60.0  # long enough for a starved machine; nothing measures it
 class LiveServer:
     """`url`, `engine` and an httpx client of its own."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: ThreadEngine, settings: ServerSettings) -> None:
         self.engine = engine
         ready = threading.Event()
         self._listener = bind("127.0.0.1", 0)
-        self.server = DrainingServer(create_app(engine, settings), ready.set)
+        self.server = DrainingServer(create_app(engine, engine.tokenizer, settings), ready.set)
         self.url = url_of(self._listener)
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
@@ -71,18 +71,22 @@ class LiveServer:
 class GatedExecutor:
     """Runs a step only when the test lets it: `release(n)` allows n more steps, `open` all that follow."""
 
+    observer = None
+    depth = 1
+
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
+        self.submit = inner.submit
         self._permits = threading.Semaphore(0)
         self._open = False
         self.num_started = 0
         self.num_done = 0
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def collect(self) -> StepResult:
         self.num_started += 1
         if not self._open:
             self._permits.acquire()
-        result = self._inner.run(plan)
+        result = self._inner.collect()
         self.num_done += 1
         return result
 
@@ -97,18 +101,23 @@ class GatedExecutor:
 class FailingExecutor:
     """Fails the steps for which `broken` is set."""
 
+    observer = None
+    depth = 1
+
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
+        self.submit = inner.submit
         self.broken = False
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def collect(self) -> StepResult:
+        result = self._inner.collect()
         if self.broken:
             raise RuntimeError("secret detail of the machine")
-        return self._inner.run(plan)
+        return result
 
 
-def new_engine(model: Path, **scheduler: int) -> AsyncEngine:
-    return AsyncEngine(
+def new_engine(model: Path, **scheduler: int) -> ThreadEngine:
+    return ThreadEngine(
         EngineConfig(
             model=ModelConfig(model=str(model), dtype="float32"),
             scheduler=SchedulerConfig(**scheduler),
@@ -117,7 +126,7 @@ def new_engine(model: Path, **scheduler: int) -> AsyncEngine:
     )
 
 
-def put_in_front(engine: AsyncEngine, executor: Callable[[Executor], E]) -> E:
+def put_in_front(engine: ThreadEngine, executor: Callable[[Executor], E]) -> E:
     """Wraps the engine's executor; call it before the engine starts."""
     loop = engine.engine.loop
     loop._executor = executor(loop._executor)
@@ -132,7 +141,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(engine: AsyncEngine, **settings: object) -> Iterator[LiveServer]:
+def serving(engine: ThreadEngine, **settings: object) -> Iterator[LiveServer]:
     server = LiveServer(engine, ServerSettings(**settings))
     try:
         yield server

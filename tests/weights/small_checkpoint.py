@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch_weights import save_weights
 
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec
-from ridgeline.weights.loader import save_weights
 
 LLAMA = {
     "model_type": "llama",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_checkpoint import described, write
+from torch_weights import StreamedWeights, load_weights
 
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.weights.loader import StreamedWeights, load_weights
 
 DEEPSEEK = {
     "model_type": "deepseek_v3",

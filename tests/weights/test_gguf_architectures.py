@@ -7,13 +7,13 @@ import gguf
 import pytest
 import torch
 from small_gguf import FFN, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCAB, gguf_bytes, metadata_of
+from torch_weights import load_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ridgeline.backends.reference.dense import DenseModel
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights
 
 EXPERTS = {"expert_count": 6, "expert_used_count": 2}
 MOE = {"num_experts": 6, "num_experts_per_tok": 2}

@@ -16,6 +16,7 @@ from small_gguf import (
     with_experts,
 )
 from test_gguf_architectures import MODELS as OTHERS
+from torch_weights import StreamedWeights, load_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -26,7 +27,6 @@ from ridgeline.program.lower import lower
 from ridgeline.spec import gguf as spec_gguf
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import StreamedWeights, load_weights
 
 GEMMA2 = {
     "attention.key_length": 24,

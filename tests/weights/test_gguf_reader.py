@@ -24,13 +24,13 @@ from small_gguf import (
     metadata_of,
     small_llama,
 )
+from torch_weights import load_weights
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.gguf.reader import GgufFile
-from ridgeline.weights.loader import load_weights
 
 
 def test_reads_what_the_package_writes(tmp_path):

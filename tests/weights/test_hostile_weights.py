@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from small_checkpoint import LLAMA, described, shard, write
+from torch_weights import load_weights, save_weights
 
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import families
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights, save_weights
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00002.safetensors"

@@ -27,7 +27,7 @@ log = get_logger("hardware")
 
 ROUNDS, REPEATS = 4, 5
 PEAK_S = 0.01
-LEAST_STREAM_BYTES, MOST_STREAM_BYTES = 256 << 20, 2 << 30
+MIN_STREAM_BYTES, MAX_STREAM_BYTES = 256 << 20, 2 << 30
 DEFAULT_CACHE_BYTES = 16 << 20
 Probe = Callable[[], Sequence[float]]
 COMPILERS = ("c++", "g++", "clang++")
@@ -48,7 +48,7 @@ class NativeModule:
 
 
 def find_native() -> NativeModule:
-    """The native module as it is installed here."""
+    """Return the native module as it is installed here."""
     try:
         return NativeModule(importlib.import_module("ridgeline._native"))
     except ModuleNotFoundError:
@@ -61,7 +61,7 @@ def find_native() -> NativeModule:
 
 
 def this_machine(native: NativeModule, level: str | None = None) -> Machine:
-    """The machine as `measure` would describe it at an ISA level that runs here; None: the widest."""
+    """Describe the machine as `measure` does, at an ISA level that runs here; None: the widest."""
     return Machine(
         cpu_model=cpu_model(),
         num_cores=usable_cores(),
@@ -71,7 +71,7 @@ def this_machine(native: NativeModule, level: str | None = None) -> Machine:
 
 
 def ceilings(native: NativeModule, level: str | None = None, *, again: bool = False) -> Hardware:
-    """What was measured on this machine before, or, for the first time and with `again`, what is measured now.
+    """Return what was measured on this machine before; measure now the first time, or with `again`.
 
     At ISA level `level`; None: the widest.
     """
@@ -88,13 +88,13 @@ def ceilings(native: NativeModule, level: str | None = None, *, again: bool = Fa
 
 
 def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
-    """Reads memory and runs register-only loops for a few seconds, on 1, 2, 4, ... and all usable cores.
+    """Read memory and run register-only loops for a few seconds, on 1, 2, 4, ... and all usable cores.
 
     Every probe runs once in each of a few rounds: what else the machine does for a moment spoils few readings of each.
     """
     machine, module = machine or this_machine(native), native.module
     cache_bytes = last_level_cache_bytes() or DEFAULT_CACHE_BYTES
-    wanted = min(max(4 * cache_bytes, LEAST_STREAM_BYTES), MOST_STREAM_BYTES)
+    wanted = min(max(4 * cache_bytes, MIN_STREAM_BYTES), MAX_STREAM_BYTES)
     stream_bytes = min(wanted, machine.memory_bytes // 8)
     counts = thread_counts(machine.num_cores)
     ends = sorted({counts[0], counts[-1]})  # arithmetic scales with the cores: two points say it
@@ -128,13 +128,13 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
 
 
 def thread_counts(num_cores: int) -> list[int]:
-    """1, 2, 4, ... below `num_cores`, and `num_cores`."""
+    """Return 1, 2, 4, ... below `num_cores`, and `num_cores`."""
     powers = [1 << bit for bit in range(num_cores.bit_length())]
     return [*(count for count in powers if count < num_cores), num_cores]
 
 
 def numpy_stream(num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
-    """Bytes per second of each of `repeats` reads of a buffer: numpy's maximum, which lets other threads run."""
+    """Measure bytes per second of each of `repeats` reads of a buffer by numpy's maximum, which releases the GIL."""
     parts = np.array_split(np.ones(buffer_bytes // 8, dtype=np.int64), num_threads)
     readings: list[float] = []
     with ThreadPoolExecutor(num_threads) as pool:

@@ -1,7 +1,14 @@
 """StepBatch and StepOutput: one step as flat arrays, what every backend receives and gives back.
 
 Made from a StepPlan by `engine/batch.py`; the output is read by the sampler.
-Legend: T tokens · S spans · R rows that need logits · D tokens to draw · V vocabulary · B blocks of the longest table.
+Legend: T tokens · S spans · R rows that need logits · D tokens to draw · C copies · G cache groups · V vocabulary
+    B blocks that a table has room for
+
+All arrays of a StepBatch lie in one block of 8-byte words, which can go to a device or another process as it is:
+
+    version · T · S · R · D · C · G · adapters? · B of each group │ the arrays in the order of StepBatch's fields
+
+`native/bind/step.cpp` reads the same words.
 """
 
 from collections.abc import Sequence
@@ -10,12 +17,35 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ridgeline.core.step import BlockCopy
-from ridgeline.cost.roofline import OpTiming
+from ridgeline.backends.timing import OpTiming
+from ridgeline.core.arrays import Array
 
 IntArray = npt.NDArray[np.int64]
+
+BLOCK_VERSION = 1  # another order or meaning of the words is another version
+HEADER_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The sizes of a step's arrays."""
+
+    num_tokens: int
+    num_spans: int
+    num_rows: int
+    num_draws: int
+    num_copies: int
+    has_adapters: bool
+    table_widths: tuple[int, ...]  # [G]
+
+    @property
+    def num_words(self) -> int:
+        """Return the length of the block."""
+        num_groups = len(self.table_widths)
+        by_token = (2 + self.has_adapters + num_groups) * self.num_tokens
+        by_span = (4 + num_groups + sum(self.table_widths)) * self.num_spans
+        return HEADER_WORDS + num_groups + by_token + by_span + self.num_rows + 3 * self.num_copies + 6 * self.num_draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +56,8 @@ class GroupStep:
     """
 
     write_slots_T: IntArray
-    tables_SB: IntArray  # block ids, padded with 0
     first_token_S: IntArray  # position of the first token of each table
+    tables_SB: IntArray  # block ids, padded with 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +78,95 @@ class DrawRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Spans laid end to end. `kv_length_S` is each sequence's length once the step has run."""
+    """Spans laid end to end, as views into `block`. `kv_length_S` is each sequence's length once the step has run."""
 
+    block: IntArray
     token_ids_T: IntArray
     positions_T: IntArray
+    adapters_T: IntArray | None  # number of each token's adapter, 0 for none; None: no token has one
     logit_rows_R: IntArray
     span_start_S: IntArray  # offset of each span in T
     span_length_S: IntArray
     kv_length_S: IntArray
-    mutual_S: IntArray
+    bidirectional_block_S: IntArray
     groups: Sequence[GroupStep]
-    copies: Sequence[BlockCopy]
+    copies_C3: IntArray  # (group, source block, target block), copied in this order before anything is written
     draws: DrawRows
-    adapters_T: IntArray | None = None  # number of each token's adapter, 0 for none; None: no token has one
+
+    @classmethod
+    def lay_out(cls, memory: IntArray, shape: StepShape) -> "StepBatch":
+        """Return arrays of `shape`, to be filled, at the front of `memory`, which has `shape.num_words` words or more.
+
+        `memory` is a row of int64 of anything that can be shared: plain, pinned or mapped.
+        """
+        sizes = (shape.num_tokens, shape.num_spans, shape.num_rows, shape.num_draws, shape.num_copies)
+        header = (BLOCK_VERSION, *sizes, len(shape.table_widths), int(shape.has_adapters), *shape.table_widths)
+        memory[: len(header)] = header
+        return cls.view(memory[: shape.num_words])
+
+    @classmethod
+    def view(cls, block: IntArray) -> "StepBatch":
+        """Return the arrays of a block as its header gives them; what is written to them is written to the block."""
+        words = _Words(block)
+        version, num_tokens, num_spans, num_rows, num_draws, num_copies, num_groups, has_adapters = words.take(
+            HEADER_WORDS
+        ).tolist()
+        assert version == BLOCK_VERSION, f"a step's block of version {version}, and this is {BLOCK_VERSION}"
+        widths = words.take(num_groups).tolist()
+        batch = cls(
+            block=block,
+            token_ids_T=words.take(num_tokens),
+            positions_T=words.take(num_tokens),
+            adapters_T=words.take(num_tokens) if has_adapters else None,
+            logit_rows_R=words.take(num_rows),
+            span_start_S=words.take(num_spans),
+            span_length_S=words.take(num_spans),
+            kv_length_S=words.take(num_spans),
+            bidirectional_block_S=words.take(num_spans),
+            groups=[
+                GroupStep(
+                    words.take(num_tokens),
+                    words.take(num_spans),
+                    words.take(num_spans * width).reshape(num_spans, width),
+                )
+                for width in widths
+            ],
+            copies_C3=words.take(3 * num_copies).reshape(num_copies, 3),
+            draws=_draws(words, num_draws),
+        )
+        assert words.taken == len(block), f"a step's block has {len(block)} words, and its header says {words.taken}"
+        return batch
 
     @property
     def adapters_or_none_T(self) -> IntArray:
         """`adapters_T`, zeros where no token has an adapter."""
         return self.adapters_T if self.adapters_T is not None else np.zeros(len(self.token_ids_T), dtype=np.int64)
+
+
+class _Words:
+    """Takes arrays off the front of a block."""
+
+    def __init__(self, block: IntArray) -> None:
+        self._block = block
+        self.taken = 0
+
+    def take(self, count: int) -> IntArray:
+        begin, self.taken = self.taken, self.taken + count
+        return self._block[begin : self.taken]
+
+
+def _draws(words: _Words, count: int) -> DrawRows:
+    """Return the columns of `count` draws; a temperature and a top_k share a word."""
+    logit_row, pairs = words.take(count), words.take(count).view(np.int32).reshape(count, 2)
+    return DrawRows(
+        logit_row=logit_row,
+        temperature=pairs[:, 0].view(np.float32),
+        top_k=pairs[:, 1],
+        top_p=words.take(count).view(np.float64),
+        min_p=words.take(count).view(np.float64),
+        seed=words.take(count).view(np.uint64),
+        num_output=words.take(count).view(np.uint64),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +176,22 @@ class StepOutput:
     The logits are good until the executable's next step.
     """
 
-    logits_RV: torch.Tensor  # float32
+    logits_RV: Array  # float32; numpy from backends that compute on CPUs
     drawn: IntArray | None = None
 
 
 class Executable(Protocol):
     """A program bound to weights and cache memory."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Return the size of the weights as they are kept in memory."""
+        ...
+
     def run(self, step: StepBatch) -> StepOutput:
-        """Computes the step and updates the cache."""
+        """Compute the step and update the cache."""
         ...
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
-        """`run`, and how long each part of it took; slower by what the clock costs."""
+        """Do as `run`, and return how long each part of it took; slower by what the clock costs."""
         ...

@@ -40,7 +40,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def carries_token(self) -> bool:
-        """False for a chunk that only names the role or only says why the answer ended.
+        """Return False for a chunk that only names the role or only says why the answer ended.
 
         A chunk with empty text and neither of those is a token whose text is empty, such as half a character.
         """
@@ -98,7 +98,7 @@ class Endpoint:
         return f"{_api_root(self.base_url)}/{path}"
 
     def body(self, request: BenchRequest) -> bytes:
-        """The JSON body. Raises ConfigError for token ids on the chat API, which takes text only."""
+        """Return the JSON body. Raises ConfigError for token ids on the chat API, which takes text only."""
         content: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -120,7 +120,7 @@ class Endpoint:
 
 
 def discover_model(base_url: str, api_key: str | None = None) -> str:
-    """The first model that the server lists. Raises ConfigError when it cannot be asked or lists none."""
+    """Return the first model that the server lists. Raises ConfigError when it cannot be asked or lists none."""
     url = f"{_api_root(base_url)}/models"
     try:
         with httpx.Client(trust_env=False, timeout=CONNECT_TIMEOUT_S) as http:
@@ -253,7 +253,7 @@ class _Exchange:
                 self._chunk_times_s.append(now_s)
 
     def record(self, index: int, request: BenchRequest, error: str | None) -> RequestRecord:
-        """The finished record."""
+        """Return the finished record."""
         known_prompt = 0 if isinstance(request.prompt, str) else len(request.prompt)
         usage = self._usage or _Usage(prompt_tokens=known_prompt, completion_tokens=len(self._chunk_times_s))
         details = usage.prompt_tokens_details or _PromptDetails()
@@ -273,7 +273,7 @@ class _Exchange:
 
 
 async def _opening(response: httpx.Response) -> str:
-    """The first part of an error's body; a server that never stops talking is not listened to."""
+    """Return the first part of an error's body; a server that never stops talking is not listened to."""
     text = b""
     async for data in response.aiter_bytes():
         text += data
@@ -283,7 +283,9 @@ async def _opening(response: httpx.Response) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line, no control characters, cut to MAX_ERROR_CHARS: a server's words end up on a terminal and in JSON."""
+    """Return one line, no control characters, cut to MAX_ERROR_CHARS: a server's words end up on a terminal and in
+    JSON.
+    """
     return "".join(char if char.isprintable() else " " for char in text[:MAX_ERROR_CHARS])
 
 

@@ -8,12 +8,19 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The computer. `usable_cores` is what this process may run on; `accelerator` is named by the caller."""
+    """The computer. `usable_cores` is what this process may run on; `accelerator` is named by the caller.
+
+    `cpu_features` are the flags of /proc/cpuinfo that decide which kernels run: one processor name covers several.
+    """
 
     cpu_model: str
+    cpu_features: tuple[str, ...]
     usable_cores: int
     logical_cores: int
     memory_bytes: int
@@ -22,9 +29,10 @@ class MachineFacts:
 
     @property
     def slug(self) -> str:
-        """A folder name for results: the accelerator or the processor, and the cores."""
-        name = re.sub(r"[^a-z0-9]+", "-", (self.accelerator or self.cpu_model).lower()).strip("-")
-        return f"{name}-{self.usable_cores}c"
+        """Name a folder for results: the accelerator or the processor, its matrix unit, and the cores."""
+        named = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", "", (self.accelerator or self.cpu_model).lower())
+        unit = "-amx" if self.accelerator is None and "amx_tile" in self.cpu_features else ""
+        return f"{re.sub(r'[^a-z0-9]+', '-', named).strip('-')}{unit}-{self.usable_cores}c"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +48,13 @@ class SoftwareFacts:
 
 
 def machine_facts(accelerator: str | None = None) -> MachineFacts:
-    """Facts of this machine. Works on Linux; the processor's name falls back to its architecture elsewhere."""
+    """Return the facts of this machine.
+
+    Works on Linux; the processor's name falls back to its architecture elsewhere.
+    """
     return MachineFacts(
-        cpu_model=_cpu_model(Path("/proc/cpuinfo")),
+        cpu_model=_cpu_model(CPUINFO),
+        cpu_features=_cpu_features(CPUINFO),
         usable_cores=len(os.sched_getaffinity(0)),
         logical_cores=os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -52,7 +64,7 @@ def machine_facts(accelerator: str | None = None) -> MachineFacts:
 
 
 def software_facts() -> SoftwareFacts:
-    """Facts of this process's software."""
+    """Return the facts of this process's software."""
     package = Path(__file__).resolve().parents[1]
     # A package installed inside somebody else's repository must not take that repository's commit for its own.
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None
@@ -74,6 +86,12 @@ def _cpu_model(cpuinfo: Path) -> str:
     return platform.machine()
 
 
+def _cpu_features(cpuinfo: Path) -> tuple[str, ...]:
+    match = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    flags = set(match[1].split()) if match else set[str]()
+    return tuple(name for name in FEATURES if name in flags)
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -82,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Standard output of git, or None when it fails or is not installed."""
+    """Return the standard output of git, or None when it fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

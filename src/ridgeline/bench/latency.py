@@ -5,10 +5,8 @@ Called by the command line.
 
 from collections.abc import Sequence
 
-from ridgeline.bench.facts import machine_facts, software_facts
 from ridgeline.bench.offline import BenchEngine, OfflineRun, spread
 from ridgeline.bench.offline_report import LatencyPoint, LatencyReport
-from ridgeline.bench.report import utc_now
 from ridgeline.bench.workload import require
 from ridgeline.bench.workloads.fixed import Fixed
 from ridgeline.core.errors import ConfigError
@@ -25,7 +23,7 @@ def measure_latency(
     repeats: int,
     warmups: int,
 ) -> LatencyReport:
-    """Prompts of each length in `prefill`, then batches of each size in `decode`.
+    """Return prompts of each length in `prefill`, then batches of each size in `decode`.
 
     Each batch is given `prompt_tokens` per sequence and decodes `output_tokens`. Raises ConfigError for options out
     of range, RequestError for lengths that the model cannot take.
@@ -39,9 +37,6 @@ def measure_latency(
     points += [_decode_point(bench, size, prompt_tokens, output_tokens, repeats, warmups) for size in decode]
     return LatencyReport(
         name=name,
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
         engine=bench.facts(),
         warmups=warmups,
         repeats=repeats,
@@ -70,14 +65,16 @@ def _decode_point(
 
 
 def _runs(bench: BenchEngine, shape: Fixed, repeats: int, warmups: int) -> list[OfflineRun]:
-    """Repeats without the warm-up; the same prompts each time, which no run finds in the cache."""
+    """Return the runs after the warm-up; the same prompts each time, which no run finds in the cache."""
     asked = shape.requests()
     runs = [bench.run(bench.requests(asked, temperature=0.0)) for _ in range(warmups + repeats)]
     return runs[warmups:]
 
 
 def _full_batch_rate(run: OfflineRun) -> float:
-    """Output tokens per second while all sequences decode: from the last one's first token to the first one's end."""
+    """Return the output tokens per second while all sequences decode: from the last one's first token to the first
+    one's end.
+    """
     start_s = max(record.chunk_times_s[0] for record in run.log.records)
     end_s = min(record.end_s for record in run.log.records)
     if end_s <= start_s:

@@ -54,7 +54,7 @@ class Load:
         require(self.seed >= 0, "seed", self.seed, "0 or more")
 
     def schedule_requests(self, requests: Sequence[BenchRequest]) -> list[BenchRequest]:
-        """The same requests with their arrival times set, in order of arrival. Raises ConfigError for none."""
+        """Return the same requests with their arrival times set, in order of arrival. Raises ConfigError for none."""
         if not requests:
             raise ConfigError("the workload holds no requests")
         if self.schedule == "trace":
@@ -67,7 +67,7 @@ class Load:
         return [replace(request, arrival_s=time) for request, time in zip(requests, times)]
 
     def _random_times(self, count: int, rate_per_s: float) -> list[float]:
-        """Sums of gamma gaps, stretched so that the last falls at count/rate: seeds differ in shape, not in load."""
+        """Sum gamma gaps, stretched so that the last falls at count/rate: seeds differ in shape, not in load."""
         gaps = np.random.default_rng(self.seed).gamma(self.burstiness, 1 / (rate_per_s * self.burstiness), size=count)
         times = np.cumsum(gaps)
         return (times * (count / rate_per_s / times[-1])).tolist()

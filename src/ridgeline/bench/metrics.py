@@ -23,7 +23,10 @@ MAX_ERROR_KINDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of a latency, in milliseconds. `std` is the population's; percentiles interpolate linearly, numpy's default."""
+    """Statistics of a latency, in milliseconds.
+
+    `std` is the population's; percentiles interpolate linearly, numpy's default.
+    """
 
     count: int
     mean: float
@@ -52,7 +55,7 @@ class Slo:
     limit_ms: float
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Whether a request succeeded within the limit. TPOT of a single token counts as 0, as in vLLM."""
+        """Return whether a request succeeded within the limit. TPOT of a single token counts as 0, as in vLLM."""
         if record.error is not None:
             return False
         measured_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}[self.metric]
@@ -135,7 +138,7 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
-    """All figures of a run."""
+    """Return all figures of a run."""
     good = [record for record in log.records if record.error is None]
     errors = Counter(record.error for record in log.records if record.error is not None)
     prompt_tokens = sum(record.prompt_tokens for record in good)
@@ -161,7 +164,9 @@ def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
 
 
 def steady_state(log: RunLog) -> SteadyState | None:
-    """The figures inside the steady window; None when sending was over before anything completed, as in a burst."""
+    """Return the figures inside the steady window; None when sending was over before anything completed, as in
+    a burst.
+    """
     good = [record for record in log.records if record.error is None]
     if not good:
         return None
@@ -229,7 +234,9 @@ def _distribution_ms(values_s: Sequence[float]) -> Distribution | None:
 
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Most requests under way at once; one that ends at the instant another is sent does not overlap it."""
+    """Return the maximum number of requests under way at once; one that ends at the instant another is sent
+    does not overlap it.
+    """
     steps = sorted([(record.sent_s, 1) for record in records] + [(record.end_s, -1) for record in records])
     return int(np.cumsum([step for _, step in steps]).max(initial=0))
 

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ridgeline.bench.facts import machine_facts, software_facts
 from ridgeline.bench.metrics import summarize
 from ridgeline.bench.offline_report import EngineFacts, OfflineReport, SchedulingCost, Spread, SystemResult
 from ridgeline.bench.record import RequestRecord, RunLog
-from ridgeline.bench.report import utc_now
 from ridgeline.bench.workload import BenchRequest, Workload, require
 from ridgeline.bench.workloads import describe_workload
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import SamplingParams
-from ridgeline.engine.build import Engine, build_engine
-from ridgeline.engine.loop import LoopTimes
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.journal import Totals
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import FinishReason, Request
 
@@ -39,7 +37,7 @@ class System(Protocol):
     """A way to answer requests."""
 
     def run(self, requests: Sequence[Request]) -> OfflineRun:
-        """Answers all of them, which are there from the start."""
+        """Answer all of them, which are there from the start."""
         ...
 
 
@@ -62,19 +60,19 @@ class Recorder:
         self.num_unfinished = len(requests)
 
     def tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tokens that came now."""
+        """Record tokens that came now."""
         answer = self._answers[request_id]
         answer.token_ids.extend(token_ids)
         answer.times_s.append(time.perf_counter() - self._start)
 
     def finish(self, request_id: str, reason: FinishReason, *, num_cached: int = 0, error: str | None = None) -> None:
-        """The request has ended; its last tokens are already recorded."""
+        """Record that the request has ended; its last tokens are already recorded."""
         answer = self._answers[request_id]
         answer.finish_reason, answer.num_cached, answer.error = reason, num_cached, error
         self.num_unfinished -= 1
 
     def log(self) -> RunLog:
-        """The run that ends now. Everything was sent at 0."""
+        """Return the run that ends now. Everything was sent at 0."""
         duration_s = time.perf_counter() - self._start
         records = [
             RequestRecord(
@@ -95,7 +93,7 @@ class Recorder:
         return RunLog(records=records, duration_s=duration_s, unsent=0)
 
     def token_ids(self) -> list[list[int]]:
-        """The answers so far, in the order of the requests."""
+        """Return the answers so far, in the order of the requests."""
         return [answer.token_ids for answer in self._answers.values()]
 
 
@@ -106,10 +104,10 @@ class BenchEngine:
         self.config = config
         self._recorder = Recorder(())
         self._runs = itertools.count()
-        self.engine: Engine = build_engine(config, self._deliver)
+        self.engine = build_engine(config, self._deliver)
 
     def requests(self, workload: Sequence[BenchRequest], *, temperature: float) -> list[Request]:
-        """Requests for one run: they share prefixes with each other, but find nothing that another run left cached.
+        """Make requests for one run: they share prefixes with each other, but find nothing that another run cached.
 
         Raises RequestError for a request that this model cannot take.
         """
@@ -128,13 +126,13 @@ class BenchEngine:
         ]
 
     def run(self, requests: Sequence[Request]) -> OfflineRun:
-        """All requests are in the queue from the start."""
+        """Run all requests, which are in the queue from the start."""
         return self.run_batches([requests])
 
     def run_batches(self, batches: Sequence[Sequence[Request]]) -> OfflineRun:
-        """Each batch is submitted when the one before it has ended; all times count from the first one's start."""
+        """Submit each batch when the one before it has ended; all times count from the first one's start."""
         loop = self.engine.loop
-        before = replace(loop.times)
+        before = loop.journal.totals()
         self._recorder = Recorder([request for batch in batches for request in batch])
         for batch in batches:
             unfinished_after = self._recorder.num_unfinished - len(batch)
@@ -147,14 +145,14 @@ class BenchEngine:
         return OfflineRun(
             log=log,
             token_ids=self._recorder.token_ids(),
-            scheduling=_scheduling_cost(before, loop.times, log.duration_s),
+            scheduling=_scheduling_cost(before, loop.journal.totals(), log.duration_s),
         )
 
     def facts(self) -> EngineFacts:
-        """For a report."""
+        """Return the facts for a report."""
         return EngineFacts(
-            model=self.engine.model_name,
-            choices={name: choice.value for name, choice in self.engine.choices.items()},
+            model=self.engine.info.model_name,
+            choices={name: choice.value for name, choice in self.engine.info.choices.items()},
             max_num_seqs=self.config.scheduler.max_num_seqs,
             max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
             block_size=self.config.cache.block_size,
@@ -182,7 +180,7 @@ def measure(
     temperature: float,
     on_run: Callable[[str, OfflineRun], None],
 ) -> OfflineReport:
-    """Runs every system `warmups` + `repeats` times, in turn, so that a slow minute of the machine touches all alike.
+    """Run every system `warmups` + `repeats` times, in turn, so that a slow minute of the machine touches all alike.
 
     `on_run` hears of each run as it ends. Raises ConfigError for options out of range, RequestError for a workload
     that the model cannot take.
@@ -200,9 +198,6 @@ def measure(
     reference = next(iter(runs.values()))[0].token_ids
     return OfflineReport(
         name=name,
-        created_utc=utc_now(),
-        machine=machine_facts(),
-        software=software_facts(),
         engine=bench.facts(),
         workload=describe_workload(workload),
         temperature=temperature,
@@ -213,7 +208,7 @@ def measure(
 
 
 def spread(rates: Sequence[float]) -> Spread:
-    """Median, least and most; of an even number of rates the lower middle one, so that it is one that was measured."""
+    """Return median, minimum and maximum; of an even number the lower middle rate, so that it was measured."""
     ordered = sorted(rates)
     return Spread(median=ordered[(len(ordered) - 1) // 2], min=ordered[0], max=ordered[-1])
 
@@ -232,8 +227,8 @@ def _system_result(system: str, runs: Sequence[OfflineRun], reference: Sequence[
     )
 
 
-def _scheduling_cost(before: LoopTimes, after: LoopTimes, duration_s: float) -> SchedulingCost:
-    """The difference of two readings of the loop's times: whatever ran before, warm-up included, does not count."""
+def _scheduling_cost(before: Totals, after: Totals, duration_s: float) -> SchedulingCost:
+    """Subtract two readings of the journal's totals: whatever ran before, warm-up included, does not count."""
     plan_s, commit_s = after.plan_s - before.plan_s, after.commit_s - before.commit_s
     num_requests, num_steps = after.num_requests - before.num_requests, after.num_steps - before.num_steps
     return SchedulingCost(
@@ -249,5 +244,5 @@ def _scheduling_cost(before: LoopTimes, after: LoopTimes, duration_s: float) -> 
 
 
 def _error(reason: FinishReason, error: str | None) -> str | None:
-    """An answer that neither stopped nor reached its length failed, and its tokens are not counted."""
+    """Return why an answer failed: it neither stopped nor reached its length, and its tokens are not counted."""
     return None if reason in (FinishReason.STOP, FinishReason.LENGTH) else error or str(reason)

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.bench.facts import MachineFacts, SoftwareFacts
+from ridgeline.bench.facts import MachineFacts
 from ridgeline.bench.metrics import Distribution, Results
+from ridgeline.bench.report import Report
 from ridgeline.bench.workloads import WorkloadFacts
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +64,9 @@ class SystemResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineReport:
+class OfflineReport(Report):
     """Systems on one workload, interleaved in one process: all requests are there from the start."""
 
-    schema_version: int = SCHEMA_VERSION
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     engine: EngineFacts
     workload: WorkloadFacts
     temperature: float
@@ -93,14 +87,9 @@ class LatencyPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyReport:
+class LatencyReport(Report):
     """Prefill and decode apart, as llama-bench's pp and tg."""
 
-    schema_version: int = SCHEMA_VERSION
-    name: str
-    created_utc: str
-    machine: MachineFacts
-    software: SoftwareFacts
     engine: EngineFacts
     warmups: int
     repeats: int
@@ -109,7 +98,7 @@ class LatencyReport:
 
 
 def print_offline(console: Console, report: OfflineReport) -> None:
-    """The systems side by side."""
+    """Print the systems side by side."""
     _print_head(console, report.engine, report.machine)
     table = Table("", *(system.system for system in report.systems), title=f"offline: {report.workload.kind}")
     for column in table.columns[1:]:
@@ -140,7 +129,7 @@ def print_offline(console: Console, report: OfflineReport) -> None:
 
 
 def print_latency(console: Console, report: LatencyReport) -> None:
-    """One line per shape of step."""
+    """Print one line per shape of step."""
     _print_head(console, report.engine, report.machine)
     columns = ("step", f"tokens / s, median of {report.repeats}", "ms", "plan + commit / step (µs)", "share of run")
     table = Table(*columns, title=f"latency: decode after prompts of {report.prompt_tokens} tokens")

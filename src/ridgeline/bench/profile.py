@@ -1,43 +1,37 @@
 """Profiles: where the time of real engine steps goes, op by op, beside what the machine's ceilings allow.
 
-The engine's own loop, scheduler and sampler run, around an executor that reads the clock between its parts. Called by
-`ridgeline profile`. Steps with a clock at every op alternate with steps without, which say what the clock costs.
+The engine's own loop runs, and its executor is observed. Called by `ridgeline profile`. Steps with a clock at every op
+alternate with steps without, which say what the clock costs.
 """
 
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 
-from ridgeline.backends.step import Executable
-from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
-from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.core.step import StepPlan
 from ridgeline.cost.hardware import Hardware
-from ridgeline.cost.roofline import Bound, OpTiming, Roofline, costs_of
-from ridgeline.decoding.sampling import Sampler
-from ridgeline.engine.batch import BatchBuilder
-from ridgeline.engine.build import Engine
+from ridgeline.cost.roofline import Bound, Roofline, costs_of
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.loop import EngineLoop, LoopTimes
-from ridgeline.engine.outputs import OutputDelta
-from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import Request
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2
-LEAST_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
+MIN_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
 LAYER = re.compile(r"^layers\.\d+\.")
 LAYERS = "layers.*."  # in front of what is the same in every layer
 
 
 def scheduler_config(batch: int, prompt: int) -> SchedulerConfig:
-    """For an engine to profile: a prompt in one step, and half of every step's budget for prompts."""
-    return SchedulerConfig(max_num_seqs=max(batch, 1), max_num_batched_tokens=max(2 * LEAST_CHUNK, 2 * batch, prompt))
+    """Return limits for an engine to profile: a prompt in one step, half of every step's budget for prompts."""
+    return SchedulerConfig(max_num_seqs=max(batch, 1), max_num_batched_tokens=max(2 * MIN_CHUNK, 2 * batch, prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +82,26 @@ class StepProfile:
 
 @dataclass(slots=True)
 class _Step:
-    """One step as it was measured: its load, the ops, and the seconds of the executor's other parts."""
+    """One step as it was measured: its load, and the seconds of the executor's parts and of the loop's."""
 
     load: Load
-    timings: list[OpTiming] = field(default_factory=list[OpTiming])
-    batch_s: float = 0.0
-    run_s: float = 0.0
-    sample_s: float = 0.0
+    times: StepTimes
     step_s: float = 0.0
-    loop: LoopTimes = field(default_factory=LoopTimes)
+    plan_s: float = 0.0
+    commit_s: float = 0.0
+    render_s: float = 0.0
 
 
-class _TimingExecutor:
-    """What InlineExecutor does, with the clock read between its parts and, if `times_ops`, at every op."""
+class _Timer:
+    """A StepObserver that keeps the last step."""
 
-    def __init__(self, executable: Executable, layout: CacheLayout) -> None:
-        self._executable = executable
-        self._sampler = Sampler()
-        self._batches = BatchBuilder(layout)
+    def __init__(self) -> None:
         self.times_ops = False
         self.last: _Step | None = None
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def observe(self, plan: StepPlan, times: StepTimes) -> None:
         spans = tuple((span.num_tokens, span.end) for span in plan.spans)
-        step = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)))
-        started = time.perf_counter()
-        batch = self._batches.build(plan, self._sampler.draw_rows(plan.samples))
-        built = time.perf_counter()
-        if self.times_ops:
-            output, step.timings = self._executable.timed(batch)
-        else:
-            output = self._executable.run(batch)
-        ran = time.perf_counter()
-        samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
-        step.batch_s, step.run_s, step.sample_s = built - started, ran - built, time.perf_counter() - ran
-        self.last = step
-        return StepResult(plan.step, samples, prompt_logprobs)
+        self.last = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)), times)
 
 
 class Profiler:
@@ -131,17 +109,17 @@ class Profiler:
 
     def __init__(self, engine: Engine, hardware: Hardware, num_threads: int, seed: int = 0) -> None:
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
-        self._executor = _TimingExecutor(engine.executable, engine.layout)
-        self._loop = EngineLoop(engine.loop.scheduler, self._executor, Renderer(engine.tokenizer), _ignore)
+        self._timer = engine.executor.observer = _Timer()
+        self._loop = engine.loop
         self._random = np.random.default_rng(seed)
 
     def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
-        """Steps of one token for each of `batch` sequences of almost `context` tokens, prompt and answer together.
+        """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and answer.
 
         Raises ConfigError where the cache or the context has no room for them.
         """
-        # While the last prompts are computed, at least LEAST_CHUNK tokens a step, the first sequences decode already.
-        early = batch + -(-(batch - 1) * context // LEAST_CHUNK) if batch > 1 else 0
+        # While the last prompts are computed, at least MIN_CHUNK tokens a step, the first sequences decode already.
+        early = batch + -(-(batch - 1) * context // MIN_CHUNK) if batch > 1 else 0
         prompt = context - WARM_STEPS - 2 * num_steps - early - 2
         if prompt < 1:
             raise ConfigError(
@@ -159,17 +137,17 @@ class Profiler:
         return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
-        """Steps that compute a prompt of `prompt` tokens and draw one token."""
+        """Profile steps that compute a prompt of `prompt` tokens and draw one token."""
         steps = self._alternate(num_steps, lambda: self._loop.submit(self._request(prompt, 1)))
         return self._profile(f"prefill of {prompt:,} tokens", steps, by_layer)
 
     def _request(self, num_tokens: int, max_tokens: int) -> Request:
         token_ids = self._random.integers(0, self._engine.spec.vocab_size, num_tokens).tolist()
-        params = default_params(self._engine.generation, max_tokens=max_tokens, ignore_eos=True, seed=0)
+        params = default_params(self._engine.info.generation, max_tokens=max_tokens, ignore_eos=True, seed=0)
         return self._engine.intake.request(token_ids, params)
 
     def _until_decoding(self, batch: int, context: int) -> None:
-        """Computes the prompts, until a step has one token of every sequence."""
+        """Compute the prompts, until a step has one token of every sequence."""
         while True:
             lengths = [tokens for tokens, _ in self._step(times_ops=False).load.spans]
             stats = self._loop.stats()
@@ -179,7 +157,7 @@ class Profiler:
                 return
 
     def _alternate(self, num_steps: int, before: Callable[[], None]) -> list[_Step]:
-        """Warm steps, which are left out, then `num_steps` of each kind in turn, those without a clock first."""
+        """Run warm steps, which are left out, then `num_steps` of each kind in turn, those without a clock first."""
         steps: list[_Step] = []
         for index in range(WARM_STEPS + 2 * num_steps):
             before()
@@ -187,27 +165,29 @@ class Profiler:
         return steps[WARM_STEPS:]
 
     def _step(self, *, times_ops: bool) -> _Step:
-        self._executor.times_ops, self._executor.last = times_ops, None
-        self._loop.times = LoopTimes()
+        self._timer.times_ops, self._timer.last = times_ops, None
+        journal = self._loop.journal.steps
         started = time.perf_counter()
         self._loop.step()
         elapsed_s = time.perf_counter() - started
-        step = self._executor.last
+        step = self._timer.last
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
-        step.step_s, step.loop = elapsed_s, self._loop.times
+        _, (record,) = journal.read(journal.num_written - 1)
+        step.step_s = elapsed_s
+        step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
-        all_timed = sorted((step for step in steps if step.timings), key=lambda step: step.step_s)
+        all_timed = sorted((step for step in steps if step.times.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
         rest = {
-            "plan": fmean(step.loop.plan_s for step in timed),
-            "batch": fmean(step.batch_s for step in timed),
-            "between ops": fmean(step.run_s - sum(timing.seconds for timing in step.timings) for step in timed),
-            "sample": fmean(step.sample_s for step in timed),
-            "commit": fmean(step.loop.commit_s for step in timed),
-            "render": fmean(step.loop.render_s for step in timed),
+            "plan": fmean(step.plan_s for step in timed),
+            "batch": fmean(step.times.batch_s for step in timed),
+            "between ops": fmean(step.times.run_s - sum(timing.seconds for timing in step.times.ops) for step in timed),
+            "sample": fmean(step.times.sample_s for step in timed),
+            "commit": fmean(step.commit_s for step in timed),
+            "render": fmean(step.render_s for step in timed),
         }
         ops, step_s = self._ops(timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
@@ -217,19 +197,19 @@ class Profiler:
             num_tokens=timed[0].load.num_tokens,
             step_s=step_s,
             timed_step_s=median(step.step_s for step in all_timed),
-            untimed_step_s=median(step.step_s for step in steps if not step.timings),
+            untimed_step_s=median(step.step_s for step in steps if not step.times.ops),
             ops=ops,
             rest_s=rest,
         )
 
     def _ops(self, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
-        """Means over the steps, ops in the order in which they first ran."""
+        """Compute means over the steps, ops in the order in which they first ran."""
         rows: dict[tuple[str, str], list[tuple[OpCost, float, float, Bound]]] = {}
         for step in steps:
-            costs = costs_of(self._engine.program, step.timings, step.load)
+            costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.times.ops], step.load)
             kept_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
             roofline = Roofline(self._hardware, self._num_threads, kept_bytes)
-            for timing, cost in zip(step.timings, costs, strict=True):
+            for timing, cost in zip(step.times.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 prediction = roofline.predict(cost, timing.inputs)
                 row = rows.setdefault((label, timing.kind), [])
@@ -238,7 +218,7 @@ class Profiler:
 
 
 def _mean(label: str, kind: str, row: Sequence[tuple[OpCost, float, float, Bound]], num_steps: int) -> OpProfile:
-    """One row of the profile; its bound is that of most of its predicted time."""
+    """Compute one row of the profile; its bound is that of most of its predicted time."""
     predicted_s: dict[Bound, float] = {}
     for _, seconds, _, bound in row:
         predicted_s[bound] = predicted_s.get(bound, 0.0) + seconds
@@ -262,7 +242,3 @@ def _scaled(costs: Iterable[OpCost], factor: float) -> OpCost:
         total.kv_write_bytes * factor,
         total.activation_bytes * factor,
     )
-
-
-def _ignore(deltas: list[OutputDelta]) -> None:
-    """Nobody reads the answers."""

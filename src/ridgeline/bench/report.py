@@ -5,10 +5,9 @@ Called by the command line and scripts. Fields are only added within a schema ve
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from rich.console import Console
@@ -27,31 +26,29 @@ from ridgeline.core.errors import ConfigError
 SCHEMA_VERSION = 1
 
 
-class Result(Protocol):
-    """What every result file has: enough to name it and to say where it was measured."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def created_utc(self) -> str: ...
-
-    @property
-    def machine(self) -> MachineFacts: ...
+def utc_now() -> str:
+    """Return the time of a report, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchReport:
-    """One run against one server. `server` names what answered, `api` and `model` how it was asked."""
+class Report:
+    """What every result file says of itself: its name, when and where it was measured. Benchmarks add fields."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
-    created_utc: str
+    created_utc: str = field(default_factory=utc_now)
+    machine: MachineFacts = field(default_factory=machine_facts)
+    software: SoftwareFacts = field(default_factory=software_facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport(Report):
+    """One run against one server. `server` names what answered, `api` and `model` how it was asked."""
+
     server: str
     api: str
     model: str
-    machine: MachineFacts
-    software: SoftwareFacts
     workload: WorkloadFacts
     load: Load
     results: Results
@@ -71,15 +68,13 @@ def build_report(
     accelerator: str | None = None,
     keep_requests: bool = False,
 ) -> BenchReport:
-    """Everything about a run that just ended here. The endpoint's URL and key stay out of it."""
+    """Return everything about a run that just ended here. The endpoint's URL and key stay out of it."""
     return BenchReport(
         name=name,
-        created_utc=utc_now(),
         server=server,
         api=endpoint.api,
         model=endpoint.model,
         machine=machine_facts(accelerator),
-        software=software_facts(),
         workload=describe_workload(workload),
         load=load,
         results=summarize(log, slos),
@@ -88,13 +83,11 @@ def build_report(
     )
 
 
-def utc_now() -> str:
-    """The time of a report, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def result_path(root: Path, report: Report) -> Path:
+    """Return `<root>/<hardware>/<date>-<name>.json`, with -2, -3, ... where taken.
 
-
-def result_path(root: Path, report: Result) -> Path:
-    """`<root>/<hardware>/<date>-<name>.json`, with -2, -3, ... where taken. Raises ConfigError for an unfit name."""
+    Raises ConfigError for an unfit name.
+    """
     if not report.name or not all(char.isalnum() or char in "-_." for char in report.name):
         raise ConfigError(f"a result's name may hold letters, digits, '-', '_' and '.', got {report.name!r}")
     stem = root / report.machine.slug / f"{report.created_utc[:10]}-{report.name}"
@@ -104,7 +97,7 @@ def result_path(root: Path, report: Result) -> Path:
     return path
 
 
-def write_report(path: Path, report: Result) -> None:
+def write_report(path: Path, report: Report) -> None:
     """Write JSON, whole or not at all. Raises ConfigError when the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +108,8 @@ def write_report(path: Path, report: Result) -> None:
         raise ConfigError(f"cannot write the result to {path}: {error}") from None
 
 
-def save_report(root: Path, report: Result) -> Path:
-    """Writes to the result's own path under `root`, which it returns. Raises ConfigError as the two above."""
+def save_report(root: Path, report: Report) -> Path:
+    """Write to the result's own path under `root`, and return it. Raises ConfigError as the two above."""
     path = result_path(root, report)
     write_report(path, report)
     return path
@@ -134,7 +127,7 @@ def read_report(path: Path) -> BenchReport:
 
 
 def print_report(console: Console, report: BenchReport) -> None:
-    """The result for a person: what ran, the rates, the latencies, the failures."""
+    """Print the result for a person: what ran, the rates, the latencies, the failures."""
     results = report.results
     console.print(f"{escape(report.name)}: {escape(report.server)}, {escape(report.model)}, {report.workload.kind}")
     console.print(f"{escape(report.machine.cpu_model)}, {report.machine.usable_cores} cores")

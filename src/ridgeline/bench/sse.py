@@ -29,7 +29,7 @@ class SSEParser:
         self._event_bytes = 0
 
     def feed(self, chunk: bytes) -> list[SSEEvent]:
-        """The events that `chunk` completes, in order."""
+        """Return the events that `chunk` completes, in order."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False

@@ -32,7 +32,7 @@ class Workload(Protocol):
 
 
 def random_tokens(seed: int, stream: int, count: int, vocab_size: int) -> list[int]:
-    """`count` token ids, uniform in [FIRST_RANDOM_TOKEN_ID, vocab_size), fixed by (seed, stream).
+    """Draw `count` token ids, uniform in [FIRST_RANDOM_TOKEN_ID, vocab_size), fixed by (seed, stream).
 
     Each stream is independent of the others, so request 7 keeps its prompt when the workload grows.
     """
@@ -41,7 +41,7 @@ def random_tokens(seed: int, stream: int, count: int, vocab_size: int) -> list[i
 
 
 def lengths_rng(seed: int) -> np.random.Generator:
-    """A generator for a workload's own choices (lengths, order), apart from every `random_tokens` stream."""
+    """Return a generator for a workload's own choices (lengths, order), apart from every `random_tokens` stream."""
     return np.random.default_rng((seed, 0, 1))
 
 
@@ -52,7 +52,7 @@ def require(holds: bool, option: str, value: object, needed: str) -> None:
 
 
 def check_random(seed: int, vocab_size: int, num_requests: int) -> None:
-    """The options that all random-token workloads share. Raises ConfigError."""
+    """Check the options that all random-token workloads share. Raises ConfigError."""
     require(seed >= 0, "seed", seed, "0 or more")
     require(vocab_size > FIRST_RANDOM_TOKEN_ID, "vocab_size", vocab_size, f"more than {FIRST_RANDOM_TOKEN_ID}")
     require(num_requests >= 1, "num_requests", num_requests, "1 or more")

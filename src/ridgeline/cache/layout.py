@@ -84,7 +84,7 @@ class CacheLayout:
             raise ConfigError("a cache needs at least one group; the program declares no KV state")
 
     def block_bytes(self, group: int) -> int:
-        """Bytes of one block of `group`."""
+        """Return the bytes of one block of `group`."""
         return self.block_size * self.groups[group].bytes_per_token + self.groups[group].bytes_per_sequence
 
     @property
@@ -93,13 +93,13 @@ class CacheLayout:
         return sum(self.block_bytes(index) * group.num_blocks for index, group in enumerate(self.groups))
 
     def peak_blocks(self, group: int, num_tokens: int) -> int:
-        """The most blocks of `group` that one sequence of `num_tokens` holds at any moment."""
+        """Return the most blocks of `group` that one sequence of `num_tokens` holds at any moment."""
         if self.groups[group].kind == "recurrent":
             return RECURRENT_PEAK_BLOCKS
         return _peak_blocks(self.groups[group].window, num_tokens, self.block_size, self.max_span_tokens)
 
     def max_sequence_tokens(self) -> int:
-        """How many tokens one sequence alone in the cache can have; UNLIMITED_TOKENS where windows bound all groups."""
+        """Return how many tokens one sequence alone can have; UNLIMITED_TOKENS where windows bound all groups."""
         return min(self._group_sequence_tokens(index) for index in range(len(self.groups)))
 
     def _group_sequence_tokens(self, group: int) -> int:
@@ -153,20 +153,20 @@ def _is_recurrent(group: GroupLayout) -> bool:
 
 
 def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: CacheLayout) -> GroupLayout:
-    """A recurrent group of one sequence, grown to what the budget allows it: to all of it where there are no others."""
+    """Let a recurrent group of one sequence grow to its share of the budget: to all of it if it is alone."""
     others_bytes = single.total_bytes - group.num_blocks * group.bytes_per_sequence
     if not others_bytes:
         return replace(group, num_blocks=budget_bytes // group.bytes_per_sequence)
     left_bytes = budget_bytes - max_num_seqs * others_bytes
-    most_bytes = max(left_bytes, min(budget_bytes // 2, budget_bytes - others_bytes))
+    max_bytes = max(left_bytes, min(budget_bytes // 2, budget_bytes - others_bytes))
     wanted = max_num_seqs * RECURRENT_BLOCKS_PER_SEQUENCE
-    return replace(group, num_blocks=max(group.num_blocks, min(wanted, most_bytes // group.bytes_per_sequence)))
+    return replace(group, num_blocks=max(group.num_blocks, min(wanted, max_bytes // group.bytes_per_sequence)))
 
 
 def _token_groups(
     states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int
 ) -> Sequence[GroupLayout]:
-    """The groups of one sequence whose states keep something of every token, by window."""
+    """Return the groups of one sequence whose states keep something of every token, by window."""
     kept = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
     windows = sorted({state.window for state in kept.values()}, key=lambda window: (window is not None, window or 0))
     return [
@@ -182,7 +182,7 @@ def _token_groups(
 
 
 def _recurrent_group(states: Sequence[StateSize]) -> Sequence[GroupLayout]:
-    """The group of one sequence's recurrent states; none where there are none."""
+    """Return the group of one sequence's recurrent states; none where there are none."""
     kept = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
     if not kept:
         return ()
@@ -199,7 +199,7 @@ def _recurrent_group(states: Sequence[StateSize]) -> Sequence[GroupLayout]:
 
 
 def _peak_blocks(window: int | None, num_tokens: int, block_size: int, max_span_tokens: int | None) -> int:
-    """Blocks for `num_tokens`; with a window, for the window, the span being written, and one block of misalignment."""
+    """Count blocks for `num_tokens`; with a window: for it, the span being written, and one block of misalignment."""
     if window is not None and max_span_tokens is not None:
         num_tokens = min(num_tokens, window + max_span_tokens + block_size)
     return -(-num_tokens // block_size)

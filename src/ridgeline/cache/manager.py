@@ -93,12 +93,12 @@ class CacheManager:
     # ---- before a sequence runs
 
     def match_length(self, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
-        """What an admission would find cached: a multiple of the block size, below len(token_ids). Changes nothing."""
+        """Return what an admission would find cached: whole blocks, below len(token_ids). Changes nothing."""
         hit = self._find(token_ids, salt)
         return PrefixMatch(len(hit.path) * self.layout.block_size, hit.reason)
 
     def can_admit(self, token_ids: Sequence[int], salt: str = "") -> bool:
-        """Whether the whole prompt and one more token would fit now. Changes nothing.
+        """Tell whether the whole prompt and one more token would fit now. Changes nothing.
 
         Blocks in use count as taken, and so do those that admitted sequences still need for their own prompts.
         """
@@ -157,13 +157,13 @@ class CacheManager:
         return copies
 
     def span_end(self, computed: int, end: int) -> int:
-        """Where a span from `computed` on that could reach `end` should end, for the sake of later prefix hits."""
+        """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits."""
         if not self._prefix_caching:
             return end
         return min(group.span_end(computed, end) for group in self._groups)
 
     def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
-        """Positions below `num_computed` are written, with the KV of `token_ids` (all known tokens of the sequence).
+        """Record that positions below `num_computed` hold the KV of `token_ids` (all known tokens of the sequence).
 
         Whole blocks are published. Where an equal one is published already the sequence switches to it and frees its
         own, so that a sequence that references a node references the whole path above it.
@@ -191,6 +191,13 @@ class CacheManager:
             for group, table in zip(self._groups, seq.tables):
                 group.truncate(table, num_computed)
 
+    def give_back(self, ends: Mapping[int, int]) -> bool:
+        """`truncate` every sequence to its end in `ends`, or to what it has computed; whether that freed anything."""
+        before = self.num_free_blocks()
+        for seq_id, seq in self._sequences.items():
+            self.truncate(seq_id, ends.get(seq_id, seq.computed))
+        return self.num_free_blocks() != before
+
     def fork(self, parent_id: int, child_id: int) -> None:
         """Register a child with the parent's computed tokens, sharing its blocks; who writes into one first copies it.
 
@@ -212,7 +219,7 @@ class CacheManager:
             self._tree.unpin(seq.node)
 
     def tables(self, seq_id: int) -> tuple[BlockTable, ...]:
-        """The sequence's block table in each group: a live view, good until the next call that names the sequence.
+        """Return the sequence's block table in each group: a live view, good until the next call for the sequence.
 
         A table that has not changed since the last call is the same object.
         """
@@ -220,12 +227,25 @@ class CacheManager:
 
     # ---- the cache as a whole
 
+    def kinds_without_rollback(self) -> tuple[str, ...]:
+        """Return the kinds of groups that keep every computed token: `commit` must get all of a reservation."""
+        kinds = (layout.kind for layout, group in zip(self.layout.groups, self._groups) if not group.can_roll_back)
+        return tuple(dict.fromkeys(kinds))
+
     def num_free_blocks(self) -> tuple[int, ...]:
-        """Per group, the blocks that can still be taken: free ones and evictable cached ones."""
+        """Return, per group, how many blocks can still be taken: free ones and evictable cached ones."""
         return tuple(pool.num_available for pool in self._pools)
 
+    def block_counts(self) -> list[int]:
+        """Free, cached and used blocks of each group, one after the other."""
+        counts: list[int] = []
+        for pool in self._pools:
+            free, cached = pool.num_free, pool.num_cached
+            counts += (free, cached, pool.num_blocks - free - cached)
+        return counts
+
     def stats(self) -> CacheStats:
-        """Counts of blocks and of prefix hits."""
+        """Return counts of blocks and of prefix hits."""
         return CacheStats(
             tuple(GroupStats(pool.num_free, pool.num_cached, pool.num_used, pool.num_blocks) for pool in self._pools),
             self._prefix_queries,
@@ -259,7 +279,7 @@ class CacheManager:
     # ---- parts
 
     def _find(self, token_ids: Sequence[int], salt: str) -> _PrefixHit:
-        """The longest prefix that all groups can serve, leaving at least one token to compute."""
+        """Return the longest prefix that all groups can serve, leaving at least one token to compute."""
         size = self.layout.block_size
         limit = max(len(token_ids) - 1, 0) // size
         if not self._prefix_caching:
@@ -278,7 +298,7 @@ class CacheManager:
             reason = self._groups[shortest].miss_reason
 
     def _num_promised(self, group: int) -> int:
-        """Blocks of `group` that sequences in the middle of their prompts have yet to take."""
+        """Count the blocks of `group` that sequences in the middle of their prompts have yet to take."""
         return sum(
             max(0, self.layout.peak_blocks(group, seq.promised) - len(seq.tables[group].blocks))
             for seq in self._sequences.values()
@@ -291,7 +311,7 @@ class CacheManager:
         return self._pools[group].allocate()
 
     def _copy_block(self, group: int, table: SequenceTable, index: int) -> BlockCopy:
-        """Copy-on-write of the block at block index `index`, which others hold too."""
+        """Copy the block at block index `index`, which others hold too, before it is written (copy-on-write)."""
         source = table.block_at(index)
         target = self._allocate(group)
         self._pools[group].release(source)
@@ -336,7 +356,7 @@ class CacheManager:
 
 
 def _blocks_of(path: Sequence[RadixNode], group: int) -> list[int]:
-    """The blocks of `group` along `path`, where a match has found all of them."""
+    """Return the blocks of `group` along `path`, where a match has found all of them."""
     blocks = [node.blocks[group] for node in path]
     present = [block for block in blocks if block is not None]
     assert len(present) == len(blocks), "a match promised a block that is not there"

@@ -70,12 +70,12 @@ class BlockPool:
                 self._free.append(block)
 
     def publish(self, block: int) -> None:
-        """A radix node now holds this used block: it is immutable and outlives its last reference."""
+        """Mark a used block as held by a radix node: it is immutable and outlives its last reference."""
         assert self._ref_counts[block] > 0 and not self._published[block], f"block {block} cannot be published"
         self._published[block] = True
 
     def withdraw(self, block: int) -> None:
-        """The radix node let the block go: it is free at once, or when its last reference goes."""
+        """Release the radix node's hold on a block: it is free at once, or when its last reference goes."""
         assert self._published[block], f"block {block} is not published"
         self._published[block] = False
         if self._ref_counts[block] == 0:
@@ -83,11 +83,11 @@ class BlockPool:
             self._free.append(block)
 
     def least_recent(self) -> int:
-        """The cached block to evict next. The caller has made sure that there is one."""
+        """Return the cached block to evict next. The caller has made sure that there is one."""
         return next(iter(self._cached))
 
     def cached_blocks(self) -> tuple[int, ...]:
-        """All cached blocks, next to be evicted first."""
+        """Return all cached blocks, next to be evicted first."""
         return tuple(self._cached)
 
     def check(self, owners: Mapping[int, int], published: set[int]) -> None:

@@ -42,7 +42,7 @@ class RadixTree:
         self._holders: tuple[dict[int, RadixNode], ...] = tuple({} for _ in pools)  # [group] block -> its node
 
     def walk(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> tuple[list[RadixNode], str]:
-        """The nodes along `token_ids`, at most `max_blocks`, and why there is no further one."""
+        """Return the nodes along `token_ids`, at most `max_blocks`, and why there is no further one."""
         path: list[RadixNode] = []
         node = self._roots.get(salt)
         if node is None:
@@ -57,7 +57,7 @@ class RadixTree:
         return path, DIFFERS if node.children else NEVER_SEEN
 
     def pin_root(self, salt: str) -> RadixNode:
-        """The root of `salt`, made if missing, pinned once."""
+        """Return the root of `salt`, made if missing, pinned once."""
         if salt not in self._roots:
             self._roots[salt] = RadixNode(None, (), salt, [None] * len(self._pools))
         return self.pin(self._roots[salt])
@@ -74,14 +74,14 @@ class RadixTree:
         self._prune(node)
 
     def child(self, node: RadixNode, tokens: tuple[int, ...]) -> RadixNode:
-        """The child of `node` along `tokens`, made without blocks if missing."""
+        """Return the child of `node` along `tokens`, made without blocks if missing."""
         found = node.children.get(tokens)
         if found is None:
             found = node.children[tokens] = RadixNode(node, tokens, node.salt, [None] * len(self._pools))
         return found
 
     def publish(self, node: RadixNode, group: int, block: int) -> None:
-        """`node` holds `block` of `group` from now on."""
+        """Let `node` hold `block` of `group` from now on."""
         node.blocks[group] = block
         self._holders[group][block] = node
         self._pools[group].publish(block)
@@ -108,7 +108,7 @@ class RadixTree:
         self._roots.clear()
 
     def nodes(self) -> Iterator[RadixNode]:
-        """All nodes, roots included, parents first."""
+        """Yield all nodes, roots included, parents first."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -133,7 +133,7 @@ class RadixTree:
             node = parent
 
     def published(self, group: int) -> set[int]:
-        """The blocks of `group` that nodes hold."""
+        """Return the blocks of `group` that nodes hold."""
         return set(self._holders[group])
 
     def check(self) -> None:

@@ -25,16 +25,16 @@ class SequenceTable:
         return self.first_block + len(self.blocks)
 
     def block_at(self, index: int) -> int:
-        """The block at block index `index` of the sequence."""
+        """Return the block at block index `index` of the sequence."""
         assert self.first_block <= index < self.end_block, f"block index {index} is not in the table"
         return self.blocks[index - self.first_block]
 
     def written(self, computed: int, reserved: int, block_size: int) -> Sequence[int]:
-        """The blocks of positions computed .. reserved."""
+        """Return the blocks of positions computed .. reserved."""
         return self.blocks[computed // block_size - self.first_block :] if reserved > computed else ()
 
     def show(self, block_size: int) -> BlockTable:
-        """The table as a plan has it: the same object for as long as nothing has changed."""
+        """Return the table as a plan has it: the same object for as long as nothing has changed."""
         first_token = self.first_block * block_size
         if self._shown is None or self._shown.first_token != first_token:
             self._shown = BlockTable(first_token, self.blocks)
@@ -70,7 +70,7 @@ class SequenceTable:
             self._shown = None
 
     def share(self, pool: BlockPool) -> "SequenceTable":
-        """A second table on the same blocks, with its own references."""
+        """Return a second table on the same blocks, with its own references."""
         for block in self.blocks:
             pool.acquire(block)
         return SequenceTable(self.first_block, list(self.blocks))

@@ -11,8 +11,10 @@ import importlib
 import io
 import logging
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,27 +22,52 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import __version__
-from ridgeline.core.errors import ConfigError, ModelLoadError, RequestError, RidgelineError
+from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError, ModelLoadError, RequestError, RidgelineError
 
+_UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which newer typer holds a copy of
 EXIT_OTHER, EXIT_REQUEST, EXIT_MODEL, EXIT_INTERRUPT = 1, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. Always ends in SystemExit: 0, 1, 2 (options, requests), 3 (model files) or 130 (Ctrl-C)."""
+    """Run the console script; always ends in SystemExit: 0, 1, 2 (options, requests), 3 (model files), 130 (Ctrl-C)."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
-    _app(arguments)(args=arguments, prog_name="ridgeline")
+    try:
+        code = _app(arguments)(args=arguments, prog_name="ridgeline", standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            typer.echo(f"ridgeline: {_usage(error)}", err=True)
+        raise SystemExit(EXIT_REQUEST) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def names() -> list[str]:
-    """All commands: the files of this folder."""
+    """Return the names of all commands: the files of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
+def _usage(error: Any) -> str:
+    """Say in one line what was typed wrong, and the line to type instead."""
+    from ridgeline.core.config import EngineConfig
+    from ridgeline.core.options import suggestion, table
+    from ridgeline.core.params import SamplingParams
+
+    path = "ridgeline" if error.ctx is None else error.ctx.command_path
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if error.ctx and (name := getattr(error, "option_name", None)) and "No such option" in message:
+        known = {flag for parameter in error.ctx.command.params for flag in parameter.opts}
+        rows = (row for owner in (EngineConfig, SamplingParams) for row in table(owner) if row.flag in known)
+        if row := suggestion(name, rows):
+            message = f"No such option: {name}. Did you mean {row.flag}?"
+    return f"{message.rstrip('.')}{'' if message.endswith('?') else '.'} Try: {path} --help"
+
+
 class _Commands(TyperGroup):
-    """Turns our errors into one line and an exit code; a bug of ours still shows its traceback."""
+    """Turn our errors into one line and an exit code; a bug of ours still shows its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,19 +77,25 @@ class _Commands(TyperGroup):
         except RidgelineError as error:
             typer.echo(f"ridgeline: {error}", err=True)
             raise SystemExit(_exit_code(error)) from None
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            typer.echo(f"ridgeline: {TORCH_IS_MISSING}", err=True)
+            raise SystemExit(EXIT_REQUEST) from None
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
-    """The application, in which only the command that `arguments` ask for is more than a name and a summary."""
+    """Make the application, in which only the command that `arguments` ask for is more than a name and a summary."""
     app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback()(_options)
+    app.callback()(_common)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in names():
         command = _import(name) if name == asked else _not_imported
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, help=_summary(name) if command is _not_imported else None)(command)
+            help = _summary(name) if command is _not_imported else cleandoc(command.__doc__ or "")
+            app.command(name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", help))(command)  # a paragraph is one line
     return app
 
 
@@ -81,7 +114,7 @@ def _exit_code(error: RidgelineError) -> int:
 
 
 def _summary(name: str) -> str:
-    """First line of a command module's docstring, read without running the module."""
+    """Return the first line of a command module's docstring, read without running the module."""
     source = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
@@ -96,7 +129,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _options(
+def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

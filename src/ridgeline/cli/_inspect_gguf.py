@@ -2,24 +2,27 @@
 
 import math
 
+from ridgeline.backends.native.settings import kept_formats
 from ridgeline.cli._inspection import Inspection, StoredTensors
-from ridgeline.weights.checkpoint import DTYPES
-from ridgeline.weights.gguf.kept import BITS, GROUP, KeptWeights
+from ridgeline.weights.checkpoint import FLOATS
 from ridgeline.weights.gguf.model import GgufModel
+from ridgeline.weights.gguf.tensors import GgufCheckpoint
+from ridgeline.weights.renames import expand, followed
+from ridgeline.weights.stored import PrequantizedWeights
 
 
 def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTensors]:
-    """One row per type and outcome, the most bytes first; without quantization, on the native backend."""
-    kept = KeptWeights(model, inspection.spec, inspection.program).tensors
+    """Return one row per type and outcome, the most bytes first; without quantization, on the native backend."""
+    kept = _kept(model, inspection)
     rows: dict[tuple[str, str], StoredTensors] = {}
     for name, tensor in model.tensors.items():
         kind, elements = tensor.type.name, math.prod(tensor.shape)
         loaded_bytes = elements * inspection.element
         if name in kept:
-            becomes = f"kept: int{BITS[kind]} in groups of {GROUP}{' with minima' if kind == 'Q4_1' else ''}"
+            becomes = f"kept: {tensor.type.integers}"
             loaded_bytes = tensor.num_bytes
-        elif kind in DTYPES:
-            same = str(DTYPES[kind]) == f"torch.{inspection.dtype}"
+        elif kind in FLOATS:
+            same = str(FLOATS[kind]) == inspection.dtype
             becomes = "as it is" if same else f"converted to {inspection.dtype}"
         else:
             becomes = f"dequantized to {inspection.dtype}"
@@ -28,3 +31,11 @@ def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTenso
             kind, becomes, old.num_tensors + 1, old.num_bytes + tensor.num_bytes, old.loaded_bytes + loaded_bytes
         )
     return sorted(rows.values(), key=lambda row: row.num_bytes, reverse=True)
+
+
+def _kept(model: GgufModel, inspection: Inspection) -> set[str]:
+    """Return the names in the file of the tensors that stay as they are stored."""
+    checkpoint, program = GgufCheckpoint(model, inspection.spec), inspection.program
+    sources = followed(checkpoint.entries.keys(), expand(checkpoint.renames, inspection.spec), program)
+    stored = PrequantizedWeights(checkpoint, sources, program)
+    return {tensor for name in kept_formats(stored.formats, program) for tensor in stored.tensors(name)}

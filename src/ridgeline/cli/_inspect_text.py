@@ -21,7 +21,7 @@ MAX_LISTED_NUMBERS = 4
 
 
 def print_inspection(inspection: Inspection) -> None:
-    """Prints to standard output; no colour and no lines where that is not a terminal."""
+    """Print to standard output; no colour and no lines where that is not a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPED_COLUMNS
@@ -39,7 +39,7 @@ def print_inspection(inspection: Inspection) -> None:
 
 
 def _table(title: str, plain: bool, *columns: str, left: int = 1) -> Table:
-    """The first `left` columns hold text, the others numbers."""
+    """Make an empty table. The first `left` columns hold text, the others numbers."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None if plain else SIMPLE_HEAD, pad_edge=False
     )
@@ -73,7 +73,7 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
 
 
 def _stored(inspection: Inspection, plain: bool) -> Table:
-    """One row per type of a GGUF file's tensors and what becomes of them."""
+    """Make one row per type of a GGUF file's tensors and what becomes of them."""
     table = _table("Tensors of the file", plain, "type", "on load", "tensors", "bytes", "bytes loaded", left=2)
     for tensors in inspection.stored:
         sizes = (str(tensors.num_tensors), _bytes(tensors.num_bytes), _bytes(tensors.loaded_bytes))
@@ -82,7 +82,7 @@ def _stored(inspection: Inspection, plain: bool) -> Table:
 
 
 def _layers(inspection: Inspection, plain: bool) -> Table:
-    """One row per distinct layer, however often it stands in the model."""
+    """Make one row per distinct layer, however often it stands in the model."""
     spec = inspection.spec
     table = _table("Spec", plain, "part", "what it is", left=2)
     table.add_row("embedding", _describe(spec.embedding))
@@ -97,7 +97,7 @@ def _layers(inspection: Inspection, plain: bool) -> Table:
 
 
 def _program(inspection: Inspection, plain: bool) -> Table:
-    """Each distinct layer's ops once, between what comes before all layers and after them."""
+    """List each distinct layer's ops once, between what comes before all layers and after them."""
     title = (
         f"Program (T tokens, R logit rows), and its cost for {_decode_text(inspection)} and {_prefill_text(inspection)}"
     )
@@ -125,7 +125,7 @@ def _program(inspection: Inspection, plain: bool) -> Table:
 
 
 def _groups(inspection: Inspection, plain: bool) -> Table:
-    """One row per kind of group: what it is made of, and what all groups of the kind cost together."""
+    """Make one row per kind of group: what it is made of, and what all groups of the kind cost together."""
     columns = ("kind", "ops", "native", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
     table = _table("Groups of ops that run as one", plain, *columns, left=3)
     members: dict[tuple[str, str], list[int]] = {}
@@ -187,7 +187,7 @@ def _kv(inspection: Inspection, plain: bool) -> Table:
 
 
 def _sharing(inspection: Inspection) -> str:
-    """What layers spare that read the keys and values of others; empty where none does."""
+    """Say what layers save that read the keys and values of others; empty where none does."""
     program, size = inspection.program, inspection.kv_element
     shared, total = cost.shared_kv(program, size), cost.kv_bytes_per_token(program, size)
     if not shared.num_layers:
@@ -209,7 +209,7 @@ def _layer_number(op: Op) -> int | None:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 3] as 0-3, [0, 2, 4, 6] as 0-6 by 2, else the ranges one after the other."""
+    """Format [0, 1, 2, 3] as 0-3, [0, 2, 4, 6] as 0-6 by 2, else the ranges one after the other."""
     steps = {after - before for before, after in zip(numbers, numbers[1:])}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}-{numbers[-1]} by {steps.pop()}"
@@ -223,7 +223,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _describe(value: object) -> str:
-    """A dataclass of the spec, without the optional parts that are off (None, False, 0)."""
+    """Describe a dataclass of the spec, without the optional parts that are off (None, False, 0)."""
     if is_dataclass(value):
         given = [(field, getattr(value, field.name)) for field in fields(value)]
         told = [f"{field.name}={_describe(item)}" for field, item in given if item or item != field.default]
@@ -251,7 +251,7 @@ def _bytes(count: float) -> str:
 
 
 def _scaled(count: float, base: int, prefixes: Sequence[str]) -> str:
-    """Three significant digits and a prefix."""
+    """Format three significant digits and a prefix."""
     steps = 0
     while count >= base and steps < len(prefixes) - 1:
         count /= base

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal, cast
 
-from ridgeline.backends.kinds import NATIVE_KINDS
+from ridgeline.backends.native.kinds import NATIVE_KINDS
 from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost import account as cost
@@ -70,7 +70,7 @@ class Inspection:
 
 
 def runs_natively(group: Group) -> bool:
-    """Whether the native backend runs the whole group; otherwise each op is computed as on the reference backend."""
+    """Tell whether the native backend runs the whole group; otherwise each op runs as on the reference backend."""
     return group.kind in NATIVE_KINDS
 
 
@@ -83,7 +83,7 @@ def examine(
     dtype: Dtype = "auto",
     kv_dtype: Dtype | Literal["int8"] = "auto",
 ) -> Inspection:
-    """Reads, lowers and prices a config.
+    """Read, lower and price a config.
 
     Raises ConfigError for a config, a context or a kv_dtype that cannot be honoured.
     """
@@ -112,7 +112,7 @@ def _stored_dtype(config: Mapping[str, object]) -> str:
 
 
 def _kv_entry_bytes(program: Program, kv_dtype: str) -> float:
-    """Of a key's, value's or latent's entry, with its share of a scale."""
+    """Return the bytes of a key's, value's or latent's entry, with its share of a scale."""
     if kv_dtype == "int8" and any(isinstance(state, LatentState) for state in program.states):
         raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
     states = [state for state in program.states if isinstance(state, KvState)]
@@ -122,7 +122,7 @@ def _kv_entry_bytes(program: Program, kv_dtype: str) -> float:
 
 
 def as_json(inspection: Inspection) -> str:
-    """One JSON object; counts are exact, and every number's unit is in its name."""
+    """Render one JSON object; counts are exact, and every number's unit is in its name."""
     program, spec, kv_element = inspection.program, inspection.spec, inspection.kv_element
     declared, shared = spec.max_positions, cost.shared_kv(program, kv_element)
     document = {
@@ -207,7 +207,7 @@ def _op_json(op: Op, program: Program) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Dataclasses as objects that name their type."""
+    """Convert dataclasses to objects that name their type."""
     if is_dataclass(value):
         named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return {"type": type(value).__name__} | named

@@ -12,7 +12,7 @@ NUMBERS = ("Mop", "MB", "bound by", "limit ms", "ms", "% roof", "% step")
 
 
 def print_profiles(profiles: list[StepProfile], hardware: Hardware, num_threads: int) -> None:
-    """Prints to standard output; no colour and no lines where that is not a terminal."""
+    """Print to standard output; no colour and no lines where that is not a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPED_COLUMNS
@@ -69,7 +69,7 @@ def _print(console: Console, profile: StepProfile) -> None:
 
 
 def _cells(op: OpProfile, profile: StepProfile) -> tuple[str, ...]:
-    """Blank where there is nothing to compute or move."""
+    """Return the cells of a row, blank where there is nothing to compute or move."""
     label = f"  {op.label.removeprefix(LAYERS)} × {op.count}" if op.label.startswith(LAYERS) else op.label
     return (
         label,

@@ -1,15 +1,14 @@
 """Measure a server (`bench serve`) or an engine in this process (`bench offline`, `bench latency`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ridgeline.cli._compute import Compute, computes
-from ridgeline.cli._model import DEFAULT_MODEL, DtypeOption, MaxModelLen, Model
+from ridgeline.cli._options import with_options
+from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ridgeline.bench.load import Load
     from ridgeline.bench.offline import BenchEngine, OfflineRun, System
     from ridgeline.bench.record import RunLog
-    from ridgeline.bench.report import Result
+    from ridgeline.bench.report import Report
     from ridgeline.bench.workload import BenchRequest
 
 
@@ -31,52 +30,24 @@ class SystemName(StrEnum):  # typer takes no list of Literals
 
 
 WorkloadSpec = Annotated[
-    str, typer.Option("--workload", help="KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
+    str,
+    typer.Option(
+        "--workload", help="What is sent: KIND or KIND:option=value,...; kinds are the files of bench/workloads."
+    ),
 ]
 Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the JSON: OUT/<hardware>/<date>-<name>.json.")]
-Repeats = Annotated[int, typer.Option(help="Timed runs; the median is reported.", min=1)]
-Warmups = Annotated[int, typer.Option(help="Runs before the timed ones.", min=0)]
+Out = Annotated[Path | None, typer.Option(help="Write the result as JSON to OUT/<hardware>/<date>-<name>.json.")]
+Repeats = Annotated[int, typer.Option(help="Number of timed runs; the median is reported.", min=1)]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
+]
+Warmups = Annotated[int, typer.Option(help="Number of untimed runs before them.", min=0)]
 
 bench = typer.Typer(name="bench", help=__doc__, no_args_is_help=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """The engine of this process that is measured; one field per option, named as the option is."""
-
-    model: Model = DEFAULT_MODEL
-    dtype: DtypeOption = "auto"
-    num_threads: Annotated[int | None, typer.Option(help="Threads; default: all cores.", min=1)] = None
-    max_model_len: MaxModelLen = None
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 64
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in a step.", min=1)] = 512
-    block_size: Annotated[int, typer.Option(help="Tokens of a cache block.", min=1)] = 32
-    kv_cache_bytes: Annotated[int | None, typer.Option(help="Bytes of the cache; default: chosen.", min=1)] = None
-    prefix_caching: Annotated[bool, typer.Option(help="Share equal prefixes of prompts.")] = True
-
-    def open(self, compute: Compute) -> "BenchEngine":
-        from ridgeline.bench.offline import BenchEngine
-        from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-
-        return BenchEngine(
-            EngineConfig(
-                model=ModelConfig(model=self.model, dtype=self.dtype, max_model_len=self.max_model_len),
-                cache=CacheConfig(
-                    block_size=self.block_size,
-                    kv_cache_bytes=self.kv_cache_bytes,
-                    prefix_caching=self.prefix_caching,
-                    kv_dtype=compute.kv_dtype,
-                ),
-                scheduler=SchedulerConfig(
-                    max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
-                ),
-                quantize=compute.quantize_config(),
-                backend=compute.backend_config(),
-                adapters=compute.adapters(),
-                num_threads=self.num_threads,
-            )
-        )
+# What these measurements leave alone: they generate, and put everything into the queue at once.
+ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_queued_requests"})
 
 
 @bench.command()
@@ -84,23 +55,33 @@ def serve(
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server, with or without /v1.")],
     workload: WorkloadSpec = "fixed",
     schedule: Annotated[
-        Literal["burst", "poisson", "trace"], typer.Option(help="All at once, at random times, or at the trace's.")
+        Literal["burst", "poisson", "trace"],
+        typer.Option(help="Send all at once, at random times, or at the times of the trace."),
     ] = "burst",
-    rate: Annotated[float | None, typer.Option(help="Requests per second, for poisson.")] = None,
-    burstiness: Annotated[float, typer.Option(help="Of poisson: below 1 burstier, above 1 more even.")] = 1.0,
-    concurrency: Annotated[int | None, typer.Option(help="Most requests under way at once.", min=1)] = None,
-    goodput: Annotated[str, typer.Option(help='Objectives in ms, such as "ttft:500 tpot:50".')] = "",
+    rate: Annotated[float | None, typer.Option(help="poisson: requests per second.")] = None,
+    burstiness: Annotated[float, typer.Option(help="poisson: below 1 is burstier, above 1 more even.")] = 1.0,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of requests in flight. Default: no limit.", min=1),
+    ] = None,
+    goodput: Annotated[
+        str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
+    ] = "",
     api: Annotated[
-        Literal["completions", "chat"], typer.Option(help="Chat takes workloads of text only.")
+        Literal["completions", "chat"], typer.Option(help="Endpoint to use; chat takes workloads of text only.")
     ] = "completions",
-    model: Annotated[str | None, typer.Option(help="Model to ask for; default: the first that is listed.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    time_limit_s: Annotated[float, typer.Option(help="Nothing is sent after this many seconds.")] = 3600.0,
-    request_timeout_s: Annotated[float, typer.Option(help="A request fails after this many seconds.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of the random times.", min=0)] = 0,
-    server: Annotated[str, typer.Option(help="What answers, as the result names it.")] = "unnamed server",
-    keep_requests: Annotated[bool, typer.Option(help="Keep every request's times in the JSON.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model to ask for. Default: the first that the server lists.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="Key to send as a bearer token.")
+    ] = None,
+    temperature: Temperature = 0.0,
+    time_limit_s: Annotated[float, typer.Option(help="Send nothing after this many seconds.")] = 3600.0,
+    request_timeout_s: Annotated[float, typer.Option(help="Give a request up after this many seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random times.", min=0)] = 0,
+    server: Annotated[str, typer.Option(help="Name of the server in the result.")] = "unnamed server",
+    keep_requests: Annotated[bool, typer.Option(help="Write every request's times to the JSON.")] = False,
     name: Name = "serve",
     out: Out = None,
 ) -> None:
@@ -151,29 +132,31 @@ def serve(
 
 
 @bench.command()
-@computes
+@ENGINE_ONLY
 def offline(
-    tested: EngineOptions,
-    compute: Compute,
+    config: EngineConfig,
     workload: WorkloadSpec = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
-    system: Annotated[list[SystemName] | None, typer.Option(help="Repeat to compare; default: engine.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Of the static system.", min=1)] = 16,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    system: Annotated[
+        list[SystemName] | None,
+        typer.Option(help="What answers the workload; give several to compare. Default: engine."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="static: number of requests in a batch.", min=1)] = 16,
+    temperature: Temperature = 0.0,
     repeats: Repeats = 3,
     warmups: Warmups = 1,
     name: Name = "offline",
     out: Out = None,
 ) -> None:
-    """Throughput, latencies and the scheduler's cost in this process, beside two baselines where asked."""
+    """Measure throughput, latencies and the scheduler's cost in this process, beside two baselines where asked."""
     from rich.console import Console
 
-    from ridgeline.bench.offline import measure
+    from ridgeline.bench.offline import BenchEngine, measure
     from ridgeline.bench.offline_report import print_offline
     from ridgeline.bench.workloads import parse_workload
 
     console = Console()
     kind = parse_workload(workload)
-    engine = tested.open(compute)
+    engine = BenchEngine(config)
 
     def on_run(system_name: str, run: "OfflineRun") -> None:
         tokens = sum(map(len, run.token_ids))
@@ -195,27 +178,31 @@ def offline(
 
 
 @bench.command()
-@computes
+@ENGINE_ONLY
 def latency(
-    tested: EngineOptions,
-    compute: Compute,
-    prefill: Annotated[list[int] | None, typer.Option(help="Prompt length; repeat for more. Default: 512.")] = None,
-    decode: Annotated[list[int] | None, typer.Option(help="Batch; repeat for more. Default: 1, 4, 16.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Of each decoding sequence.", min=1)] = 16,
-    output_tokens: Annotated[int, typer.Option(help="Decoded by each sequence.", min=1)] = 64,
+    config: EngineConfig,
+    prefill: Annotated[
+        list[int] | None, typer.Option(help="Prompt length of the prefill; may be given several times. Default: 512.")
+    ] = None,
+    decode: Annotated[
+        list[int] | None, typer.Option(help="Batch size of the decode; may be given several times. Default: 1, 4, 16.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Prompt length of each decoding sequence.", min=1)] = 16,
+    output_tokens: Annotated[int, typer.Option(help="Number of tokens that each sequence decodes.", min=1)] = 64,
     repeats: Repeats = 3,
     warmups: Warmups = 1,
     name: Name = "latency",
     out: Out = None,
 ) -> None:
-    """Prefill and decode apart, as llama-bench's pp and tg."""
+    """Measure prefill and decode apart, as llama-bench's pp and tg."""
     from rich.console import Console
 
     from ridgeline.bench.latency import measure_latency
+    from ridgeline.bench.offline import BenchEngine
     from ridgeline.bench.offline_report import print_latency
 
     console = Console()
-    engine = tested.open(compute)
+    engine = BenchEngine(config)
     report = measure_latency(
         engine,
         name=name,
@@ -231,14 +218,16 @@ def latency(
 
 
 def _system(name: SystemName, engine: "BenchEngine", batch_size: int) -> "System":
-    from ridgeline.bench.baselines import NaiveGeneration, StaticBatching
-
     match name:
         case SystemName.ENGINE:
             return engine
         case SystemName.STATIC:
+            from ridgeline.bench.baselines import StaticBatching
+
             return StaticBatching(engine, batch_size)
         case SystemName.NAIVE:
+            from ridgeline.bench.naive import NaiveGeneration
+
             return NaiveGeneration(engine)
 
 
@@ -254,7 +243,7 @@ async def _run_with_progress(
         return await run_load(endpoint, requests, load, on_record=lambda record: bar.advance(task))
 
 
-def _save(console: "Console", out: Path | None, report: "Result") -> None:
+def _save(console: "Console", out: Path | None, report: "Report") -> None:
     from ridgeline.bench.report import save_report
 
     if out is not None:

@@ -1,27 +1,14 @@
 """Continue a prompt with a model, streamed to the terminal."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli._compute import Compute, computes
-from ridgeline.cli._model import (
-    DEFAULT_MODEL,
-    DtypeOption,
-    MaxModelLen,
-    MinP,
-    Model,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    open_llm,
-    sampling_params,
-    show,
-    summary,
-)
-from ridgeline.core.errors import EngineError, RequestError
+from ridgeline.cli._model import sampling_params, show, summary
+from ridgeline.cli._options import Sampling, default_model, only_adapter, with_options
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineError, MissingModelError, RequestError
 
 if TYPE_CHECKING:
     from ridgeline.core.params import SamplingParams
@@ -29,59 +16,62 @@ if TYPE_CHECKING:
     from ridgeline.engine.outputs import CompletionOutput, RequestOutput
 
 DEFAULT_PROMPT = "def read_lines(path):"
+DEFAULT_MAX_TOKENS = 128
 
 
-@computes
+@with_options(
+    without={"task", "max_queued_requests", "scheduling_policy"},
+    defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or what the context has room for"},
+    prompt="prompt",
+    default=default_model,
+)
 def generate(
-    compute: Compute,
+    sampling: Sampling,
+    config: EngineConfig,
     prompt: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="The text to continue; - reads it from standard input.", show_default="the head of a function"
+            metavar="PROMPT", help="Text to continue; - reads it from standard input. Default: the head of a function."
         ),
-    ] = DEFAULT_PROMPT,
-    model: Model = DEFAULT_MODEL,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    n: Annotated[
-        int, typer.Option("--n", "-n", help="Answers to generate; several are printed when all are done.")
-    ] = 1,
-    stop: Stop = None,
-    dtype: DtypeOption = "auto",
-    max_model_len: MaxModelLen = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with the answers, ids and times.")
-    ] = False,
+    ] = None,
+    prompt_option: Annotated[str | None, typer.Option("--prompt", "-p", help="The same as PROMPT.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with outputs, ids and times.")] = False,
 ) -> None:
-    """Continue a prompt with a model.
+    """Continue a prompt with a model: ridgeline generate MODEL "Once upon a time"
 
     The prompt and its continuation go to standard output as they come, one line of counts and speeds to standard error.
     """
-    text, adapter = _standard_input() if prompt == "-" else prompt, compute.only_adapter()
-    llm = open_llm(model, dtype, max_model_len, compute)
-    params = sampling_params(
-        llm,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        n=n,
-        stop=stop,
-    )
+    if prompt is not None and prompt_option is not None:
+        raise RequestError(f"two prompts were given, {prompt!r} and --prompt {prompt_option!r}; give one")
+    asked = prompt if prompt_option is None else prompt_option
+    text = DEFAULT_PROMPT if asked is None else _standard_input() if asked == "-" else asked
+    adapter = only_adapter(config)
+    llm = _open(config, is_alone=asked is None)
+    room = llm.engine.info.max_model_len - len(llm.engine.intake.encode(text))
+    params = sampling_params(llm, sampling, max(1, min(DEFAULT_MAX_TOKENS, room)))
     if json:
         (output,) = llm.generate(text, params, adapter=adapter, use_tqdm=False)
         typer.echo(_as_json(output))
         _check(output.outputs)
         return
-    answers = [_stream(llm, text, params, adapter)] if n == 1 else _collect(llm, text, params, adapter)
+    answers = [_stream(llm, text, params, adapter)] if params.n == 1 else _collect(llm, text, params, adapter)
     typer.echo(summary(answers), err=True)
     _check(answers)
+
+
+def _open(config: EngineConfig, *, is_alone: bool) -> "LLM":
+    """Load the model. A prompt that stands in its place is told how to be one."""
+    from ridgeline import LLM
+
+    name = config.model.model
+    try:
+        return LLM.from_config(config)
+    except MissingModelError as error:
+        if not is_alone or "/" in name:
+            raise
+        line = f"ridgeline generate {default_model()} {shlex.quote(name[:200])}"
+        reason = f"{name[:200]!r} is no model." if " " in name else str(error)
+        raise MissingModelError(f"{reason} To continue it as a prompt: {line}") from error
 
 
 def _stream(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "CompletionOutput":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hardware(
-    again: Annotated[bool, typer.Option("--again", help="Measure again, whatever was kept.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again, even where results are on disk.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure what this machine can do at most.
@@ -85,7 +85,7 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
 def _print_table(
     console: "Console", title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
 ) -> None:
-    """One row per key with a column per thread count; `ridges` adds operations per byte of memory."""
+    """Print one row per key with a column per thread count; `ridges` adds operations per byte of memory."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ridgeline.cli._options import ModelOption, chosen_model
 from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 
@@ -15,24 +16,29 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    target: Annotated[
-        str, typer.Argument(help="A model folder or .gguf file, a config.json or a bundled model's name.")
-    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model folder or .gguf file, a config.json or a bundled model's name."),
+    ] = None,
+    model_option: ModelOption = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 30, help="KV length of the decode step, in tokens. Default: what is declared."),
+        typer.Option(
+            min=1, max=1 << 30, help="Context of the decode step in tokens. Default: what the model declares."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="Sequences in the decode step.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="Number of sequences in the decode step.")] = 1,
     prompt: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 30, help="Tokens of the prefill step. Default: 1024, or a shorter context."),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option("--dtype", help="Of weights and activations; auto: what the config says, else float32.")
+        Dtype,
+        typer.Option("--dtype", help="Data type of weights and activations; auto takes the config's, else float32."),
     ] = "auto",
     kv_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        typer.Option("--kv-dtype", help="Of keys and values; auto: as --dtype."),
+        typer.Option("--kv-dtype", help="Data type of the KV cache; auto takes that of --dtype."),
     ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every op of every layer.")] = False,
 ) -> None:
@@ -41,14 +47,19 @@ def inspect(
     FLOPs and bytes are those of the op table: a multiply-add is two FLOPs, and every operand crosses memory once.
     """
     from ridgeline.cli._inspection import as_json, examine
+    from ridgeline.weights.fetch import fetched
 
-    model = _gguf_model(target)
-    config = _read_config(target) if model is None else model.config
+    target = chosen_model(model, model_option)
+    if target is None:
+        raise ConfigError("no model was given: ridgeline inspect MODEL")
+    target = str(fetched(target) or target)
+    gguf = _gguf_model(target)
+    config = _read_config(target) if gguf is None else gguf.config
     inspection = examine(config, context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype)
-    if model is not None:
+    if gguf is not None:
         from ridgeline.cli._inspect_gguf import stored_tensors
 
-        inspection = replace(inspection, stored=stored_tensors(model, inspection))
+        inspection = replace(inspection, stored=stored_tensors(gguf, inspection))
     if json:
         typer.echo(as_json(inspection))
     else:
@@ -58,7 +69,7 @@ def inspect(
 
 
 def _gguf_model(target: str) -> "GgufModel | None":
-    """The model in a .gguf file, None for any other target. Raises ModelLoadError where it is broken."""
+    """Return the model in a .gguf file, None for any other target. Raises ModelLoadError where it is broken."""
     if not target.endswith(".gguf"):
         return None
     from ridgeline.weights.gguf.model import GgufModel
@@ -67,7 +78,7 @@ def _gguf_model(target: str) -> "GgufModel | None":
 
 
 def _read_config(target: str) -> Mapping[str, object]:
-    """Raises ConfigError where `target` is nothing that holds a config, ModelLoadError where the config is broken."""
+    """Read the config. Raises ConfigError where `target` holds none, ModelLoadError where the config is broken."""
     from ridgeline.weights.folder import BUNDLED_MODELS
     from ridgeline.weights.jsonfile import read_json_object
 

@@ -1,30 +1,36 @@
 """Show where the time of a step goes, op by op, beside what the machine could do."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli._compute import Compute, computes
-from ridgeline.cli._model import DtypeOption
+from ridgeline.cli._options import with_options
+from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
     from ridgeline.bench.profile import StepProfile
     from ridgeline.cost.hardware import Hardware
-    from ridgeline.engine.build import Engine
+    from ridgeline.engine.engine import Engine
 
 
-@computes
+SETTLED = ("max_model_len", "prefix_caching", "max_num_seqs", "max_num_batched_tokens")  # by what is profiled
+
+
+@with_options(without={*SETTLED, "task", "scheduling_policy", "max_queued_requests", "seed"})
 def profile(
-    compute: Compute,
-    model: Annotated[str, typer.Argument(help="A folder, .gguf file, bundled model or hub id.")],
-    batch: Annotated[int, typer.Option(min=0, max=1 << 12, help="Sequences in the decode steps; 0: no decoding.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence at the last decode step.")] = 256,
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill steps; 0: no prefill.")] = 128,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each kind; as many run untimed.")] = 8,
-    all_ops: Annotated[bool, typer.Option("--all-ops", help="A row for every op of every layer.")] = False,
-    dtype: DtypeOption = "auto",
-    num_threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all usable cores.")] = None,
+    config: EngineConfig,
+    batch: Annotated[
+        int, typer.Option(min=0, max=1 << 12, help="Number of sequences in the decode steps; 0 leaves decoding out.")
+    ] = 1,
+    context: Annotated[
+        int, typer.Option(min=1, help="Context of each sequence at the last decode step, in tokens.")
+    ] = 256,
+    prompt: Annotated[
+        int, typer.Option(min=0, help="Number of tokens in the prefill steps; 0 leaves prefill out.")
+    ] = 128,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps of each kind; as many run untimed.")] = 8,
+    all_ops: Annotated[bool, typer.Option("--all-ops", help="Print a row for every op of every layer.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show where the time of a step goes, beside what the machine could do.
@@ -34,25 +40,22 @@ def profile(
     """
     from ridgeline.backends.probe import ceilings, find_native
     from ridgeline.bench.profile import Profiler, scheduler_config
-    from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig
     from ridgeline.core.errors import RequestError
     from ridgeline.core.machine import usable_cores
     from ridgeline.engine.build import build_engine
 
     if not batch and not prompt:
         raise RequestError("nothing to profile: --batch and --prompt are both 0")
-    threads = num_threads or usable_cores()
-    config = EngineConfig(
-        model=ModelConfig(model=model, dtype=dtype, max_model_len=max(context if batch else 1, prompt + 1)),
-        cache=CacheConfig(prefix_caching=False, kv_dtype=compute.kv_dtype),
+    threads = config.num_threads or usable_cores()
+    config = replace(
+        config,
+        model=replace(config.model, max_model_len=max(context if batch else 1, prompt + 1)),
+        cache=replace(config.cache, prefix_caching=False),
         scheduler=scheduler_config(batch, prompt),
-        quantize=compute.quantize_config(),
-        backend=compute.backend_config(),
-        adapters=compute.adapters(),
         num_threads=threads,
     )
     engine = build_engine(config, lambda deltas: None)
-    hardware = ceilings(find_native(), compute.isa)
+    hardware = ceilings(find_native(), config.backend.isa)
     profiler = Profiler(engine, hardware, threads)
     profiles: list[StepProfile] = []
     if batch:
@@ -68,12 +71,12 @@ def profile(
 
 
 def _as_json(engine: "Engine", hardware: "Hardware", num_threads: int, profiles: "list[StepProfile]") -> str:
-    """Times are seconds; the parts of a step are its ops and what `rest_s` has."""
+    """Render one JSON object. Times are seconds; the parts of a step are its ops and what `rest_s` has."""
     import msgspec
 
     document = {
-        "model": engine.model_name,
-        "choices": {name: asdict(choice) for name, choice in engine.choices.items()},
+        "model": engine.info.model_name,
+        "choices": {name: asdict(choice) for name, choice in engine.info.choices.items()},
         "num_threads": num_threads,
         "hardware": hardware,
         "steps": [

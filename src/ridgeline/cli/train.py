@@ -7,11 +7,20 @@ import typer
 
 
 def train(
-    preset: Annotated[str, typer.Argument(help="python-9m, python-1m (its draft), or python-1m-diffusion.")],
-    out: Annotated[Path, typer.Option(help="Folder for the model.")],
-    tokens: Annotated[int | None, typer.Option(help="Tokens to train on, instead of the preset's.", min=1)] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder whose tokenizer.json to share.")] = None,
-    num_threads: Annotated[int | None, typer.Option(help="Threads; default: all cores.", min=1)] = None,
+    preset: Annotated[
+        str, typer.Argument(help="Name of the model: python-9m, python-1m (its draft), or python-1m-diffusion.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    tokens: Annotated[
+        int | None, typer.Option(help="Number of tokens to train on. Default: the preset's.", min=1)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with the tokenizer.json to use. Default: a new one is trained.")
+    ] = None,
+    num_threads: Annotated[
+        int | None,
+        typer.Option("--num-threads", "-t", help="Number of compute threads. Default: all cores.", min=1),
+    ] = None,
 ) -> None:
     """Train a bundled model through the reference backend into an ordinary Hugging Face folder."""
     import torch

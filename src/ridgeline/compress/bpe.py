@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE on source code and writes it as tokenizer.json (Sennrich et al., arXiv 1508.07909)."""
+"""Train a byte-level BPE on source code and write it as tokenizer.json (Sennrich et al., arXiv 1508.07909)."""
 
 import json
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE with `vocab_size` entries; every text starts with END_OF_TEXT, which is id 0."""
+    """Train a byte-level BPE with `vocab_size` entries; every text starts with END_OF_TEXT, which is id 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -43,7 +43,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json as Hugging Face folders have them."""
+    """Write tokenizer.json and tokenizer_config.json as Hugging Face folders have them."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -18,23 +18,26 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from ridgeline.backends.reference import DenseModel
+from ridgeline.backends.reference.dense import DenseModel
+from ridgeline.backends.reference.tensors import as_arrays, as_tensors
 from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
 from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_library
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.presets import Preset, load_preset
 from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
+from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.loader import load_weights, save_weights
+from ridgeline.weights.load import load_weights
+from ridgeline.weights.save import save_weights
 
 VOCAB_SIZE = 4096  # of the tokenizer, before a preset's own special tokens
 QUICK_EVAL_TOKENS = 32 << 10  # during training; the card's figure is over all held-out text
-STORED_DTYPE = torch.bfloat16
+STORED_DTYPE = BFLOAT16
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # greedy, small models go in circles
 
 
@@ -60,7 +63,7 @@ def train_bundled(
     tokenizer_folder: Path | None = None,
     num_tokens: int | None = None,
 ) -> TrainingFacts:
-    """Trains preset `name` into the folder `out`; `tokenizer_folder` gives the tokenizer of a model trained before.
+    """Train preset `name` into the folder `out`; `tokenizer_folder` gives the tokenizer of a model trained before.
 
     The folder is written at every evaluation, so that an interrupted run leaves the latest weights.
     Raises ConfigError for an unknown preset, and for a tokenizer beside a preset that starts from a model with its own.
@@ -92,7 +95,7 @@ def train_bundled(
     ):
         report(progress)
         if progress.held_out_bits is not None:
-            save_weights(out, spec, model.named_weights(), STORED_DTYPE)
+            save_weights(out, spec, as_arrays(model.named_weights()), STORED_DTYPE)
     facts = _facts(name, preset, spec, recipe, corpus, out, time.monotonic() - started)
     write_card(out, facts)
     return facts
@@ -104,7 +107,7 @@ def _encode(tokenizer: Tokenizer, files: list[SourceFile]) -> TokenStream:
 
 
 def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpec:
-    """Writes config.json, the generation defaults and the tokenizer, which learns the preset's special tokens."""
+    """Write config.json, the generation defaults and the tokenizer, which learns the preset's special tokens."""
     tokenizer.add_special_tokens(list(preset.token_ids.values()))  # those it knows keep their ids
     token_ids = {key: tokenizer.token_to_id(token) for key, token in preset.token_ids.items()}
     config = {**preset.config, "vocab_size": tokenizer.get_vocab_size(), **token_ids}
@@ -119,7 +122,7 @@ def _write_config(preset: Preset, tokenizer: Tokenizer, out: Path) -> DecoderSpe
 def _held_out_bits(
     model: DenseModel, spec: DecoderSpec, tokens: TokenStream, num_bytes: int, dtype: torch.dtype
 ) -> float:
-    """Bits per byte; of a model that fills in masks, the bound on them."""
+    """Measure the bits per byte of held-out text; for a model that fills in masks, the bound on them."""
     if spec.diffusion is not None:
         return diffusion_bits(model, tokens, num_bytes, spec.diffusion.mask_id, dtype)
     return bits_per_byte(model, tokens, num_bytes, dtype)
@@ -127,13 +130,13 @@ def _held_out_bits(
 
 def _weights(folder: ModelFolder) -> dict[str, torch.Tensor]:
     spec = read_spec(folder.config)
-    return load_weights(folder, spec, lower(spec), torch.float32)
+    return as_tensors(load_weights(folder, spec, lower(spec), FLOAT32))
 
 
 def _facts(
     name: str, preset: Preset, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float
 ) -> TrainingFacts:
-    """Measures the folder as stored: bits per byte over all held-out text, in fp32."""
+    """Measure the folder as stored: bits per byte over all held-out text, in fp32."""
     program = lower(spec)
     stored = DenseModel(program, _weights(ModelFolder.open(out)))
     held_out_bits = _held_out_bits(stored, spec, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)

@@ -42,7 +42,7 @@ class TrainingFacts:
 
 
 def write_card(folder: Path, facts: TrainingFacts) -> None:
-    """Writes README.md and training.json into the model's folder; the samples are generated here, not chosen."""
+    """Write README.md and training.json into the model's folder; the samples are generated here, not chosen."""
     record = asdict(facts)
     record["recipe"]["dtype"] = str(facts.recipe.dtype)
     (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -50,9 +50,9 @@ def write_card(folder: Path, facts: TrainingFacts) -> None:
 
 
 def _samples(folder: Path) -> list[tuple[str, str]]:
-    """One continuation of each fixed prompt, whatever it looks like, at the temperature that the folder asks for."""
+    """Generate one continuation of each fixed prompt, whatever it looks like, at the temperature of the folder."""
     llm = LLM(str(folder), dtype="float32")
-    params = default_params(llm.engine.generation, seed=SAMPLE_SEED, max_tokens=SAMPLE_TOKENS)
+    params = default_params(llm.engine.info.generation, seed=SAMPLE_SEED, max_tokens=SAMPLE_TOKENS)
     outputs = llm.generate(list(SAMPLE_PROMPTS), params, use_tqdm=False)
     return [(prompt, output.outputs[0].text) for prompt, output in zip(SAMPLE_PROMPTS, outputs)]
 

@@ -25,7 +25,7 @@ class SourceFile:
 
 
 def standard_library(root: Path | None = None) -> list[SourceFile]:
-    """Every module's source under the running interpreter's standard library (or `root`), sorted by path."""
+    """Read every module's source in the running interpreter's standard library (or `root`), sorted by path."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     return sorted(_files(root), key=lambda file: file.path)
 
@@ -44,18 +44,18 @@ def _files(root: Path) -> Iterator[SourceFile]:
 
 
 def is_held_out(module: str) -> bool:
-    """True for the modules that no training run may see: one in twenty by the SHA-256 of the name."""
+    """Tell whether no training run may see the module: one in twenty by the SHA-256 of the name."""
     return hashlib.sha256(module.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
 def split(files: list[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
-    """(training files, held-out files)."""
+    """Split the files into training files and held-out files."""
     train = [file for file in files if not is_held_out(file.module)]
     return train, [file for file in files if is_held_out(file.module)]
 
 
 def fingerprint(files: list[SourceFile]) -> str:
-    """SHA-256 over all paths and texts, in order."""
+    """Return the SHA-256 over all paths and texts, in order."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.text}\0".encode())

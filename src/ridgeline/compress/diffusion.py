@@ -2,7 +2,7 @@
 
 Block diffusion (arXiv 2503.09573): a sequence is a prompt and blocks; every block is masked to a degree of its own and
 predicted from its unmasked tokens, the blocks before it and the prompt. One pass over the clean sequence beside the
-masked one gives the loss of all blocks. Called by `train.py`; served as `decoding/diffusion.py` decides.
+masked one gives the loss of all blocks. Called by `train.py`; served as `decoding/strategies/diffusion.py` decides.
 """
 
 import math
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ridgeline.backends.reference import DenseModel
+from ridgeline.backends.reference.dense import DenseModel
 
 BLOCK_LENGTHS = (8, 16, 32)
-LEAST_MASKED = 1e-3  # the weight of a block is the inverse of its masked share
+MIN_MASKED = 1e-3  # the weight of a block is the inverse of its masked share
 
 
 def diffusion_loss(model: DenseModel, tokens_BT: torch.Tensor, mask_id: int, rng: np.random.Generator) -> torch.Tensor:
-    """The bound on the negative log-likelihood, nats per token, of random prompts and block lengths."""
+    """Return the bound on the negative log-likelihood, nats per token, of random prompts and block lengths."""
     length = tokens_BT.shape[1]
     block_length = int(rng.choice(BLOCK_LENGTHS))
     num_prompt = int(rng.integers(1, max(2, length - block_length)))
@@ -35,7 +35,7 @@ def diffusion_bits(
     block_length: int = 32,
     num_draws: int = 4,
 ) -> float:
-    """Upper bound on the bits per byte of the text behind `tokens`, over `num_draws` random maskings of each window."""
+    """Estimate an upper bound on bits per byte of the text of `tokens`, over `num_draws` random maskings per window."""
     length, rng = model.program.context_length, np.random.default_rng(0)
     nats = 0.0
     with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -59,7 +59,7 @@ def _bound(
     num_blocks = int(block_T[-1])
     # One masked share for each block, spread evenly over (0, 1]: fewer extremes than independent ones.
     shares = (rng.permuted(np.arange(batch * num_blocks)) + rng.random(batch * num_blocks)) / (batch * num_blocks)
-    share_BK = np.maximum(shares.reshape(batch, num_blocks), LEAST_MASKED)
+    share_BK = np.maximum(shares.reshape(batch, num_blocks), MIN_MASKED)
     share_BK = np.concatenate([np.zeros((batch, 1)), share_BK], axis=1)
     share_BT = torch.from_numpy(share_BK[:, block_T])
     masked_BT = torch.from_numpy(rng.random((batch, length))) < share_BT
@@ -74,8 +74,8 @@ def _bound(
 
 
 def _visible(block_T: torch.Tensor) -> torch.Tensor:
-    """[2T, 2T] for the clean sequence before the masked one: clean tokens see clean ones up to their own block, masked
-    ones the clean blocks before theirs and their own masked block."""
+    """Return which tokens see which, [2T, 2T] for the clean sequence before the masked one: clean tokens see clean
+    ones up to their own block, masked ones the clean blocks before theirs and their own masked block."""
     query, key = block_T[:, None], block_T[None]
     clean = torch.cat([key <= query, torch.zeros(len(block_T), len(block_T), dtype=torch.bool)], dim=1)
     masked = torch.cat([key < query, key == query], dim=1)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from ridgeline.backends.reference import DenseModel
+from ridgeline.backends.reference.dense import DenseModel
 from ridgeline.compress.diffusion import diffusion_loss
 from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec
@@ -45,7 +45,7 @@ class Recipe:
         return max(1, self.num_tokens // self.batch_tokens)
 
     def scaled(self, num_tokens: int) -> "Recipe":
-        """The same recipe over another number of tokens."""
+        """Return the same recipe over another number of tokens."""
         return replace(self, num_tokens=num_tokens)
 
 
@@ -61,7 +61,7 @@ class Progress:
 
 
 def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
-    """Random fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
+    """Draw fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
     generator = torch.Generator().manual_seed(seed)
     program = lower(spec)
     weights: dict[str, torch.Tensor] = {}
@@ -83,7 +83,7 @@ def train(
     bits_per_byte: Callable[[DenseModel], float],
     start: Mapping[str, torch.Tensor] | None = None,
 ) -> Iterator[tuple[Progress, DenseModel]]:
-    """Trains on one long token stream, yielding after every step; the last model is the result.
+    """Train on one long token stream, yielding after every step; the last model is the result.
 
     `start`: weights of a model of the same shape, which may know fewer tokens; None: random ones.
     """
@@ -112,7 +112,7 @@ def train(
 
 
 def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype: torch.dtype) -> float:
-    """Mean bits that the model needs per byte of the text behind `tokens`, in windows of its whole context."""
+    """Measure the bits that the model needs per byte of the text behind `tokens`, in windows of its whole context."""
     length = model.program.context_length
     nats = 0.0
     with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -135,7 +135,7 @@ def _optimizers(model: DenseModel, recipe: Recipe) -> list[torch.optim.Optimizer
 
 
 def _schedule(step: int, recipe: Recipe) -> float:
-    """Fraction of the learning rate at `step`: warm-up, constant, linear decay to zero."""
+    """Return the fraction of the learning rate at `step`: warm-up, constant, linear decay to zero."""
     done = (step + 1) / recipe.num_steps
     warmup = min(1.0, done / recipe.warmup_fraction)
     decay = min(1.0, (1.0 - done) / recipe.decay_fraction)
@@ -143,7 +143,7 @@ def _schedule(step: int, recipe: Recipe) -> float:
 
 
 def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Generator) -> torch.Tensor:
-    """Windows at random places, int64 [B, T + 1]."""
+    """Draw windows at random places, int64 [B, T + 1]."""
     long = step >= recipe.num_steps * (1 - recipe.long_fraction)
     length = min(recipe.sequence_lengths[1 if long else 0], len(tokens) - 1)
     starts = rng.integers(0, len(tokens) - length, size=max(1, recipe.batch_tokens // length))
@@ -153,7 +153,7 @@ def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Genera
 def _loss(
     model: DenseModel, spec: DecoderSpec, window: torch.Tensor, dtype: torch.dtype, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Of the next token, or for a model that fills in masks of the masked ones."""
+    """Return the loss of the next token, or of the masked ones for a model that fills in masks."""
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         if spec.diffusion is not None:
             return diffusion_loss(model, window[:, :-1], spec.diffusion.mask_id, rng)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Generator[None]:
-    """Nothing is collected within. As a decorator, for as long as each call of the function."""
+    """Pause the garbage collector within; as a decorator, for as long as each call of the function."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def collector_paused() -> Generator[None]:
 
 @contextmanager
 def long_lived_imports() -> Generator[None]:
-    """For imports within: the collector is paused, and until the process ends never looks at what there is by then.
+    """Pause the collector for the imports within, and exempt what exists by then until the process ends.
 
     Going through what torch makes takes a third of its import, and afterwards a tenth of a second each time, in the
     midst of a step.

@@ -1,22 +1,24 @@
-"""Frozen slices of the configuration, as the user gives them. `engine/build.py` gives every None and auto a value."""
+"""Frozen slices of the configuration, as the user gives them. `engine/build.py` gives every None and auto a value.
+
+Each option is declared here and nowhere else (`core/options.py`): `LLM(...)` and the commands read this table.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypedDict
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import check, option, suggestion, table
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Task = Literal["auto", "generate", "embed"]
-QuantizationScheme = Literal["int8", "int4"]
 InputBits = Literal["int16", "int8"]
-BackendName = Literal["auto", "native", "reference"]
 
-GROUP_SIZES = (32, 64, 128)
-DEFAULT_GROUP_SIZE = 128
-MOST_THREADS = 4096  # of the native backend's pool
+SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
+MAX_THREADS = 4096  # of the native backend's pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,69 +29,110 @@ class Choice:
     reason: str
 
 
-def _positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}")
-
-
-def _one_of(name: str, value: str, literal: object) -> None:
-    """Refuses what a type checker would have, from callers that have none."""
-    if value not in get_args(literal):
-        raise ConfigError(f"{name} must be one of {', '.join(get_args(literal))}, got {value!r}")
+def _check(config: object) -> None:
+    """Raise ConfigError for a value that its declaration does not allow."""
+    check(config, lambda name, message: ConfigError(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model, in which dtype, for how long a context.
 
-    `model` is a folder, a .gguf file, a hub id or a bundled model's name. `task` auto: a model with a head generates,
-    an encoder embeds.
+    `model` is a folder, a .gguf file, a hub id or a bundled model's name.
     """
 
+    PANEL: ClassVar[str] = "Model"
+
     model: str
-    revision: str | None = None
-    dtype: Dtype = "auto"
-    task: Task = "auto"
-    max_model_len: int | None = None  # tokens; None: what the model declares, less where the cache is too small
+    revision: str | None = option(None, "Branch, tag or commit of a model on the hub. Default: the main branch.")
+    dtype: Dtype = option("auto", "Data type of weights and activations; auto takes the checkpoint's.")
+    task: Task = option("auto", "Generate text or embed it; auto generates with a model that has a head, else embeds.")
+    max_model_len: int | None = option(
+        None, "Maximum context in tokens. Default: the model's.", low=1, short="-c", aka="ctx_size n_ctx max_seq_len"
+    )
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, Dtype)
-        _one_of("task", self.task, Task)
-        _positive("max_model_len", self.max_model_len)
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeConfig:
+    """Weights quantized while they are loaded. `scheme` None: they stay as they are."""
+
+    PANEL: ClassVar[str] = "Quantization"
+    PREFIX: ClassVar[str] = "quantize_"
+
+    scheme: str | None = option(
+        None,
+        "Quantize the weights while they are loaded: int8 or int4.",
+        name="quantize",
+        metavar="SCHEME",
+        aka="quantization",
+    )
+    group_size: int | None = option(
+        None, "int4: number of weights that share a scale, 32, 64 or 128. Default: 128.", low=1
+    )
+    zero_points: bool = option(False, "int4: store a zero point beside each scale.")
+    inputs: InputBits = option("int16", "Type of quantized layers' inputs; int8 (W8A8, W4A8) is faster, less exact.")
+    embeddings: bool = option(True, "Quantize the embedding and the LM head too.")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        options = (self.group_size, self.zero_points, self.inputs, self.embeddings)
+        if self.scheme is None and options != (None, False, "int16", True):
+            raise ConfigError("options of quantization were given without a scheme; add quantize=int8 or int4")
+        if self.scheme is not None and self.scheme not in scheme_names():
+            raise ConfigError(f"quantize must be one of {', '.join(scheme_names())}, got {self.scheme!r}")
+
+
+def scheme_names() -> list[str]:
+    """Return the quantization schemes. What options each of them has it knows itself, when it is loaded."""
+    return sorted(path.stem for path in SCHEMES.glob("[a-z]*.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged cache. `kv_cache_bytes` None: enough for the sequences that may run, within half of free memory.
+    """The paged KV cache."""
 
-    `kv_dtype` is that of keys and values; int8 has a scale per token and head.
-    """
+    PANEL: ClassVar[str] = "KV cache"
 
-    block_size: int = 32  # scattered blocks are read faster when larger, prefixes shared more finely when smaller
-    kv_cache_bytes: int | None = None
-    prefix_caching: bool = True
-    kv_dtype: KvDtype = "auto"
+    block_size: int = option(32, "Tokens per block, a power of two: larger is faster, smaller shares more.", low=1)
+    kv_cache_bytes: int | None = option(
+        None,
+        "Size of the KV cache in bytes. Default: room for all sequences, within half of the free memory.",
+        low=1,
+        aka="kv_cache_memory_bytes gpu_memory_utilization",
+    )
+    prefix_caching: bool = option(
+        True, "Reuse the KV cache of prompts that begin alike.", name="enable_prefix_caching", flag="--prefix-caching"
+    )
+    kv_dtype: KvDtype = option(
+        "auto",
+        "Data type of the KV cache; auto takes the model's, int8 halves it, with a scale per token and head.",
+        aka="kv_cache_dtype cache_type_k cache_type_v",
+    )
 
     def __post_init__(self) -> None:
-        _one_of("kv_dtype", self.kv_dtype, KvDtype)
-        _positive("block_size", self.block_size)
-        _positive("kv_cache_bytes", self.kv_cache_bytes)
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How many sequences run at once, how many tokens a step computes, and in which order requests are served."""
 
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    policy: SchedulingPolicy = "fcfs"
-    max_queued_requests: int = 1024
+    PANEL: ClassVar[str] = "Scheduling"
+
+    max_num_seqs: int = option(64, "Maximum number of sequences that run at once.", low=1, aka="parallel")
+    max_num_batched_tokens: int = option(
+        512, "Maximum number of tokens per step; longer prompts are chunked.", low=1, aka="batch_size ubatch_size"
+    )
+    policy: SchedulingPolicy = option(
+        "fcfs", "Serve first come, first served, or by each request's priority, lower first.", name="scheduling_policy"
+    )
+    max_queued_requests: int = option(1024, "Maximum number of waiting requests; a server refuses more.", low=1)
 
     def __post_init__(self) -> None:
-        _positive("max_num_seqs", self.max_num_seqs)
-        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
-        _positive("max_queued_requests", self.max_queued_requests)
-        _one_of("policy", self.policy, SchedulingPolicy)
+        _check(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -98,66 +141,98 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeConfig:
-    """Weights rounded to integers while they are loaded. `scheme` None: they stay as they are.
-
-    `group_size` weights of an output share a scale, and a zero point with `zero_points`: int4 only. `inputs` is what a
-    layer's inputs are rounded to while it is computed. `embeddings`: the token table and the head are quantized too.
-    """
-
-    scheme: QuantizationScheme | None = None
-    group_size: int = DEFAULT_GROUP_SIZE
-    zero_points: bool = False
-    inputs: InputBits = "int16"
-    embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        _one_of("quantize_inputs", self.inputs, InputBits)
-        options = (self.group_size, self.zero_points, self.inputs, self.embeddings)
-        if self.scheme is None and options != (DEFAULT_GROUP_SIZE, False, "int16", True):
-            raise ConfigError("options of quantization were given without a scheme; add quantize=int8 or int4")
-        if self.scheme is None:
-            return
-        _one_of("quantize", self.scheme, QuantizationScheme)
-        if self.group_size not in GROUP_SIZES:
-            allowed = ", ".join(map(str, GROUP_SIZES))
-            raise ConfigError(f"quantize_group_size must be one of {allowed}, got {self.group_size}")
-        if self.scheme == "int8" and (self.zero_points or self.group_size != DEFAULT_GROUP_SIZE):
-            raise ConfigError("int8 has one scale per output: group size and zero points are options of int4")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """What computes. `isa` None: the widest level that this machine runs; `pack_cache`: keep packed weights on disk.
+    """What computes, and how."""
 
-    With `deterministic` a request's tokens and log-probabilities do not depend on what else runs.
-    """
+    PANEL: ClassVar[str] = "Execution"
 
-    backend: BackendName = "auto"
-    isa: str | None = None
-    deterministic: bool = False
-    pack_cache: bool = True
+    backend: str = option(
+        "auto", "Implementation that computes the model; auto takes native where it runs.", aka="device"
+    )
+    isa: str | None = option(None, "Instruction set of the native backend, such as avx2. Default: the widest.")
+    deterministic: bool = option(False, "Give a request the same tokens whatever else runs; slower.")
+    pack_cache: bool = option(True, "Keep packed weights on disk, below ~/.cache, so that the next start is faster.")
 
     def __post_init__(self) -> None:
-        _one_of("backend", self.backend, BackendName)
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All slices. `num_threads` None: one per core that this process may use; `adapters`: folders of LoRA by name."""
+    """All options of an engine."""
+
+    PANEL: ClassVar[str] = "Execution"
 
     model: ModelConfig
+    quantize: QuantizeConfig = QuantizeConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    quantize: QuantizeConfig = QuantizeConfig()
     backend: BackendConfig = BackendConfig()
-    num_threads: int | None = None
-    seed: int = 0
-    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    num_threads: int | None = option(
+        None,
+        "Number of compute threads. Default: one per usable core.",
+        low=1,
+        high=MAX_THREADS,
+        short="-t",
+        aka="threads",
+    )
+    seed: int = option(0, "Seed from which requests without a seed of their own get theirs.", low=0)
+    adapters: Mapping[str, str] = option(
+        factory=dict[str, str],
+        help="A LoRA adapter in PEFT's format; may be given several times.",
+        flag="--lora",
+        metavar="NAME=FOLDER",
+        aka="lora_modules enable_lora",
+    )
 
     def __post_init__(self) -> None:
+        _check(self)
         if any(not name for name in self.adapters):
             raise ConfigError("an adapter needs a name: name=folder")
-        _positive("num_threads", self.num_threads)
-        if self.num_threads is not None and self.num_threads > MOST_THREADS:
-            raise ConfigError(f"num_threads is at most {MOST_THREADS:,}, got {self.num_threads:,}")
+
+    @classmethod
+    def of(cls, model: str, **options: object) -> "EngineConfig":
+        """Build the configuration from options by their keywords, those of EngineOptions.
+
+        Raises ConfigError for an unknown option, naming the closest one, and for values that cannot be honoured.
+        """
+        rows = {row.name: row for row in table(cls)}
+        parts: dict[str, dict[str, Any]] = {"model": {"model": model}}
+        for name, value in options.items():
+            if name not in rows:
+                close = suggestion(name, rows.values())
+                hint = f"; did you mean {close.name}?" if close else f"; there is {', '.join(sorted(rows))}"
+                raise ConfigError(f"unknown option {name}{hint}")
+            parts.setdefault(rows[name].part or "", {})[rows[name].field] = value
+        own = parts.pop("", {})
+        slices: dict[str, Any] = {item.name: item.type for item in fields(cls)}
+        return cls(**{part: slices[part](**given) for part, given in parts.items()}, **own)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keywords of `LLM`, for type checkers: one for each option of EngineConfig."""
+
+    revision: str | None
+    dtype: Dtype
+    task: Task
+    max_model_len: int | None
+    block_size: int
+    kv_cache_bytes: int | None
+    enable_prefix_caching: bool
+    kv_dtype: KvDtype
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    scheduling_policy: SchedulingPolicy
+    max_queued_requests: int
+    quantize: str | None
+    quantize_group_size: int | None
+    quantize_zero_points: bool
+    quantize_inputs: InputBits
+    quantize_embeddings: bool
+    backend: str
+    isa: str | None
+    deterministic: bool
+    pack_cache: bool
+    num_threads: int | None
+    seed: int
+    adapters: Mapping[str, str]

@@ -3,6 +3,7 @@
     RidgelineError
     ├── ConfigError            an option, config.json or engine setting that cannot be honoured
     ├── ModelLoadError         a weight, tokenizer or index file that is missing, broken or does not fit
+    │   └── MissingModelError      no such folder, file, bundled model or hub id
     ├── RequestError           the caller's request is wrong; fails alone            (HTTP 400)
     │   ├── ContextLengthError     prompt + max_tokens does not fit the context      (HTTP 400)
     │   └── ModelNotFoundError     no such model is served                           (HTTP 404)
@@ -11,6 +12,8 @@
 
 A message says what was wrong, the value, and the fix. Imported by everything; imports nothing.
 """
+
+TORCH_IS_MISSING = "torch is not installed; add it with pip install 'ridgeline[torch]'"
 
 
 class RidgelineError(Exception):
@@ -23,6 +26,10 @@ class ConfigError(RidgelineError):
 
 class ModelLoadError(RidgelineError):
     """A model file that is missing, broken, or does not match the declaration."""
+
+
+class MissingModelError(ModelLoadError):
+    """A name for which there is no model, here or on the hub."""
 
 
 class RequestError(RidgelineError):

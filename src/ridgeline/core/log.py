@@ -4,5 +4,5 @@ import logging
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Logger `ridgeline.<name>`."""
+    """Return the logger `ridgeline.<name>`."""
     return logging.getLogger(f"ridgeline.{name}")

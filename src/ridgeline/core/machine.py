@@ -19,7 +19,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def cpu_model() -> str:
-    """The processor's name; its architecture where the system does not tell."""
+    """Return the processor's name; its architecture where the system does not tell."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
     except OSError:
@@ -28,24 +28,24 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Logical cores that this process may keep busy: its affinity, and whole cores of its cgroup's CPU quota."""
+    """Count the logical cores that this process may keep busy: its affinity, and whole cores of its cgroup's quota."""
     affinity = len(os.sched_getaffinity(0))
     return max(1, min([affinity, *(int(quota) for quota in _cpu_quotas())]))
 
 
 def memory_bytes() -> int:
-    """Physical memory."""
+    """Return the size of physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def last_level_cache_bytes() -> int | None:
-    """Size of the largest cache that core 0 reads through; None where the system does not tell."""
+    """Return the size of the largest cache that core 0 reads through; None where the system does not tell."""
     sizes = [int(size[:-1]) * 1024 for path in _CACHES.glob("index*/size") if (size := path.read_text().strip())]
     return max(sizes, default=None)
 
 
 def cache_folder() -> Path:
-    """Where results are kept for the next start: `ridgeline` below XDG_CACHE_HOME, else below ~/.cache.
+    """Return where results are kept for the next start: `ridgeline` below XDG_CACHE_HOME, else below ~/.cache.
 
     The folder need not exist. Raises ConfigError where there is no home.
     """
@@ -59,7 +59,7 @@ def cache_folder() -> Path:
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """Cores' worth of time that each enclosing cgroup allows, for versions 2 and 1; nothing where there is no limit."""
+    """Yield the cores' worth of time that each enclosing cgroup (version 2 or 1) allows; nothing without a limit."""
     for folder in _cgroup_folders():
         limit = _numbers(folder / "cpu.max")
         if not limit:
@@ -69,7 +69,7 @@ def _cpu_quotas() -> Iterator[float]:
 
 
 def _cgroup_folders() -> Iterator[Path]:
-    """The folder of each cgroup with CPU limits that holds this process, up to the root that it can see."""
+    """Yield the folder of each cgroup with CPU limits that holds this process, up to the root that it can see."""
     try:
         lines = _PROC_CGROUP.read_text().splitlines()
     except OSError:
@@ -84,7 +84,7 @@ def _cgroup_folders() -> Iterator[Path]:
 
 
 def _numbers(path: Path) -> list[float]:
-    """The numbers in a file, "max" being infinity; nothing if there is no such file."""
+    """Return the numbers in a file, "max" being infinity; nothing if there is no such file."""
     try:
         return [math.inf if word == "max" else float(word) for word in path.read_text().split()]
     except (OSError, ValueError):

@@ -3,12 +3,12 @@
 Built by every front end, read by the scheduler and the sampler.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 from ridgeline.core.errors import RequestError
+from ridgeline.core.options import check, option
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -16,98 +16,111 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100.0
 MAX_BLOCK_LENGTH = 1024
+MAX_INT = 2**31 - 1
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a model's files may set instead
 GREEDY_TEMPERATURE = 1e-5  # at or below this, argmax: dividing by less overflows fp32 logits
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name)
+def _check(params: object) -> None:
+    """Raise RequestError, naming the parameter, for a value that its declaration does not allow."""
+    shown = DiffusionParams.PREFIX  # is the command line's alone
+    check(params, lambda name, message: RequestError(message.removeprefix(shown), param=name.removeprefix(shown)))
 
 
-def _whole(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low} and {high}, got {value}", param=name)
+def _check_token_id(name: str, token_id: int) -> None:
+    if isinstance(token_id, bool) or not isinstance(token_id, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RequestError(f"{name}: a token id must be an integer, got {token_id!r}", param=name)
+    if not 0 <= token_id <= MAX_INT:
+        raise RequestError(f"{name}: a token id must be between 0 and {MAX_INT}, got {token_id}", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionParams:
-    """How a masked diffusion model fills in its blocks.
+    """How a masked diffusion model fills in its blocks. Raises RequestError for a value out of range.
 
-    A block of `block_length` tokens takes at most `steps` steps (None: one for each token). After a step the tokens of
-    highest probability stay, or with `remasking="random"` any, as many as the steps that are left need; with a
-    `threshold`, all whose probability reaches it. Raises RequestError, naming the field, for a value out of range.
+    After a step the tokens of highest probability stay, or with `remasking="random"` any, as many as the steps that are
+    left need; with a `threshold`, all whose probability reaches it.
     """
 
-    block_length: int = 32
-    steps: int | None = None
-    remasking: Literal["confidence", "random"] = "confidence"
-    threshold: float | None = None
+    PANEL: ClassVar[str] = "Sampling of masked diffusion models"
+    PREFIX: ClassVar[str] = "diffusion_"
+
+    block_length: int = option(32, "Number of tokens in a block.", low=1, high=MAX_BLOCK_LENGTH)
+    steps: int | None = option(None, "Maximum number of steps per block. Default: one per token.", low=1)
+    remasking: Literal["confidence", "random"] = option(
+        "confidence", "Keep the most probable tokens of a step, or random ones."
+    )
+    threshold: float | None = option(None, "Keep all tokens whose probability reaches this.", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
-        _whole("block_length", self.block_length, 1, MAX_BLOCK_LENGTH)
-        if self.steps is not None:
-            _whole("steps", self.steps, 1, self.block_length)
-        if self.remasking not in ("confidence", "random"):
-            raise RequestError(f"remasking must be confidence or random, got {self.remasking!r}", param="remasking")
-        if self.threshold is not None:
-            _in_range("threshold", self.threshold, 0.0, 1.0)
+        _check(self)
+        if self.steps is not None and self.steps > self.block_length:
+            raise RequestError(
+                f"steps must be at most block_length ({self.block_length}), got {self.steps}", param="steps"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling and stopping rules of one request; names and defaults as in vLLM.
 
-    Raises RequestError, naming the field, for a value out of range.
+    Each parameter is declared here and nowhere else: the commands read this table, and the HTTP fields are checked
+    against it. Raises RequestError, naming the field, for a value out of range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: off
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    max_tokens: int | None = 16  # None: up to the context length
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely ones'
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
+    PANEL: ClassVar[str] = "Sampling"
+
+    max_tokens: int | None = option(
+        16,
+        "Maximum number of tokens to generate.",
+        low=1,
+        high=MAX_INT,
+        short="-n",
+        aka="predict n_predict max_new_tokens",
+    )
+    temperature: float = option(
+        1.0, "Sharpen (below 1) or flatten the distribution; 0 is greedy decoding.", low=0.0, high=100.0, aka="temp"
+    )
+    top_p: float = option(1.0, "Sample among the most likely tokens that sum to this.", above=0.0, high=1.0)
+    top_k: int = option(0, "Sample among this many most likely tokens; 0 or -1 is off.", low=-1, high=MAX_INT)
+    min_p: float = option(0.0, "Drop tokens below this fraction of the most likely one's.", low=0.0, high=1.0)
+    repetition_penalty: float = option(
+        1.0, "Above 1, make tokens of prompt and output less likely.", low=0.01, high=100.0, aka="repeat_penalty"
+    )
+    presence_penalty: float = option(0.0, "Lower the logits of tokens in the output by this.", low=-2.0, high=2.0)
+    frequency_penalty: float = option(0.0, "Lower them by this for each occurrence.", low=-2.0, high=2.0)
+    logit_bias: Mapping[int, float] = option(
+        factory=dict[int, float],
+        help=f"Add {-MAX_BIAS:g} to {MAX_BIAS:g} to the logit of a token id; may be given several times.",
+        metavar="ID=BIAS",
+    )
+    seed: int | None = option(None, "Seed of the random draws, to repeat an output.", low=-(2**63), high=2**64 - 1)
+    n: int = option(1, "Number of outputs to generate from the prompt.", low=1, high=MAX_N)
+    stop: str | Sequence[str] = option((), "End the output before this text; may be given several times.")
+    stop_token_ids: Sequence[int] = option(
+        (), "End the output at this token id; may be given several times.", flag="--stop-token-id"
+    )
+    min_tokens: int = option(0, "Do not end the output before this many tokens.", low=0, high=MAX_INT)
+    ignore_eos: bool = option(False, "Go on after the end-of-sequence token.")
+    include_stop_str_in_output: bool = option(False, "Show the stop text that ended the output.")
+    skip_special_tokens: bool = option(True, "Leave special tokens out of the text.")
+    logprobs: int | None = option(
+        None, "Return log-probabilities of the chosen token and this many likely ones.", low=0, high=MAX_LOGPROBS
+    )
+    prompt_logprobs: int | None = option(None, "Return the same for the prompt's tokens.", low=0, high=MAX_LOGPROBS)
     diffusion: DiffusionParams | None = None  # None: the defaults; only for masked diffusion models
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _whole("n", self.n, 1, MAX_N)
-        _in_range("temperature", self.temperature, 0.0, 100.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise RequestError("top_p must be greater than 0; use temperature=0 for greedy decoding", param="top_p")
-        _whole("top_k", self.top_k, -1, 2**31 - 1)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _whole("min_tokens", self.min_tokens, 0, self.max_tokens if self.max_tokens is not None else 2**31 - 1)
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None:
-                _whole(name, count, 0, MAX_LOGPROBS)
+        _check(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", param="min_tokens"
+            )
         self._check_stops(stop)
         self._check_bias()
 
@@ -120,7 +133,7 @@ class SamplingParams:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise RequestError(f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids", param="stop_token_ids")
         for token_id in self.stop_token_ids:
-            _whole("stop_token_ids", token_id, 0, 2**31 - 1)
+            _check_token_id("stop_token_ids", token_id)
 
     def _check_bias(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -128,8 +141,11 @@ class SamplingParams:
                 f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}", param="logit_bias"
             )
         for token_id, bias in self.logit_bias.items():
-            _whole("logit_bias", token_id, 0, 2**31 - 1)
-            _in_range("logit_bias", bias, -100.0, 100.0)
+            _check_token_id("logit_bias", token_id)
+            if not isinstance(bias, (int, float)) or isinstance(bias, bool) or not abs(bias) <= MAX_BIAS:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise RequestError(
+                    f"logit_bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias!r}", param="logit_bias"
+                )
 
     @property
     def greedy(self) -> bool:
@@ -145,3 +161,22 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """True when deciding a token takes the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+PoolingKind = Literal["last", "mean", "first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """How the outputs of a text's tokens become one vector: the last, the first, or the mean of all.
+
+    `normalize`: divided by its length. Raises RequestError for another kind.
+    """
+
+    pooling: PoolingKind
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(PoolingKind):
+            known = ", ".join(get_args(PoolingKind))
+            raise RequestError(f"pooling must be one of {known}, got {self.pooling!r}", param="pooling")

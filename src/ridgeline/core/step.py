@@ -7,8 +7,10 @@ Legend of shape letters used across the project:
 Plain data, no torch: the same structs cross a thread, a process or a machine boundary.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +18,29 @@ import numpy.typing as npt
 from ridgeline.core.params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Consecutive tokens of one sequence, computed in one step.
 
-    A prompt chunk, one decode token, a draft to verify and a diffusion block are all spans: positions
-    `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The span is cut into runs of
-    `mutual` tokens, from its start on: a token sees all that is before its run, and its whole run. Runs of one token
-    are causal attention. Of what it computes the first `num_kept` tokens are final (None: all); the others are
-    computed again.
+    A prompt chunk, one decode token, one with a draft behind it and a diffusion block are all spans: positions
+    `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The last `num_optional` tokens,
+    each with logits, may be left out where a step has no room for them. The rows of a `pooled` span are results
+    themselves: no token is sampled from them.
+
+    `bidirectional_block`: 1 is causal attention. With k, tokens attend to everything before and inside their block of k
+    tokens, counted from `start`.
     """
 
     seq_id: int
     start: int
     token_ids: Sequence[int]
     num_logit_rows: int
-    mutual: int = 1
-    num_kept: int | None = None
+    bidirectional_block: int = 1
+    num_optional: int = 0
+    pooled: bool = False
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
 
     @property
@@ -42,14 +48,25 @@ class Span:
         return len(self.token_ids)
 
     @property
-    def kept_end(self) -> int:
-        """One past the last position whose result stays."""
-        return self.end if self.num_kept is None else self.start + self.num_kept
-
-    @property
     def end(self) -> int:
         """One past the last position of the span: the sequence's KV length once the step has run."""
         return self.start + len(self.token_ids)
+
+    def shortened(self, count: int) -> "Span":
+        """Return the span without the last `count` of its optional tokens."""
+        assert count <= self.num_optional, f"{count} tokens cannot be left out of {self.num_optional}"
+        if count <= 0:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids[: len(self.token_ids) - count],
+            num_logit_rows=self.num_logit_rows - count,
+            num_optional=self.num_optional - count,
+        )
+
+    def required(self) -> "Span":
+        """Return the span without its optional tokens."""
+        return self.shortened(self.num_optional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,7 @@ class SampleRow:
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
-    `output_ids` is filled only where `params.needs_history`.
+    `output_ids` is filled only where `params.needs_history`; `banned_ids` are never drawn.
     """
 
     seq_id: int
@@ -88,6 +105,7 @@ class SampleRow:
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     stop_ids: Sequence[int]  # end-of-sequence ids, suppressed while fewer than min_tokens are out; () is enough later
+    banned_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,15 @@ class PromptLogprobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorRows:
+    """The rows `first_row .. first_row + num_rows` of the step belong to a pooled span of sequence `seq_id`."""
+
+    seq_id: int
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural log-probability of a token in the raw model distribution, its rank (1: most likely), and the top ones."""
 
@@ -111,8 +138,39 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence left the queue; `num_cached` of its tokens were in the prefix cache, and `reason` says why no more."""
+
+    seq_id: int
+    num_cached: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A sequence lost its blocks to another, or to itself where it was the youngest."""
+
+    seq_id: int
+    for_seq_id: int
+
+
+# slots: max_num_seqs · budget: tokens or rows of the step · blocks: of the cache · just_preempted: the next to be
+# admitted is the last that was sent back · together: its tokens must be computed in one step
+WaitReason = Literal["slots", "budget", "blocks", "just_preempted", "together"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What planning decided beside the spans; `head_waits`: why the queue's head was not admitted, if there is one."""
+
+    admitted: tuple[Admission, ...] = ()
+    preempted: tuple[Preemption, ...] = ()
+    head_waits: WaitReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything an executor needs for one step."""
+    """Everything an executor needs for one step, and what was decided on the way to it."""
 
     step: int
     spans: tuple[Span, ...]
@@ -120,6 +178,8 @@ class StepPlan:
     copies: tuple[BlockCopy, ...]
     samples: tuple[SampleRow, ...]
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
+    vector_rows: tuple[VectorRows, ...] = ()
+    decisions: Decisions = Decisions()
 
     @property
     def num_tokens(self) -> int:
@@ -138,8 +198,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced, aligned with the plan's `samples` and `prompt_rows`."""
+    """What a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
+
+    `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell.
+    """
 
     step: int
     samples: tuple[SampledToken, ...]
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    vectors: tuple[Vectors, ...] = ()
+    batch_s: float = math.nan
+    sample_s: float = math.nan

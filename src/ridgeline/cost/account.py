@@ -1,4 +1,4 @@
-"""What a step of a program costs, by op or by group of ops, and what its weights and KV memory weigh.
+"""Cost of a step of a program by op or by fused group, and the memory of its weights and KV cache.
 
 The rules are the op table's; this gives them concrete sizes. Called by `ridgeline inspect`. Must not import torch.
 """
@@ -42,7 +42,7 @@ class GroupAccount:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """The states that are kept alike: how many they are, and what they keep of one token or one sequence, together."""
+    """States cached in the same way: their number, and their bytes per token or per sequence, together."""
 
     kind: Literal["full", "sliding", "recurrent"]
     window: int | None
@@ -51,13 +51,15 @@ class KvGroup:
     bytes_per_sequence: int
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Bytes for a sequence of `num_tokens`: of a window, only what the next token can still see and itself."""
+        """Return the bytes for a sequence of `num_tokens`: of a window, only what the next token can still see and
+        itself.
+        """
         kept = num_tokens if self.window is None else min(num_tokens, self.window)
         return kept * self.bytes_per_token + self.bytes_per_sequence
 
 
 def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008
-    """The cost of every op of `program` for a step that computes `load`, in the order of computation."""
+    """Return the cost of every op of `program` for a step that computes `load`, in the order of computation."""
     price = _Pricer(program, load, element)
     return [OpAccount(op, price(op, frozenset())) for op in program.ops]
 
@@ -68,7 +70,8 @@ def account_groups(
     load: Load,
     element: ElementBytes = ElementBytes(),  # noqa: B008
 ) -> list[GroupAccount]:
-    """The cost of every group: values that only its own ops read stay in the cores, and what several read comes once.
+    """Return the cost of every group: values that only its own ops read stay in the cores, and what several read comes
+    once.
 
     FLOPs, weights and KV memory are those of `account`.
     """
@@ -100,7 +103,7 @@ class _Pricer:
                 self._readers.setdefault(name, set()).add(op.label)
 
     def __call__(self, op: Op, here: Set[str]) -> OpCost:
-        """The cost of `op` where the values named in `here` are in the cores."""
+        """Count the cost of `op` where the values named in `here` are in the cores."""
 
         def widths(names: Sequence[str]) -> tuple[float, ...]:
             return tuple(0 if name in here else self._value_bytes[name] for name in names)
@@ -120,7 +123,7 @@ class _Pricer:
         )
 
     def inner_values(self, group: Group) -> Iterable[str]:
-        """What the group makes and nothing outside reads."""
+        """Return what the group makes and nothing outside reads."""
         members = {op.label for op in group.ops}
         made = {name for op in group.ops for name in op.outputs} & self._readers.keys()
         return (name for name in made - {LOGITS} if self._readers[name] <= members)
@@ -130,12 +133,12 @@ class _Pricer:
 
 
 def total(accounts: Iterable[OpAccount | GroupAccount]) -> OpCost:
-    """The sum of the costs."""
+    """Sum the costs."""
     return reduce(OpCost.__add__, (item.cost for item in accounts), OpCost())
 
 
 def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:
-    """The program's states by what they keep: all tokens, a window of them, or one value for the whole sequence.
+    """Return the program's states by what they keep: all tokens, a window of them, or one value for the whole sequence.
 
     `element_bytes` per key, value or latent entry; recurrent states are float32.
     """
@@ -152,14 +155,14 @@ def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:
 
 @dataclass(frozen=True, slots=True)
 class SharedKv:
-    """What layers that attend to the keys and values of others spare: how many they are, and bytes of each token."""
+    """Saving by layers that share the keys and values of others: the number of such layers, and bytes per token."""
 
     num_layers: int
     bytes_per_token: int
 
 
 def shared_kv(program: Program, element_bytes: int) -> SharedKv:
-    """Of every state, the attentions after the first read what they need not keep themselves."""
+    """Find what attentions after the first one of a state need not compute themselves."""
     readers = Counter(op.attrs.state for op in program.ops if isinstance(op.attrs, AttentionAttrs))
     spared = [(program.states[state], count - 1) for state, count in readers.items()]
     return SharedKv(
@@ -169,23 +172,28 @@ def shared_kv(program: Program, element_bytes: int) -> SharedKv:
 
 
 def kv_bytes_per_token(program: Program, element_bytes: int) -> int:
-    """Bytes that all layers together keep of one token, while no window has passed it."""
+    """Return the bytes that all layers together keep of one token, while no window has passed it."""
     return sum(group.bytes_per_token for group in kv_groups(program, element_bytes))
 
 
 def kv_bytes(program: Program, num_tokens: int, element_bytes: int) -> int:
-    """Bytes that a sequence of `num_tokens` needs in the cache, whole blocks and spans in flight not counted."""
+    """Return the bytes that a sequence of `num_tokens` needs in the cache, whole blocks and spans in flight not
+    counted.
+    """
     return sum(group.num_bytes(num_tokens) for group in kv_groups(program, element_bytes))
 
 
 def weight_bytes(program: Program, element_bytes: float) -> float:
-    """Bytes of all weights: float32 where their ops say so, else `element_bytes` each. A tied head counts once."""
+    """Return the bytes of all weights: float32 where their ops say so, else `element_bytes` each.
+
+    A tied head counts once.
+    """
     wide = sum(elements(program.weights[name]) for name in float32_weights(program))
     return (program.num_parameters - wide) * element_bytes + wide * FLOAT32_BYTES
 
 
 def active_parameters(program: Program) -> int:
-    """Parameters that one token uses: all but those of the experts that it is not sent to."""
+    """Return the parameters that one token uses: all but those of the experts that it is not sent to."""
     idle = 0
     for op in program.ops:
         if op.kind == "experts":
@@ -198,13 +206,13 @@ def active_parameters(program: Program) -> int:
 
 
 def embedding_parameters(program: Program) -> int:
-    """Parameters of the tables that token ids and positions look up; a tied head's matrix is among them."""
+    """Return the parameters of the tables that token ids and positions look up; a tied head's matrix is among them."""
     tables = {name for op in program.ops if op.kind == "embed" for name in op.weights}
     return sum(elements(program.weights[name]) for name in tables)
 
 
 def head_parameters(program: Program) -> int:
-    """Parameters of the output projection that are not the embedding's."""
+    """Return the parameters of the output projection that are not the embedding's."""
     heads = {name for op in program.ops if op.kind == "lm_head" for name in op.weights}
     tables = {name for op in program.ops if op.kind == "embed" for name in op.weights}
     return sum(elements(program.weights[name]) for name in heads - tables)

@@ -1,4 +1,4 @@
-"""What the machine can do at most: measured ceilings, kept between starts. Measured by `backends/probe.py`.
+"""Measured peaks of the machine (memory bandwidth, FLOP/s), cached on disk. Measured by `backends/probe.py`.
 
 A ceiling is the 90th percentile of repeated readings: what the machine does when it is left alone, without trusting
 one lucky reading. Must not import torch.
@@ -31,7 +31,7 @@ STEADY = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was measured. `num_cores` is what the process may use, `isa_level` the level that the probe ran at.
+    """The machine that was measured: `num_cores` that the process may use, `isa_level` that the probe ran at.
 
     `isa_level` is None where there is no native module.
     """
@@ -78,20 +78,20 @@ class Hardware:
     ops_per_s: Mapping[InputKind, ByThreads]
 
     def stream(self, num_threads: int) -> float:
-        """Bytes per second that `num_threads` threads read from memory."""
+        """Return the bytes per second that `num_threads` threads read from memory."""
         return _at(self.stream_bytes_per_s, num_threads)
 
     def cached(self, num_threads: int) -> float:
-        """Bytes per second that `num_threads` threads read from the last-level cache."""
+        """Return the bytes per second that `num_threads` threads read from the last-level cache."""
         return _at(self.cached_bytes_per_s, num_threads)
 
     def peak(self, kind: InputKind, num_threads: int) -> float | None:
-        """Operations per second on inputs of a kind; None where they could not be measured."""
+        """Return the operations per second on inputs of a kind; None where they could not be measured."""
         by_threads = self.ops_per_s.get(kind)
         return _at(by_threads, num_threads) if by_threads else None
 
     def ridge(self, kind: InputKind, num_threads: int) -> float | None:
-        """Operations per byte of memory above which `num_threads` threads are limited by arithmetic."""
+        """Return the operations per byte of memory above which `num_threads` threads are limited by arithmetic."""
         peak = self.peak(kind, num_threads)
         return None if peak is None else peak / self.stream(num_threads)
 
@@ -108,7 +108,7 @@ class Hardware:
 
 
 def _at(by_threads: ByThreads, num_threads: int) -> float:
-    """Between measured thread counts on a line; beyond them, the nearest."""
+    """Interpolate between measured thread counts; beyond them take the nearest."""
     counts = sorted(by_threads)
     return float(np.interp(num_threads, counts, [by_threads[count].per_s for count in counts]))
 
@@ -130,7 +130,9 @@ def save(hardware: Hardware) -> Path:
 
 
 def load(machine: Machine) -> Hardware | None:
-    """What was measured on this machine before; None if nothing was, or what is there is broken or of another one."""
+    """Return what was measured on this machine before; None if nothing was, or what is there is broken or of another
+    one.
+    """
     try:
         path = kept_at(machine)
         kept = msgspec.json.decode(path.read_bytes(), type=Hardware)
@@ -144,5 +146,5 @@ def load(machine: Machine) -> Hardware | None:
 
 
 def kept_at(machine: Machine) -> Path:
-    """Where the measurements of a machine are kept. Raises ConfigError where there is no place."""
+    """Return where the measurements of a machine are cached. Raises ConfigError if there is no place."""
     return cache_folder() / "hardware" / f"{machine.fingerprint}.json"

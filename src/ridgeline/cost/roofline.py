@@ -1,9 +1,9 @@
-"""What a step should take on measured hardware, op by op, beside what it took.
+"""Roofline: the predicted time of a step on measured hardware, op by op, beside the measured time.
 
 An op takes at least the time of reading its bytes and at least that of its arithmetic (Williams, Waterman, Patterson:
 Roofline, CACM 2009). Weights and KV entries come from memory, unless all that a step reads fits in the cache from one
 step to the next; activations come from the cache, where they were written a moment ago, unless they do not fit.
-Called by `bench/profile.py`; backends make OpTimings. Must not import torch.
+Called by `bench/profile.py`. Must not import torch.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,13 @@ from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
 WeightKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
 Bound = Literal["memory", "cache", "compute", "nothing"]
-
-
-@dataclass(frozen=True, slots=True)
-class OpTiming:
-    """What a backend computed as one piece in one step, and how long it took, in seconds.
-
-    `ops` are the labels of the program's ops in it; none for what the program does not hold, such as drawing tokens.
-    `inputs` is the kind of arithmetic of its products, `element` what its operands take in memory.
-    """
-
-    label: str
-    kind: str
-    ops: tuple[str, ...]
-    seconds: float
-    element: ElementBytes
-    inputs: InputKind
+Piece = tuple[tuple[str, ...], ElementBytes]
+"""Labels of ops that are computed as one, and what their operands take in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The least time that a cost can take, in seconds, and which ceiling says so."""
+    """Lower bound on the time of a cost, in seconds, and the ceiling that sets it."""
 
     seconds: float
     bound: Bound
@@ -52,7 +38,7 @@ class Roofline:
         self._is_cached = step_bytes <= hardware.cache_bytes
 
     def predict(self, cost: OpCost, inputs: InputKind) -> Prediction:
-        """The bound for `cost`. Arithmetic of a kind whose peak is not known takes no time."""
+        """Return the bound for `cost`. Arithmetic of a kind whose peak is not known takes no time."""
         peak = self._hardware.peak(inputs, self._num_threads)
         compute_s = cost.flops / peak if peak else 0.0
         kept = cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
@@ -68,20 +54,20 @@ class Roofline:
         return Prediction(seconds, "memory" if memory_s >= cache_s else "cache")
 
 
-def costs_of(program: Program, timings: Sequence[OpTiming], load: Load) -> list[OpCost]:
-    """What each timing had to compute and move for `load`: its ops as one group, nothing where it has none."""
+def costs_of(program: Program, pieces: Sequence[Piece], load: Load) -> list[OpCost]:
+    """Return what each piece has to compute and move for `load`: its ops as one group, nothing where it has none."""
     ops = {op.label: op for op in program.ops}
-    costs = [OpCost() for _ in timings]
-    for element in dict.fromkeys(timing.element for timing in timings):
-        at = [index for index, timing in enumerate(timings) if timing.element == element and timing.ops]
-        groups = [Group(timings[i].kind, timings[i].label, tuple(ops[name] for name in timings[i].ops)) for i in at]
+    costs = [OpCost() for _ in pieces]
+    for element in dict.fromkeys(element for _, element in pieces):
+        at = [index for index, (names, piece) in enumerate(pieces) if piece == element and names]
+        groups = [Group("piece", pieces[i][0][0], tuple(ops[name] for name in pieces[i][0])) for i in at]
         for index, priced in zip(at, account_groups(program, groups, load, element), strict=True):
             costs[index] = priced.cost
     return costs
 
 
 def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:
-    """Bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
+    """Return the bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
 
     int8 has a float32 scale per output, the others a float16 scale per `group` inputs, beside which int4 may have a
     zero point of one byte and int4_minima has a float16 minimum.

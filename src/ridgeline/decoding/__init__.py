@@ -4,6 +4,7 @@ may draw within the step, and after it, for the tokens.
 Every SampleRow goes through this one order, whatever else is in the batch:
 
     10 logit_bias           add the request's bias
+    15 banned_ids           the ids that the strategy forbids, as the mask of a diffusion model, get -inf
     20 min_tokens           while num_output < min_tokens, the stop ids get -inf
     30 repetition           tokens of prompt and output: logit / penalty if above 0, else logit * penalty
     40 presence_frequency   tokens of the output: logit - frequency_penalty * count - presence_penalty
@@ -20,7 +21,7 @@ instead of the whole vocabulary. Ties go to the lower token id everywhere. Repor
 model distribution, before any of this.
 
 Rows that need none of 10 to 40 are drawn by a backend that can, in the same order and by the same rule
-(native/kernels/sample.h): the same tokens but where the last bit of exp decides.
+(native/kernels/sample/sample.h): the same tokens but where the last bit of exp decides.
 
 A token depends on its logits, parameters, `seed` and `num_output` only: not on the batch, its order, chunking or
 preemption.

@@ -4,14 +4,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from array_api_compat import array_namespace, device
+
+from ridgeline.core.arrays import Array
 
 Values = float | npt.NDArray[np.float64]
 
 
-def cells(edits: Iterable[tuple[int, Sequence[int], Values]], logits_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(row, token ids, one value or one per id) edits as flat rows int64 [E], ids int64 [E], values float32 [E].
+def cells(edits: Iterable[tuple[int, Sequence[int], Values]], logits_RV: Array) -> tuple[Array, Array, Array]:
+    """Flatten (row, token ids, one value or one per id) edits to rows int64 [E], ids int64 [E], values float32 [E].
 
     An id outside the vocabulary is dropped: front ends refuse it, and here it would take the whole step down.
     """
@@ -25,9 +26,9 @@ def cells(edits: Iterable[tuple[int, Sequence[int], Values]], logits_RV: Tensor)
         value_parts.append(np.broadcast_to(np.asarray(value, dtype=np.float32), ids.shape))
     rows_E, ids_E, values_E = np.concatenate(row_parts), np.concatenate(id_parts), np.concatenate(value_parts)
     known_E = (ids_E >= 0) & (ids_E < logits_RV.shape[1])
-    device = logits_RV.device
+    xp, place = array_namespace(logits_RV), device(logits_RV)
     return (
-        torch.from_numpy(rows_E[known_E]).to(device),
-        torch.from_numpy(ids_E[known_E]).to(device),
-        torch.from_numpy(values_E[known_E]).to(device),
+        xp.asarray(rows_E[known_E], device=place),
+        xp.asarray(ids_E[known_E], device=place),
+        xp.asarray(values_E[known_E], device=place),
     )

@@ -18,34 +18,47 @@ Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import numpy as np
-import torch
-from torch import Tensor
+from array_api_compat import array_namespace, device
+
+from ridgeline.core.arrays import Array
 
 _WEIGHT_ONE = 2.0**44
-_ALL_ZERO = -31.0  # 2^44 * exp(-31) < 1
 MAX_COLUMNS = 2**19 - 1
+_BLOCK = 2048  # columns summed together: the CDF of the blocks says which one to look into
 _WORD = 2**64
 
 
 def random_word(seed: int, num_output: int) -> int:
-    """The 64 random bits that decide token number `num_output` of a sequence."""
+    """Return the 64 random bits that decide token number `num_output` of a sequence."""
     # numpy steps the counter before its first output, hence the + 1 of the rule above.
     return int(np.random.Philox(key=seed % _WORD, counter=num_output).random_raw())
 
 
-def integer_weights(logits_RV: Tensor) -> Tensor:
-    """Unnormalized probabilities, int64 [R, V], 2^44 for the largest logit; meaningless where that is not finite."""
+def integer_weights(logits_RV: Array) -> Array:
+    """Return unnormalized probabilities, int64 [R, V], the largest 2^44; meaningless where that logit is not finite."""
     assert logits_RV.shape[1] <= MAX_COLUMNS, "the sum of the weights would not fit in 63 bits"
-    shifted_RV = logits_RV - logits_RV.amax(-1, keepdim=True)
-    # Below _ALL_ZERO the weight is 0 anyway, and exp is slow on -inf and where its result is subnormal.
-    return shifted_RV.clamp_(min=_ALL_ZERO).exp_().mul_(_WEIGHT_ONE).to(torch.int64)
+    xp = array_namespace(logits_RV)
+    shifted_RV = logits_RV - xp.max(logits_RV, axis=-1, keepdims=True)
+    weights_RV = xp.exp(shifted_RV)
+    weights_RV *= _WEIGHT_ONE
+    return xp.astype(weights_RV, xp.int64)
 
 
-def draw(logits_RV: Tensor, words: list[int]) -> Tensor:
-    """Column drawn for each row, int64 [R]; `words` as from `random_word`. Meaningless where no maximum is finite."""
-    cdf_RV = integer_weights(logits_RV).cumsum(-1)
-    totals: list[int] = cdf_RV[:, -1].tolist()
+def draw(logits_RV: Array, words: list[int]) -> Array:
+    """Draw one column of each row, int64 [R]; `words` as from `random_word`. Meaningless where no maximum is finite."""
+    xp, place = array_namespace(logits_RV), device(logits_RV)
+    weights_RV = integer_weights(logits_RV)
+    num_rows, num_columns = weights_RV.shape
+    whole = num_columns // _BLOCK * _BLOCK
+    sums_RB = xp.sum(xp.reshape(weights_RV[:, :whole], (num_rows, whole // _BLOCK, _BLOCK)), axis=-1)
+    rest_R1 = xp.sum(weights_RV[:, whole:], axis=-1, keepdims=True)
+    cdf_RB = xp.cumulative_sum(xp.concat((sums_RB, rest_R1), axis=1), axis=-1, include_initial=True)
+    totals: list[int] = cdf_RB[:, -1].tolist()
     targets = [word * total // _WORD for word, total in zip(words, totals)]
-    target_R1 = torch.tensor(targets, dtype=torch.int64, device=logits_RV.device).unsqueeze(1)
-    column_R = torch.searchsorted(cdf_RV, target_R1, right=True).squeeze(1)
-    return column_R.clamp_(max=logits_RV.shape[1] - 1)  # only a row that is not finite can point past its end
+    target_R1 = xp.asarray(targets, dtype=xp.int64, device=place)[:, None]
+    block_R1 = xp.count_nonzero(cdf_RB[:, 1:-1] <= target_R1, axis=-1, keepdims=True)
+    columns_RC = xp.minimum(block_R1 * _BLOCK + xp.arange(min(_BLOCK, num_columns), device=place), num_columns - 1)
+    within_RC = xp.cumulative_sum(xp.take_along_axis(weights_RV, columns_RC, axis=1), axis=-1)
+    rest_R1 = target_R1 - xp.take_along_axis(cdf_RB, block_R1, axis=1)
+    column_R = block_R1[:, 0] * _BLOCK + xp.count_nonzero(within_RC <= rest_R1, axis=-1)
+    return xp.minimum(column_R, num_columns - 1)  # only a row that is not finite can point past its end

@@ -2,40 +2,32 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from array_api_compat import array_namespace
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import TokenLogprob
 from ridgeline.decoding.largest import largest
 
-_CHUNK_ROWS = 16  # bounds the scratch memory: a prefill may ask for thousands of rows
 
-
-@torch.inference_mode()
-def token_logprobs(logits_RV: Tensor, wanted: Sequence[tuple[int, int, int]]) -> list[TokenLogprob]:
-    """One TokenLogprob per (row, token id, number of top tokens) in `wanted`.
+def token_logprobs(logits_RV: Array, wanted: Sequence[tuple[int, int, int]]) -> list[TokenLogprob]:
+    """Compute one TokenLogprob per (row, token id, number of top tokens) in `wanted`.
 
     The rank is 1 + the number of tokens with a strictly larger logit. A logit of -inf gives a log-probability of -inf,
     a NaN in the row gives NaN.
     """
-    found: list[TokenLogprob] = []
-    for start in range(0, len(wanted), _CHUNK_ROWS):
-        found += _chunk_logprobs(logits_RV, wanted[start : start + _CHUNK_ROWS])
-    return found
+    with np.errstate(all="ignore"):
+        return [_token_logprob(logits_RV[row, :], token_id, num_top) for row, token_id, num_top in wanted]
 
 
-def _chunk_logprobs(logits_RV: Tensor, wanted: Sequence[tuple[int, int, int]]) -> list[TokenLogprob]:
-    rows, token_ids, num_tops = zip(*wanted)
-    device = logits_RV.device
-    logits_CV = logits_RV.index_select(0, torch.tensor(rows, device=device))
-    token_C1 = torch.tensor(token_ids, device=device).unsqueeze(1)
-    ranks: list[int] = (1 + (logits_CV > logits_CV.gather(1, token_C1)).sum(-1)).tolist()
-    top_ids_CK = largest(logits_CV, max(num_tops))[1] if any(num_tops) else token_C1[:, :0]
-    logprobs_CV = logits_CV.log_softmax(-1)
-    chosen: list[float] = logprobs_CV.gather(1, token_C1).squeeze(1).tolist()
-    top_logprobs: list[list[float]] = logprobs_CV.gather(1, top_ids_CK).tolist()
-    top_ids: list[list[int]] = top_ids_CK.tolist()
-    return [
-        TokenLogprob(token_id, chosen[i], ranks[i], tuple(zip(top_ids[i][:num_top], top_logprobs[i][:num_top])))
-        for i, (token_id, num_top) in enumerate(zip(token_ids, num_tops))
-    ]
+def _token_logprob(logits_V: Array, token_id: int, num_top: int) -> TokenLogprob:
+    xp = array_namespace(logits_V)
+    rank = 1 + int(xp.count_nonzero(logits_V > logits_V[token_id]))
+    peak = xp.max(logits_V)
+    log_sum = xp.log(xp.sum(xp.exp(logits_V - peak)))
+    logprob = float(logits_V[token_id] - peak - log_sum)
+    if not num_top:
+        return TokenLogprob(token_id, logprob, rank, ())
+    values_K, columns_K = largest(logits_V, num_top)
+    top_logprobs = (values_K - peak - log_sum).tolist()
+    return TokenLogprob(token_id, logprob, rank, tuple(zip(columns_K.tolist(), top_logprobs)))

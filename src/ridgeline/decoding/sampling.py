@@ -4,27 +4,25 @@ Of requests it holds nothing that is not made anew where it is missing. The orde
 `ridgeline.decoding`, the random draw in `draw`. Must not import engine or server.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+from array_api_compat import array_namespace, device
 
 from ridgeline.backends.step import DrawRows, StepOutput
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob
 from ridgeline.decoding.draw import draw, random_word
-from ridgeline.decoding.largest import argmax, largest
+from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
-from ridgeline.decoding.processors.min_p import MinP
-from ridgeline.decoding.processors.temperature import Temperature
-from ridgeline.decoding.processors.top_k import TopK
-from ridgeline.decoding.processors.top_p import TopP
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
-_IN_STEP = (TopK, Temperature, MinP, TopP)  # what a backend that draws applies itself
-_WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory, and the cache likes it
+_WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
+_MAX_DRAWN = 1 << 18  # logits that are truncated and drawn from at a time: what a core's cache holds
+_FEW = 8192  # a wide row with fewer tokens inside is drawn from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
 
@@ -45,11 +43,11 @@ class Sampler:
         processors = load_processors()
         self._edits = tuple(p for p in processors if p.order < FIRST_NARROWED)
         self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
-        self._not_in_step = tuple(p for p in processors if not isinstance(p, _IN_STEP))
+        self._not_in_step = tuple(p for p in processors if not p.in_step)
         self._last: _Drawing | None = None
 
     def draw_rows(self, rows: Sequence[SampleRow]) -> DrawRows:
-        """The rows of `rows`, in their order, whose tokens a backend may draw within the step.
+        """Return those of `rows`, in their order, whose tokens a backend may draw within the step.
 
         Good until the next call, which gives the same object where only `num_output` differs.
         """
@@ -65,7 +63,7 @@ class Sampler:
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
-        """One SampledToken per row of `rows` and one TokenLogprob per row of `prompt_rows`, in their order.
+        """Return one SampledToken per row of `rows` and one TokenLogprob per row of `prompt_rows`, in their order.
 
         Tokens that the backend has drawn for `draw_rows(rows)` are taken, the others decided here. The logits are not
         written to. Several rows may point at the same logit row. A row whose logits are not finite gets an `error` and
@@ -91,46 +89,53 @@ class Sampler:
         return tuple(sampled), tuple(prompt)
 
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
-        """Indices of the rows that need nothing but their logits and the parameters of DrawRows."""
+        """Return the indices of the rows that need nothing but their logits and the parameters of DrawRows."""
         return [i for i, row in enumerate(rows) if not any(p.uses(row) for p in self._not_in_step)]
 
-    @torch.inference_mode()
     def _decide_all(
-        self, logits_RV: Tensor, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
+        self, logits_RV: Array, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
     ) -> None:
-        """Writes the token ids of the `pending` rows whose logits are finite."""
-        for group in _same_path(rows, _sound(logits_RV, rows, pending)):
-            for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
-                token_ids[i] = token_id
+        """Write the token ids of the `pending` rows whose logits are finite."""
+        with np.errstate(all="ignore"):  # what is not finite is found in the outcome
+            for group in _same_path(rows, _sound(logits_RV, rows, pending)):
+                for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
+                    token_ids[i] = token_id
 
-    def _decide(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-        """Token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
-        logits_GV = _select(logits_RV, [row.row for row in rows])
-        edits = _used(self._edits, rows)
-        if edits:
-            logits_GV = _apply(edits, _own(logits_GV, logits_RV), rows)
+    def _decide(self, logits_RV: Array, rows: Sequence[SampleRow]) -> list[int]:
+        """Return the token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
+        xp, logits_GV = array_namespace(logits_RV), _select(logits_RV, [row.row for row in rows])
+        if edits := _used(self._edits, rows):
+            logits_GV = _apply(edits, _own(logits_GV), rows)
         if rows[0].params.greedy:
-            token_G = argmax(logits_GV)
-            finite_G = logits_GV.gather(1, token_G.unsqueeze(1)).isfinite().squeeze(1)
+            token_G = xp.argmax(logits_GV, axis=-1)
+            finite_G = xp.isfinite(xp.take_along_axis(logits_GV, token_G[:, None], axis=1)[:, 0])
+        elif _is_narrow(rows[0]):  # columns are the candidates, no longer the vocabulary
+            top_k = max(row.params.top_k for row in rows)
+            token_GC = xp.stack([xp.sort(largest(logits_GV[i, :], top_k)[1]) for i in range(len(rows))])
+            column_G, finite_G = self._draw(xp.take_along_axis(logits_GV, token_GC, axis=1), rows)
+            token_G = xp.take_along_axis(token_GC, column_G[:, None], axis=1)[:, 0]
         else:
-            token_G, finite_G = self._draw(logits_GV, logits_RV, rows)
-        return token_G.where(finite_G, _NO_TOKEN).tolist()
+            token_G, finite_G = self._draw(logits_GV if edits else _own(logits_GV), rows)
+        return xp.where(finite_G, token_G, _NO_TOKEN).tolist()
 
-    def _draw(self, logits_GV: Tensor, logits_RV: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
-        """Random tokens int64 [G] of logits whose edits are done, and whether each may be used."""
-        truncations = _used(self._truncations, rows)
-        token_GC = None  # token id of each column, once columns are no longer the vocabulary
-        if _is_narrow(rows[0]):
-            values_GC, token_GC = largest(logits_GV, max(row.params.top_k for row in rows))
-            token_GC, by_id_GC = token_GC.sort(-1)
-            logits_GV = values_GC.gather(1, by_id_GC)
-        if truncations:
-            logits_GV = _apply(truncations, _own(logits_GV, logits_RV), rows)
-        column_G = draw(logits_GV, [random_word(row.seed, row.num_output) for row in rows])
-        finite_G = logits_GV.amax(-1).isfinite()
-        if token_GC is None:
-            return column_G, finite_G
-        return token_GC.gather(1, column_G.unsqueeze(1)).squeeze(1), finite_G
+    def _draw(self, logits_GC: Array, rows: Sequence[SampleRow]) -> tuple[Array, Array]:
+        """Draw columns int64 [G] of logits whose edits are done, and tell which may be used; writes to the logits."""
+        xp = array_namespace(logits_GC)
+        drawn: list[Array] = []
+        finite: list[Array] = []
+        step = max(1, _MAX_DRAWN // logits_GC.shape[1])
+        for begin in range(0, len(rows), step):
+            some = rows[begin : begin + step]
+            logits_SC = _apply(_used(self._truncations, some), logits_GC[begin : begin + step, :], some)
+            words = [random_word(row.seed, row.num_output) for row in some]
+            finite.append(xp.isfinite(xp.max(logits_SC, axis=-1)))
+            inside_SC = logits_SC > -math.inf
+            if step == 1 and 0 < int(xp.count_nonzero(inside_SC)) < _FEW:
+                (inside_N,) = xp.nonzero(inside_SC[0, :])
+                drawn.append(inside_N[draw(logits_SC[:, inside_N], words)])
+            else:
+                drawn.append(draw(logits_SC, words))
+        return xp.concat(drawn), xp.concat(finite)
 
 
 def _draws(rows: Sequence[SampleRow]) -> DrawRows:
@@ -147,25 +152,26 @@ def _draws(rows: Sequence[SampleRow]) -> DrawRows:
 
 
 def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
-    """Whether the draws of `rows` differ from those of `last` in nothing but `num_output`."""
+    """Tell whether the draws of `rows` differ from those of `last` in nothing but `num_output`."""
     return len(rows) == len(last) and all(
         row.params is before.params and row.row == before.row and row.seed == before.seed
         for row, before in zip(rows, last)
     )
 
 
-def _sound(logits_RV: Tensor, rows: Sequence[SampleRow], pending: Sequence[int]) -> list[int]:
-    """Those of the `pending` indices whose logits are finite."""
+def _sound(logits_RV: Array, rows: Sequence[SampleRow], pending: Sequence[int]) -> list[int]:
+    """Return those of the `pending` indices whose logits are finite."""
     if not pending:
         return []
     logit_rows = sorted({rows[i].row for i in pending})
-    maxima_G = _select(logits_RV, logit_rows).amax(-1)  # amax carries NaN and +inf; -inf if nothing else
-    finite = dict(zip(logit_rows, maxima_G.isfinite().tolist()))
+    xp = array_namespace(logits_RV)
+    maxima_G = xp.max(_select(logits_RV, logit_rows), axis=-1)  # max carries NaN and +inf; -inf if nothing else
+    finite = dict(zip(logit_rows, xp.isfinite(maxima_G).tolist()))
     return [i for i in pending if finite[rows[i].row]]
 
 
 def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int]]:
-    """Indices of `sound` rows: the greedy, those with few candidates (narrow), and the rest by the handful."""
+    """Group the indices of `sound` rows: greedy ones, those with few candidates (narrow), the rest by the handful."""
     greedy = [i for i in sound if rows[i].params.greedy]
     narrow = [i for i in sound if not rows[i].params.greedy and _is_narrow(rows[i])]
     wide = [i for i in sound if not rows[i].params.greedy and not _is_narrow(rows[i])]
@@ -181,28 +187,30 @@ def _used(processors: Sequence[Processor], rows: Sequence[SampleRow]) -> list[Pr
     return [processor for processor in processors if any(processor.uses(row) for row in rows)]
 
 
-def _apply(processors: Sequence[Processor], logits_GV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def _apply(processors: Sequence[Processor], logits_GV: Array, rows: Sequence[SampleRow]) -> Array:
     for processor in processors:
         logits_GV = processor.apply(logits_GV, rows)
     return logits_GV
 
 
-def _select(logits_RV: Tensor, indices: list[int]) -> Tensor:
-    """The given rows; `logits_RV` itself when these are all of it, in order."""
-    if indices == list(range(logits_RV.shape[0])):
-        return logits_RV
-    return logits_RV.index_select(0, torch.tensor(indices, device=logits_RV.device))
+def _select(logits_RV: Array, indices: Sequence[int]) -> Array:
+    """Return the given rows; a view where they are consecutive."""
+    first = indices[0]
+    if list(indices) == list(range(first, first + len(indices))):
+        return logits_RV[first : first + len(indices), :]
+    xp = array_namespace(logits_RV)
+    return xp.take(logits_RV, xp.asarray(indices, device=device(logits_RV)), axis=0)
 
 
-def _own(logits_GV: Tensor, logits_RV: Tensor) -> Tensor:
-    """A tensor that may be written to: the raw logits are the caller's, and the log-probabilities still need them."""
-    return logits_GV.clone() if logits_GV is logits_RV else logits_GV
+def _own(logits_GV: Array) -> Array:
+    """Return a copy to write to: the raw logits are the caller's, and the log-probabilities still need them."""
+    return array_namespace(logits_GV).asarray(logits_GV, copy=True)
 
 
 def _requested_logprobs(
-    logits_RV: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+    logits_RV: Array, rows: Sequence[SampleRow], token_ids: Sequence[int]
 ) -> dict[int, TokenLogprob]:
-    """By index into `rows`, for the decided rows that ask for log-probabilities."""
+    """Return, by index into `rows`, the log-probabilities of the decided rows that ask for them."""
     wanted = {
         i: (row.row, token_id, row.params.logprobs)
         for i, (row, token_id) in enumerate(zip(rows, token_ids))

@@ -1,17 +1,17 @@
 """The Strategy seam: which tokens a sequence computes next, and which tokens the outcome adds.
 
-Autoregressive decoding is one strategy; speculation and diffusion are others. The scheduler asks for spans and rows
-while planning and calls `accept` while committing, and knows nothing else about how tokens come to be.
+The files of `strategies/` are the strategies. The scheduler asks for spans and rows while planning and calls `accept`
+while committing, and knows nothing else about how tokens come to be.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import SampledToken, SampleRow, Span
+from ridgeline.core.params import PoolingParams, SamplingParams
+from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 
 
-class Answer(Protocol):
+class SequenceView(Protocol):
     """What a strategy sees of a sequence: known tokens, of which the first `num_computed` are in the cache."""
 
     @property
@@ -30,73 +30,89 @@ class Answer(Protocol):
     def max_tokens(self) -> int: ...
     @property
     def stop_ids(self) -> Sequence[int]: ...
+    @property
+    def adapter(self) -> int: ...
+    @property
+    def pooling(self) -> PoolingParams | None: ...
+
+
+class Room(NamedTuple):
+    """What a step has beyond one token and one row of logits for each running sequence; `others_wait` for admission."""
+
+    num_tokens: int
+    num_rows: int
+    others_wait: bool
+
+
+class Accepted(NamedTuple):
+    """What an answer gains from a span, and how many of the span's first tokens are final: the rest is taken back.
+
+    A token that is gained may be final already: a draft that was right.
+    """
+
+    tokens: Sequence[SampledToken]
+    num_kept: int
 
 
 class Strategy(Protocol):
-    """How one kind of decoding moves sequences forward."""
+    """How one kind of decoding moves sequences forward. What it raises ends the sequence that it was asked about."""
 
-    def next_span(self, answer: Answer, max_tokens: int, *, score_all: bool) -> Span | None:
-        """The next tokens to compute, at most `max_tokens`; `score_all` asks for logits of every one of them.
+    @property
+    def rolls_back(self) -> bool:
+        """Whether `accept` may keep less than the whole span."""
+        ...
 
-        None where more than `max_tokens` must be computed together: the sequence waits for a step with more room.
+    def begin(self, running: Sequence[SequenceView], room: Room) -> None:
+        """Prepare to plan a step for `running`, in this order; who wants more than one token each shares `room`."""
+        ...
+
+    def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
+        """Return the next tokens to compute, at most `max_tokens`; `score_all` asks for logits of all of them.
+
+        None where more than `max_tokens` must be computed together: the sequence waits for a step with more room. The
+        scheduler may leave out any of the span's optional tokens.
         """
         ...
 
-    def rows(self, answer: Answer, span: Span, first_row: int) -> Sequence[SampleRow]:
-        """What to decide for `answer` from the logits of `span`, whose rows begin at `first_row` of the step.
+    def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
+        """Return what to decide for `view` from the logits of `span`, whose rows begin at `first_row` of the step.
 
-        `span` is that of `next_span`, for the same answer or for one that still shares all its tokens.
+        `span` is that of `next_span`, for the same sequence or for one that still shares all its tokens.
         """
         ...
 
-    def accept(self, answer: Answer, span: Span, sampled: Sequence[SampledToken]) -> Sequence[SampledToken]:
-        """The tokens that the answer gains, given the decisions on its `rows`."""
+    def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
+        """Return what comes of the decisions on the sequence's `rows`; not called where there were none."""
         ...
 
-    def salt(self, answer: Answer) -> str:
-        """What keys and values depend on beside the tokens before them; prefixes are shared where it is equal."""
+    def pool(self, view: SequenceView, span: Span, rows_RH: Vectors) -> Vectors | None:
+        """Return the vector [H] that ends the sequence, from the outputs of a pooled span; None: more spans follow."""
         ...
 
-    def forget(self, answer: Answer) -> None:
-        """The answer has ended."""
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Observe a step that took `seconds` to compute. What this raises is logged and harms no sequence."""
+        ...
+
+    def salt(self, view: SequenceView) -> str:
+        """Return what keys and values depend on beside the tokens before them; where equal, prefixes are shared."""
+        ...
+
+    def forget(self, view: SequenceView) -> None:
+        """Forget the sequence: it has ended."""
         ...
 
 
-def sample_row(answer: Answer, row: int) -> SampleRow:
-    """The row that decides the token after the last known one."""
-    num_prompt, params = len(answer.prompt_ids), answer.params
-    num_output = len(answer.token_ids) - num_prompt
+def sample_row(view: SequenceView, row: int) -> SampleRow:
+    """Return the row that decides the token after the last known one."""
+    num_prompt, params = len(view.prompt_ids), view.params
+    num_output = len(view.token_ids) - num_prompt
     return SampleRow(
-        seq_id=answer.seq_id,
+        seq_id=view.seq_id,
         row=row,
         params=params,
-        seed=answer.seed,
+        seed=view.seed,
         num_output=num_output,
-        prompt_ids=answer.prompt_ids,
-        output_ids=answer.token_ids[num_prompt:] if params.needs_history else (),
-        stop_ids=answer.stop_ids if num_output < params.min_tokens else (),
+        prompt_ids=view.prompt_ids,
+        output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
+        stop_ids=view.stop_ids if num_output < params.min_tokens else (),
     )
-
-
-class Autoregressive:
-    """One token at a time: compute what is known but not computed, sample one token at its end."""
-
-    def next_span(self, answer: Answer, max_tokens: int, *, score_all: bool) -> Span | None:
-        start, known = answer.num_computed, answer.token_ids
-        end = min(start + max_tokens, len(known))
-        num_rows = end - start if score_all else int(end == len(known))
-        return Span(answer.seq_id, start, known[start:end], num_rows)
-
-    def rows(self, answer: Answer, span: Span, first_row: int) -> Sequence[SampleRow]:
-        if span.end < len(answer.token_ids):
-            return ()
-        return (sample_row(answer, first_row + span.num_logit_rows - 1),)
-
-    def accept(self, answer: Answer, span: Span, sampled: Sequence[SampledToken]) -> Sequence[SampledToken]:
-        return sampled
-
-    def salt(self, answer: Answer) -> str:
-        return ""
-
-    def forget(self, answer: Answer) -> None:
-        """Nothing is kept."""

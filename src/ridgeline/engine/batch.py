@@ -3,109 +3,183 @@
 Called by executors for every step, so what a step shares with the one before it is not made again.
 """
 
+from dataclasses import dataclass, fields
 from itertools import chain
 from operator import is_
 
 import numpy as np
 
-from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch
+from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch, StepShape
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.core.step import BlockTable, StepPlan
+from ridgeline.core.step import BlockTable, Span, StepPlan
+
+TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
+_DRAW_COLUMNS = tuple(field.name for field in fields(DrawRows))
+
+
+@dataclass(slots=True)
+class _Laid:
+    """A plan and its batch, with what all plans of the same lengths share."""
+
+    plan: StepPlan
+    draws: DrawRows
+    batch: StepBatch
+    span_of_T: IntArray
+    offset_T: IntArray  # of a token within its span
 
 
 class BatchBuilder:
-    """Lays out the plans of one executor. A batch is good until the next one is built."""
+    """Lays out the plans of one executor. A batch is good until the next one is built: they share their memory."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
-        self._last: tuple[StepPlan, StepBatch] | None = None
+        self._memory: IntArray = np.empty(0, dtype=np.int64)
+        self._last: _Laid | None = None
 
     def build(self, plan: StepPlan, draws: DrawRows) -> StepBatch:
-        """`build_batch`, or the last batch with its arrays one token on, where that is all that has changed."""
-        if self._last is not None and self._last[1].draws is draws and self._goes_on(self._last[0], plan):
-            batch = self._last[1]
-            batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
-            np.add(batch.positions_T, 1, out=batch.positions_T)
-            np.add(batch.kv_length_S, 1, out=batch.kv_length_S)
-            for kind, step in zip(self._layout.groups, batch.groups, strict=True):
-                if kind.kind != "recurrent":
-                    np.add(step.write_slots_T, 1, out=step.write_slots_T)
-        else:
-            batch = build_batch(plan, self._layout, draws)
-        self._last = plan, batch
-        return batch
+        """Return the plan's spans end to end; the last batch, filled anew, where spans and tables are as long.
 
-    def _goes_on(self, last: StepPlan, plan: StepPlan) -> bool:
-        """Whether the spans are the next token of each of the last plan's, in the same blocks."""
+        Tables are copied: nothing of the plan is read later. `draws` that are the last ones differ in `num_output`.
+        """
+        last = self._last
+        if last is not None and draws is last.draws and self._goes_on(last.plan, plan):
+            self._move_on(last.batch, plan)
+            last.batch.draws.num_output[:] = draws.num_output
+        else:
+            before = None
+            if last is not None and self._is_as_long(last, plan, draws):
+                before = last.plan
+            else:
+                last = self._last = self._lay_out(plan, draws)
+            self._fill(last, plan, before)
+            for name in _DRAW_COLUMNS:
+                getattr(last.batch.draws, name)[:] = getattr(draws, name)
+        last.plan, last.draws = plan, draws
+        return last.batch
+
+    def _goes_on(self, before: StepPlan, plan: StepPlan) -> bool:
+        """Return whether the spans are the next token of each of the last plan's, in the same blocks.
+
+        A table that has not changed is the same object: see `SequenceTable.show`.
+        """
+        size = self._layout.block_size
         return (
             not plan.copies
-            and not last.copies
-            and len(plan.spans) == len(last.spans)
+            and not before.copies
+            and len(plan.spans) == len(before.spans)
             and all(
-                span.seq_id == before.seq_id
-                and span.start == before.start + 1
-                and span.start % self._layout.block_size
-                and len(span.token_ids) == len(before.token_ids) == 1
-                and span.num_logit_rows == before.num_logit_rows
-                and span.mutual == before.mutual
-                and span.adapter == before.adapter
-                for span, before in zip(plan.spans, last.spans)
+                span.seq_id == last.seq_id
+                and span.start == last.start + 1
+                and span.start % size
+                and len(span.token_ids) == len(last.token_ids) == 1
+                and span.num_logit_rows == last.num_logit_rows
+                and span.bidirectional_block == last.bidirectional_block
+                and span.adapter == last.adapter
+                for span, last in zip(plan.spans, before.spans)
             )
-            and all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(last.tables)))
+            and all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
         )
 
+    def _move_on(self, batch: StepBatch, plan: StepPlan) -> None:
+        """Make the batch that of the next token of every span."""
+        batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
+        np.add(batch.positions_T, 1, out=batch.positions_T)
+        np.add(batch.kv_length_S, 1, out=batch.kv_length_S)
+        for layout, group in zip(self._layout.groups, batch.groups, strict=True):
+            if layout.kind != "recurrent":
+                np.add(group.write_slots_T, 1, out=group.write_slots_T)
 
-def build_batch(plan: StepPlan, layout: CacheLayout, draws: DrawRows) -> StepBatch:
-    """Lays the plan's spans end to end; see StepBatch for shapes."""
-    lengths_S = np.asarray([span.num_tokens for span in plan.spans], dtype=np.int64)
-    starts_S = np.cumsum(lengths_S) - lengths_S
-    positions_T = np.concatenate([np.arange(span.start, span.end) for span in plan.spans])
-    rows_R = np.concatenate(
-        [
-            np.arange(start + span.num_tokens - span.num_logit_rows, start + span.num_tokens)
-            for span, start in zip(plan.spans, starts_S.tolist(), strict=True)
-        ]
-    )
-    span_of_T = np.repeat(np.arange(len(plan.spans)), lengths_S)
-    return StepBatch(
-        token_ids_T=np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in plan.spans]),
-        positions_T=positions_T,
-        logit_rows_R=rows_R,
-        span_start_S=starts_S,
-        span_length_S=lengths_S,
-        kv_length_S=np.asarray([span.end for span in plan.spans], dtype=np.int64),
-        mutual_S=np.asarray([span.mutual for span in plan.spans], dtype=np.int64),
-        groups=[
-            _state_step(tables, span_of_T)
+    def _is_as_long(self, last: _Laid, plan: StepPlan, draws: DrawRows) -> bool:
+        """Return whether the plan's arrays have the sizes of the last one's, and its spans the same lengths."""
+        before = last.plan
+        return (
+            len(plan.spans) == len(before.spans)
+            and len(plan.copies) == len(before.copies)
+            and len(draws.logit_row) == len(last.draws.logit_row)
+            and all(map(_same_lengths, plan.spans, before.spans))
+            and (
+                all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
+                or self._widths(plan) == tuple(group.tables_SB.shape[1] for group in last.batch.groups)
+            )
+        )
+
+    def _widths(self, plan: StepPlan) -> tuple[int, ...]:
+        return tuple(
+            1
             if group.kind == "recurrent"
-            else _group_step(tables, positions_T, span_of_T, layout.block_size)
-            for group, tables in zip(layout.groups, plan.tables, strict=True)
-        ],
-        copies=plan.copies,
-        draws=draws,
-        adapters_T=_adapters(plan, lengths_S),
+            else -(-max(len(table.blocks) for table in tables) // TABLE_ROOM) * TABLE_ROOM
+            for group, tables in zip(self._layout.groups, plan.tables, strict=True)
+        )
+
+    def _lay_out(self, plan: StepPlan, draws: DrawRows) -> _Laid:
+        """Return arrays for the plan, with everything in them that only its lengths decide."""
+        spans = plan.spans
+        lengths_S = np.asarray([span.num_tokens for span in spans], dtype=np.int64)
+        starts_S = np.cumsum(lengths_S) - lengths_S
+        span_of_T = np.repeat(np.arange(len(spans)), lengths_S)
+        shape = StepShape(
+            num_tokens=len(span_of_T),
+            num_spans=len(spans),
+            num_rows=sum(span.num_logit_rows for span in spans),
+            num_draws=len(draws.logit_row),
+            num_copies=len(plan.copies),
+            has_adapters=any(span.adapter for span in spans),
+            table_widths=self._widths(plan),
+        )
+        if len(self._memory) < shape.num_words:
+            self._memory = np.empty(1 << (shape.num_words - 1).bit_length(), dtype=np.int64)
+        batch = StepBatch.lay_out(self._memory, shape)
+        batch.span_start_S[:] = starts_S
+        batch.span_length_S[:] = lengths_S
+        batch.bidirectional_block_S[:] = [span.bidirectional_block for span in spans]
+        ends = zip((starts_S + lengths_S).tolist(), spans)
+        batch.logit_rows_R[:] = np.concatenate([np.arange(end - span.num_logit_rows, end) for end, span in ends])
+        if batch.adapters_T is not None:
+            batch.adapters_T[:] = np.asarray([span.adapter for span in spans])[span_of_T]
+        return _Laid(plan, draws, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T])
+
+    def _fill(self, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
+        """Write what differs between plans of the same lengths; `before` is the plan that was written last, if any."""
+        batch, spans = laid.batch, plan.spans
+        batch.token_ids_T[:] = [*chain.from_iterable(span.token_ids for span in spans)]
+        starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
+        np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
+        np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)
+        for index, (layout, group, tables) in enumerate(
+            zip(self._layout.groups, batch.groups, plan.tables, strict=True)
+        ):
+            _write_tables(group, tables, None if before is None else before.tables[index])
+            if layout.kind == "recurrent":
+                group.write_slots_T[:] = group.tables_SB[laid.span_of_T, 0]
+                group.first_token_S[:] = 0
+            else:
+                self._write_slots(group, batch.positions_T, laid.span_of_T)
+        if plan.copies:
+            batch.copies_C3[:] = [(copy.group, copy.source, copy.target) for copy in plan.copies]
+
+    def _write_slots(self, group: GroupStep, positions_T: IntArray, span_of_T: IntArray) -> None:
+        size = self._layout.block_size
+        blocks_T, offsets_T = np.divmod(positions_T - group.first_token_S[span_of_T], size)
+        np.add(group.tables_SB[span_of_T, blocks_T] * size, offsets_T, out=group.write_slots_T)
+
+
+def _same_lengths(span: Span, before: Span) -> bool:
+    return (
+        len(span.token_ids) == len(before.token_ids)
+        and span.num_logit_rows == before.num_logit_rows
+        and span.bidirectional_block == before.bidirectional_block
+        and span.adapter == before.adapter
     )
 
 
-def _group_step(
-    tables: tuple[BlockTable, ...], positions_T: IntArray, span_of_T: IntArray, block_size: int
-) -> GroupStep:
-    first_token_S = np.asarray([table.first_token for table in tables], dtype=np.int64)
-    tables_SB = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
-    for row, table in zip(tables_SB, tables, strict=True):
-        row[: len(table.blocks)] = table.blocks
-    offsets_T = positions_T - first_token_S[span_of_T]
-    blocks_T = tables_SB[span_of_T, offsets_T // block_size]
-    return GroupStep(blocks_T * block_size + offsets_T % block_size, tables_SB, first_token_S)
-
-
-def _state_step(tables: tuple[BlockTable, ...], span_of_T: IntArray) -> GroupStep:
-    """Of a recurrent group: a table's only block is the state that its span reads and writes."""
-    tables_SB = np.asarray([table.blocks for table in tables], dtype=np.int64)
-    return GroupStep(tables_SB[span_of_T, 0], tables_SB, np.zeros(len(tables), dtype=np.int64))
-
-
-def _adapters(plan: StepPlan, lengths_S: IntArray) -> IntArray | None:
-    if not any(span.adapter for span in plan.spans):
-        return None
-    return np.repeat(np.asarray([span.adapter for span in plan.spans], dtype=np.int64), lengths_S)
+def _write_tables(group: GroupStep, tables: tuple[BlockTable, ...], before: tuple[BlockTable, ...] | None) -> None:
+    """Write the tables that are others than `before`."""
+    group.first_token_S[:] = [table.first_token for table in tables]
+    if before is None:
+        group.tables_SB[:] = 0
+    for span, table in enumerate(tables):
+        if before is None:
+            group.tables_SB[span, : len(table.blocks)] = table.blocks
+        elif table is not before[span]:
+            group.tables_SB[span, : len(table.blocks)] = table.blocks
+            group.tables_SB[span, len(table.blocks) :] = 0

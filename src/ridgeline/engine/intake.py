@@ -5,13 +5,14 @@ Called by every front end in its own thread; holds nothing that the engine's loo
 
 import itertools
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.core.clock import Clock
 from ridgeline.core.errors import ContextLengthError, RequestError
-from ridgeline.core.params import DiffusionParams, SamplingParams
+from ridgeline.core.params import RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
+from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.request import Request
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults
@@ -20,43 +21,19 @@ Prompt = str | Sequence[int]
 
 
 class Intake:
-    """Checks and completes requests for one model.
+    """Checks and completes requests for the engine that `info` describes; `clock` is that engine's."""
 
-    `eos_ids` end an answer unless it ignores them; `seed` starts the stream of seeds for requests without one.
-    `adapters` are the names of the loaded ones.
-    `whole_prompt_tokens`, of masked diffusion models alone: the most tokens that one step can compute together.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        *,
-        vocab_size: int,
-        eos_ids: frozenset[int],
-        max_model_len: int,
-        max_num_seqs: int,
-        seed: int,
-        whole_prompt_tokens: int | None = None,
-        adapters: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock) -> None:
+        self.info = info
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
-        self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
-        self._max_num_seqs = max_num_seqs
-        self._whole_prompt_tokens = whole_prompt_tokens
-        self._adapters = tuple(adapters)
-        self._seeds = np.random.default_rng(seed)
+        self._eos_ids = frozenset(info.generation.eos_token_ids)
+        self._clock = clock
+        self._seeds = np.random.default_rng(info.seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """The names of the loaded adapters."""
-        return self._adapters
-
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""
+        """Return token ids. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this model has no tokenizer: give the prompt as token ids", param="prompt")
@@ -68,8 +45,8 @@ class Intake:
                     raise RequestError(f"a prompt of token ids must hold integers, got {token_id!r}", param="prompt")
         if not token_ids:
             raise RequestError("the prompt is empty: give at least one token", param="prompt")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise RequestError(f"prompt token ids must be from 0 to {self._vocab_size - 1}", param="prompt")
+        if min(token_ids) < 0 or max(token_ids) >= self.info.vocab_size:
+            raise RequestError(f"prompt token ids must be from 0 to {self.info.vocab_size - 1}", param="prompt")
         return token_ids
 
     def request(
@@ -82,25 +59,25 @@ class Intake:
         deadline_s: float | None = None,
         adapter: str | None = None,
     ) -> Request:
-        """A Request ready for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one.
+        """Build a Request for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one.
 
         Raises ContextLengthError if prompt plus max_tokens exceeds the context, RequestError for ids or counts
         that this model or engine does not have.
         """
+        if self.info.embeds:
+            raise RequestError("this model was loaded to embed: load it without task=embed to generate", param="task")
         self._check(params)
         self._check_diffusion(len(prompt_ids), params)
         number_of_adapter = self._number_of(adapter)
-        room = self.max_model_len - len(prompt_ids)
+        room = self.info.max_model_len - len(prompt_ids)
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
         if wanted > room:
             raise ContextLengthError(
-                f"this model's context is {self.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
+                f"this model's context is {self.info.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
                 f"max_tokens asks for {wanted} more: shorten the prompt or lower max_tokens"
             )
-        with self._lock:
-            number = next(self._numbers)
-            seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
-        now = time.monotonic()
+        number, seed = self._number_and_seed(params)
+        now = self._clock()
         stops = frozenset(params.stop_token_ids)
         return Request(
             request_id=request_id or f"request-{number}",
@@ -116,25 +93,75 @@ class Intake:
             salt="" if adapter is None else f"adapter {adapter}",
         )
 
+    def embedding(
+        self,
+        prompt_ids: Sequence[int],
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Request:
+        """Return a Request for the vector of a prompt. `deadline_s` is seconds from now.
+
+        Raises RequestError for a model loaded to generate, ContextLengthError for a prompt that is too long.
+        """
+        if not self.info.embeds:
+            raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
+        num_tokens, room = len(prompt_ids), self.info.max_unchunked_prompt
+        if num_tokens > self.info.max_model_len:
+            raise ContextLengthError(
+                f"this model's context is {self.info.max_model_len} tokens; the prompt has {num_tokens}"
+            )
+        if room is not None and num_tokens > room:
+            raise ContextLengthError(
+                f"this model sees a text as a whole: {num_tokens} tokens, and a step has {room}; "
+                "raise max_num_batched_tokens"
+            )
+        params = SamplingParams(max_tokens=1, seed=0)
+        number, seed = self._number_and_seed(params)
+        now = self._clock()
+        return Request(
+            request_id=request_id or f"request-{number}",
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            arrival_s=now,
+            seed=seed,
+            max_tokens=1,
+            stop_ids=frozenset(),
+            priority=priority,
+            deadline_s=None if deadline_s is None else now + deadline_s,
+            pooling=pooling,
+        )
+
+    def _number_and_seed(self, params: SamplingParams) -> tuple[int, int]:
+        with self._lock:
+            seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
+            return next(self._numbers), seed
+
     def _number_of(self, adapter: str | None) -> int:
         if adapter is None:
             return 0
-        if adapter not in self._adapters:
-            known = ", ".join(self._adapters) or "none"
+        if adapter not in self.info.adapters:
+            known = ", ".join(self.info.adapters) or "none"
             raise RequestError(f"no adapter {adapter[:200]!r} is loaded; there is {known}", param="adapter")
-        return self._adapters.index(adapter) + 1
+        return self.info.adapters.index(adapter) + 1
 
     def _check(self, params: SamplingParams) -> None:
-        if params.n > self._max_num_seqs:
-            raise RequestError(f"n={params.n} exceeds the {self._max_num_seqs} sequences this engine runs", param="n")
+        if params.n > self.info.max_num_seqs:
+            raise RequestError(
+                f"n={params.n} exceeds the {self.info.max_num_seqs} sequences this engine runs", param="n"
+            )
         if params.stop_strings and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this model lacks", param="stop")
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            if ids and max(ids) >= self._vocab_size:
-                raise RequestError(f"{name}: token ids must be below {self._vocab_size}, got {max(ids)}", param=name)
+            if ids and max(ids) >= self.info.vocab_size:
+                raise RequestError(
+                    f"{name}: token ids must be below {self.info.vocab_size}, got {max(ids)}", param=name
+                )
 
     def _check_diffusion(self, num_prompt: int, params: SamplingParams) -> None:
-        room = self._whole_prompt_tokens
+        room = self.info.max_unchunked_prompt
         if room is None:
             if params.diffusion is not None:
                 raise RequestError(
@@ -154,14 +181,8 @@ class Intake:
 
 
 def default_params(generation: GenerationDefaults, **overrides: object) -> SamplingParams:
-    """SamplingParams from generation_config.json; `overrides` that are not None win. Raises RequestError."""
-    values: dict[str, object] = {
-        "temperature": generation.temperature,
-        "top_p": generation.top_p,
-        "top_k": generation.top_k,
-        "min_p": generation.min_p,
-        "repetition_penalty": generation.repetition_penalty,
-        "max_tokens": generation.max_new_tokens,
-    }
+    """Return the SamplingParams of generation_config.json; `overrides` that are not None win. Raises RequestError."""
+    values: dict[str, object] = {name: getattr(generation, name) for name in RECOMMENDED}
+    values["max_tokens"] = generation.max_new_tokens
     values.update({name: value for name, value in overrides.items() if value is not None})
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})  # pyright: ignore[reportArgumentType]

@@ -1,40 +1,27 @@
 """LLM: the offline Python API. The loop runs in the calling thread."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Self, Unpack
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from ridgeline.core.config import (
-    BackendConfig,
-    BackendName,
-    CacheConfig,
-    Dtype,
-    EngineConfig,
-    InputBits,
-    KvDtype,
-    ModelConfig,
-    QuantizationScheme,
-    QuantizeConfig,
-    SchedulerConfig,
-    SchedulingPolicy,
-    Task,
-)
-from ridgeline.core.errors import ContextLengthError, RequestError
-from ridgeline.core.params import SamplingParams
-from ridgeline.engine.build import Engine, build_engine
-from ridgeline.engine.embedding import Pooling
+from ridgeline.core.config import EngineConfig, EngineOptions
+from ridgeline.core.errors import EngineError, RequestError
+from ridgeline.core.options import table
+from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
+from ridgeline.core.step import Vectors
+from ridgeline.engine.build import build_engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import CompletionOutput, EmbeddingOutput, OutputDelta, RequestOutput
+from ridgeline.engine.progress import progress_bar
 from ridgeline.engine.request import Request
-from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.pooling import PoolingKind
+
+if TYPE_CHECKING:
+    from ridgeline.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
 Message = Mapping[str, object]
-SHOW_S = 0.1  # between two looks of the progress bar: it costs more than the rest of a small model's loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,73 +36,34 @@ class _Job:
 class LLM:
     """A model in this process: `generate`, `chat` and `stream`, or with task=embed and for encoders `embed`.
 
-    `model` is a folder, a .gguf file, a hub id or a bundled model's name; `adapters` are folders of LoRA adapters by
-    name. Options left at None are chosen by the engine, and `engine.choices` says why. Raises ConfigError for settings
-    that cannot be honoured, ModelLoadError for bad files.
+    `model` is a folder, a .gguf file, a hub id or a bundled model's name. The options are declared, with their defaults
+    and ranges, in `core/config.py`; options left at None are chosen by the engine, and `engine.info.choices` says why.
+
+    Raises ConfigError for unknown options and settings that cannot be honoured, ModelLoadError for bad files.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        dtype: Dtype = "auto",
-        task: Task = "auto",
-        revision: str | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
-        scheduling_policy: SchedulingPolicy = "fcfs",
-        block_size: int = 32,
-        kv_cache_bytes: int | None = None,
-        enable_prefix_caching: bool = True,
-        kv_dtype: KvDtype = "auto",
-        quantize: QuantizationScheme | None = None,
-        quantize_group_size: int = 128,
-        quantize_zero_points: bool = False,
-        quantize_inputs: InputBits = "int16",
-        quantize_embeddings: bool = True,
-        backend: BackendName = "auto",
-        isa: str | None = None,
-        deterministic: bool = False,
-        pack_cache: bool = True,
-        num_threads: int | None = None,
-        seed: int = 0,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
-        config = EngineConfig(
-            model=ModelConfig(model=model, revision=revision, dtype=dtype, task=task, max_model_len=max_model_len),
-            cache=CacheConfig(
-                block_size=block_size,
-                kv_cache_bytes=kv_cache_bytes,
-                prefix_caching=enable_prefix_caching,
-                kv_dtype=kv_dtype,
-            ),
-            scheduler=SchedulerConfig(
-                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, policy=scheduling_policy
-            ),
-            quantize=QuantizeConfig(
-                scheme=quantize,
-                group_size=quantize_group_size,
-                zero_points=quantize_zero_points,
-                inputs=quantize_inputs,
-                embeddings=quantize_embeddings,
-            ),
-            backend=BackendConfig(backend=backend, isa=isa, deterministic=deterministic, pack_cache=pack_cache),
-            num_threads=num_threads,
-            seed=seed,
-            adapters=dict(adapters or {}),
-        )
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+        self._open(EngineConfig.of(model, **options))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """Open the model of a configuration. Raises as the constructor does."""
+        llm = cls.__new__(cls)
+        llm._open(config)
+        return llm
+
+    def _open(self, config: EngineConfig) -> None:
         self._read_ids: set[str] = set()  # requests that somebody reads
         self._unread: dict[str, list[OutputDelta]] = {}  # by request, of those
-        self.engine: Engine = build_engine(config, self._deliver)
+        self.engine = build_engine(config, self._deliver)
 
     def get_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, None if its folder has none."""
+        """Return the model's tokenizer, None if its folder has none."""
         return self.engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json asks for, else the defaults of SamplingParams."""
-        return default_params(self.engine.generation)
+        """Return what the model's generation_config.json asks for, else the defaults of SamplingParams."""
+        return default_params(self.engine.info.generation)
 
     def generate(
         self,
@@ -126,7 +74,7 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. `adapter` is the name of a loaded one, for all prompts or for each.
+        """Return one RequestOutput per prompt, in order. `adapter` names a loaded one, for all prompts or for each.
 
         Raises RequestError before anything runs if any prompt is wrong.
         """
@@ -140,14 +88,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: str | Sequence[str | None] | None = None,
+        chat_template: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, through the model's chat template; `adapter` as in `generate`.
+        """Answer one conversation or several, through the model's chat template; `adapter` as in `generate`.
+
+        `chat_template` is the Jinja text of another template to use.
 
         Raises RequestError for messages that the template refuses or a model without one.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        template = self.chat_template()
+        template = self.chat_template(chat_template)
         texts = [template.render(conversation) for conversation in conversations]  # pyright: ignore[reportArgumentType]
         jobs = [
             _Job(text, self.engine.intake.encode(text, add_special_tokens=False), params)
@@ -158,8 +109,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[OutputDelta]:
-        """Deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
-        self._require_head()
+        """Yield deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
         job = self._job(prompt, self._params(sampling_params, 1)[0])
         request = self.engine.intake.request(job.token_ids, job.params, adapter=adapter)
         self._submit([request])
@@ -180,35 +130,34 @@ class LLM:
         pooling: PoolingKind | None = None,
         normalize: bool = True,
     ) -> list[EmbeddingOutput]:
-        """A vector for each prompt, in order, of length 1 unless `normalize` is off.
+        """Return a vector for each prompt, in order, of length 1 unless `normalize` is off.
 
         `pooling`: which tokens' outputs it is made of; None: what the model's files say, else the last token's of a
         decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
         """
-        embedder = self.engine.embedder
-        if embedder is None:
-            raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
+        chosen = PoolingParams(pooling=pooling or self.engine.pooling, normalize=normalize)
         jobs = [self._job(prompt, SamplingParams(max_tokens=1)) for prompt in _as_batch(prompts)]
-        for job in jobs:
-            if len(job.token_ids) > self.engine.intake.max_model_len:
-                raise ContextLengthError(
-                    f"this model's context is {self.engine.intake.max_model_len} tokens; "
-                    f"the prompt has {len(job.token_ids)}"
-                )
-        chosen = Pooling(pooling or self.engine.pooling, normalize)
-        vectors = embedder.embed([job.token_ids for job in jobs], chosen)
-        return [EmbeddingOutput(job.text, job.token_ids, vector) for job, vector in zip(jobs, vectors)]
+        requests = [self.engine.intake.embedding(job.token_ids, chosen) for job in jobs]
+        vectors = self._vectors(requests)
+        return [
+            EmbeddingOutput(job.text, job.token_ids, vectors[request.request_id])
+            for job, request in zip(jobs, requests, strict=True)
+        ]
 
-    def chat_template(self) -> ChatTemplate:
-        """The model's chat template. Raises RequestError if it has none."""
-        template = None if self.engine.tokenizer is None else ChatTemplate.from_tokenizer(self.engine.tokenizer)
+    def chat_template(self, source: str | None = None) -> "ChatTemplate":
+        """Compile `source`, Jinja text, or the model's own chat template. Raises RequestError if there is neither."""
+        from ridgeline.text.chat import ChatTemplate  # with jinja2, for those who chat
+
+        tokenizer = self.engine.tokenizer
+        template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         if template is None:
-            raise RequestError("this model has no chat template: use generate with a plain prompt", param="messages")
+            lacks = "tokenizer" if tokenizer is None else "chat template, which makes a prompt of messages"
+            raise RequestError(
+                f"this model has no {lacks}: give one (chat_template=, on the command line --chat-template FILE), or "
+                "use generate with a plain prompt",
+                param="messages",
+            )
         return template
-
-    def _require_head(self) -> None:
-        if self.engine.embedder is not None:
-            raise RequestError("this model was loaded to embed: load it without task=embed to generate", param="task")
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         if isinstance(prompt, Mapping):
@@ -228,7 +177,6 @@ class LLM:
     def _run(
         self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool, adapters: Sequence[str | None]
     ) -> list[RequestOutput]:
-        self._require_head()
         if priority is not None and len(priority) != len(jobs):
             raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
         requests = [
@@ -251,19 +199,10 @@ class LLM:
         return list(outputs.values())
 
     def _until_finished(self, outputs: Mapping[str, RequestOutput], progress: bool) -> None:
-        """Steps until every answer has ended, showing requests done and tokens per second."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[rate]}"),
-        )
+        """Run steps until every answer has ended, showing requests done and tokens per second."""
         total = unfinished = sum(len(output.outputs) for output in outputs.values())
-        num_tokens, started_s = 0, time.monotonic()
-        shown_s = started_s
-        with Progress(*columns, transient=True, disable=not progress) as bar:
-            task = bar.add_task("generating", total=total, rate="")
+        num_tokens = 0
+        with progress_bar(total, self.engine.loop.clock, show=progress) as show:
             while unfinished:
                 self.engine.loop.step()
                 for request_id in outputs.keys() & self._unread.keys():
@@ -271,11 +210,27 @@ class LLM:
                         outputs[request_id].extend(delta)
                         num_tokens += len(delta.token_ids)
                         unfinished -= delta.finish is not None
-                now_s = time.monotonic()
-                if progress and (now_s - shown_s > SHOW_S or not unfinished):
-                    rate = f"{num_tokens / (now_s - started_s):.1f} tokens/s"
-                    bar.update(task, completed=total - unfinished, rate=rate)
-                    shown_s = now_s
+                show(total - unfinished, num_tokens)
+
+    def _vectors(self, requests: Sequence[Request]) -> dict[str, Vectors]:
+        """Return the vector of every request, by its id. Raises EngineError where one could not be computed."""
+        vectors: dict[str, Vectors] = {}
+        unfinished = {request.request_id for request in requests}
+        self._submit(requests)
+        try:
+            while unfinished:
+                self.engine.loop.step()
+                for request_id in unfinished & self._unread.keys():
+                    for delta in self._read(request_id):
+                        if delta.vector_H is not None:
+                            vectors[request_id] = delta.vector_H
+                        elif delta.finish is not None and request_id not in vectors:
+                            raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
+                        if delta.finish is not None:
+                            unfinished.remove(request_id)
+        finally:
+            self._forget(requests)
+        return vectors
 
     def _submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -291,7 +246,7 @@ class LLM:
         return self._unread.pop(request_id, [])
 
     def _forget(self, requests: Sequence[Request]) -> None:
-        """Nobody reads these any more: what is unfinished is aborted, and its blocks are free on return."""
+        """Abort what is unfinished of `requests`, which nobody reads any more; their blocks are free on return."""
         for request in requests:
             self._read_ids.remove(request.request_id)
             self._unread.pop(request.request_id, None)
@@ -299,8 +254,16 @@ class LLM:
         self.engine.loop.settle()
 
 
+LLM.__init__.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess] what `help(LLM)` shows
+    [
+        *(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "model")),
+        *(Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default) for row in table(EngineConfig)),
+    ]
+)
+
+
 def _for_each(what: str, given: str | Sequence[str | None] | None, count: int) -> Sequence[str | None]:
-    """One for all prompts, or one for each. Raises RequestError where they are fewer or more."""
+    """Return one item for each prompt, given one for all or one for each. Raises RequestError for another count."""
     if given is None or isinstance(given, str):
         return [given] * count
     if len(given) != count:
@@ -309,7 +272,7 @@ def _for_each(what: str, given: str | Sequence[str | None] | None, count: int) -
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, one list of ids and one mapping are single prompts; any other sequence is a batch."""
+    """Return a list of prompts: one text, list of ids or mapping is a single one, any other sequence a batch."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if prompts and all(isinstance(item, int) for item in prompts):

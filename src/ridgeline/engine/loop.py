@@ -1,19 +1,24 @@
-"""The engine's loop: inbox -> plan -> run -> commit -> outbox. It names no feature.
+"""The engine's loop: inbox -> plan -> submit, collect -> commit -> outbox. It names no feature.
 
 One thread owns an EngineLoop; `submit` and `abort` may be called from any thread and take effect before the next step.
 """
 
+import math
 import queue
-import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ridgeline.core.clock import Clock
 from ridgeline.core.log import get_logger
+from ridgeline.core.step import StepPlan
 from ridgeline.engine.executor import Executor
+from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
-from ridgeline.engine.request import Event, FinishReason, Request
-from ridgeline.engine.scheduler import Scheduler, SchedulerStats
+from ridgeline.engine.request import Event, FinishEvent, FinishReason, Request
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.stats import SchedulerStats
 
 log = get_logger("engine")
 
@@ -25,28 +30,11 @@ class Abort:
     request_id: str
 
 
-@dataclass(slots=True)
-class LoopTimes:
-    """Where the loop's time went since the start, in seconds, and what it did. Written by the loop alone."""
-
-    plan_s: float = 0.0
-    run_s: float = 0.0
-    commit_s: float = 0.0
-    render_s: float = 0.0
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_sampled_tokens: int = 0
-    num_requests: int = 0
-    last_step_s: float = 0.0
-
-    @property
-    def scheduling_s_per_request(self) -> float:
-        """Time of `plan` and `commit` per request submitted."""
-        return (self.plan_s + self.commit_s) / max(1, self.num_requests)
-
-
 class EngineLoop:
-    """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas."""
+    """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas.
+
+    `clock` gives monotonic seconds; `journal` is what happened.
+    """
 
     def __init__(
         self,
@@ -54,24 +42,28 @@ class EngineLoop:
         executor: Executor,
         renderer: Renderer,
         deliver: Callable[[list[OutputDelta]], None],
+        clock: Clock,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._renderer = renderer
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Request | Abort | None] = queue.SimpleQueue()
-        self.times = LoopTimes()
+        self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
+        self._collected_s = -math.inf
+        self.clock = clock
+        self.journal = Journal(len(scheduler.stats().cache.groups))
 
     def submit(self, request: Request) -> None:
-        """Any thread: queue a request."""
+        """Queue a request, from any thread."""
         self._inbox.put(request)
 
     def abort(self, request_id: str) -> None:
-        """Any thread: end a request; unknown and finished ones are ignored."""
+        """End a request, from any thread; unknown and finished ones are ignored."""
         self._inbox.put(Abort(request_id))
 
     def wake(self) -> None:
-        """Any thread: make a waiting loop look around."""
+        """Wake a waiting loop to look around, from any thread."""
         self._inbox.put(None)
 
     @property
@@ -82,35 +74,57 @@ class EngineLoop:
         return self._scheduler.stats()
 
     def step(self) -> bool:
-        """Takes in messages and computes one step; False if there was nothing to compute."""
+        """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
+
+        False if there was nothing to compute.
+        """
         self.settle()
-        started = time.perf_counter()
-        plan = self._scheduler.plan()
-        planned = time.perf_counter()
-        self.times.plan_s += planned - started
-        if plan is None:
-            return False
+        heard = False
+        while len(self._in_flight) < self._executor.depth:
+            start_s = self.clock()
+            try:
+                plan = self._scheduler.plan()
+            except Exception as error:
+                return self._fail(None, error, "no step could be planned")
+            if ended := self._scheduler.take_events():
+                self._publish(ended)
+                heard = True
+            if plan is None:
+                break
+            planned_s = self.clock()
+            try:
+                self._executor.submit(plan)
+            except Exception as error:
+                return self._fail(plan, error, "the step failed")
+            self._in_flight.append((plan, start_s, planned_s))
+        return self._collect() if self._in_flight else heard
+
+    def _collect(self) -> bool:
+        """Take in the result of the oldest plan in flight; return True."""
+        plan, start_s, planned_s = self._in_flight.popleft()
         try:
-            result = self._executor.run(plan)
+            result = self._executor.collect()
         except Exception as error:
-            log.exception("step %d failed", plan.step)
-            self._publish(self._scheduler.fail(plan, f"the step failed: {type(error).__name__}"))
-            return True
-        ran = time.perf_counter()
-        events = self._scheduler.commit(plan, result)
-        committed = time.perf_counter()
+            return self._fail(plan, error, "the step failed")
+        ran_s = self.clock()
+        begun_s = max(planned_s, self._collected_s)  # an earlier plan was computed until then
+        self._collected_s = ran_s
+        try:
+            events = self._scheduler.commit(plan, result, ran_s - begun_s)
+        except Exception as error:
+            return self._fail(plan, error, "the step could not be taken in")
+        committed_s = self.clock()
         self._publish(events)
-        self._account(started, planned, ran, committed)
-        self.times.num_computed_tokens += plan.num_tokens
-        self.times.num_sampled_tokens += len(result.samples)
+        times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
+        self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_kept)
         return True
 
     def settle(self) -> None:
-        """Takes in messages and passed deadlines without computing anything."""
+        """Take in messages and passed deadlines without computing anything."""
         self._publish(self._drain() + self._scheduler.expire())
 
     def wait(self, timeout_s: float) -> None:
-        """Sleeps until a message arrives or `timeout_s` passes. Call it only when `step` had nothing to do."""
+        """Sleep until a message arrives or `timeout_s` passes. Call it only when `step` had nothing to do."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
@@ -126,7 +140,7 @@ class EngineLoop:
     def _receive(self, message: Request | Abort | None) -> list[Event]:
         match message:
             case Request():
-                self.times.num_requests += 1
+                self.journal.request()
                 self._scheduler.add(message)
             case Abort():
                 return self._scheduler.finish(message.request_id, None, FinishReason.ABORT)
@@ -134,22 +148,25 @@ class EngineLoop:
                 pass
         return []
 
+    def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
+        """End what the step was for, where no single answer is to blame; the loop goes on."""
+        log.error(what, exc_info=error)
+        self._publish(self._scheduler.fail(plan, f"{what}: {type(error).__name__}"))
+        return True
+
     def _publish(self, events: list[Event]) -> None:
         if not events:
             return
-        deltas, stopped = self._renderer.render(events)
-        if stopped:
+        deltas, stopped, failed = self._renderer.render(events)
+        if stopped or failed:
             ends = [end for key in stopped for end in self._scheduler.finish(*key, FinishReason.STOP)]
-            closing = {(delta.request_id, delta.index): delta for delta in self._renderer.render(ends)[0]}
+            ends += [end for key in failed for end in self._scheduler.finish(*key, FinishReason.ERROR, failed[key])]
+            closing = {(delta.request_id, delta.index): delta for delta in self._renderer.render(ends).deltas}
             for delta in deltas:
                 if last := closing.get((delta.request_id, delta.index)):
                     delta.finish = last.finish
+            events = [*events, *ends]
         self._deliver(deltas)
-
-    def _account(self, started: float, planned: float, ran: float, committed: float) -> None:
-        finished = time.perf_counter()
-        self.times.run_s += ran - planned
-        self.times.commit_s += committed - ran
-        self.times.render_s += finished - committed
-        self.times.num_steps += 1
-        self.times.last_step_s = finished - started
+        for event in events:
+            if isinstance(event, FinishEvent):
+                self.journal.answer(event)

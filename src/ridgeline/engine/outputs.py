@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from ridgeline.core.step import TokenLogprob
+from ridgeline.core.step import TokenLogprob, Vectors
 from ridgeline.engine.request import FinishReason, Timings
 
 
@@ -31,9 +28,10 @@ class OutputDelta:
     request_id: str
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    vector_H: Vectors | None = None
     finish: Finish | None = None
 
 
@@ -43,7 +41,7 @@ class EmbeddingOutput:
 
     prompt: str | None
     prompt_token_ids: list[int]
-    embedding: npt.NDArray[np.float32]
+    embedding: Vectors
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
+    token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
@@ -61,7 +59,7 @@ class CompletionOutput:
     timings: Timings | None = None
 
     def extend(self, delta: OutputDelta) -> None:
-        """Takes in the next delta of this answer."""
+        """Take in the next delta of this answer."""
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs:
@@ -109,7 +107,7 @@ class RequestOutput:
         return Usage(len(self.prompt_token_ids), generated, self.num_cached_tokens)
 
     def extend(self, delta: OutputDelta) -> None:
-        """Takes in the next delta of any answer."""
+        """Take in the next delta of any answer."""
         if delta.prompt_logprobs:
             self.prompt_logprobs = [*(self.prompt_logprobs or (None,)), *delta.prompt_logprobs]
         if delta.finish is not None and delta.index == 0:

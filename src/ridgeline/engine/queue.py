@@ -23,7 +23,7 @@ class WaitingQueue:
         return (seq for _, seq in self._entries)
 
     def key(self, seq: Sequence) -> tuple[int, float, int]:
-        """Where a sequence stands; also the order in which the running ones are served."""
+        """Return the sort key of a sequence, by which the running ones are served too."""
         return seq.order if self._use_priority else (0, *seq.order[1:])
 
     def push(self, seq: Sequence) -> None:

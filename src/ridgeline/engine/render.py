@@ -1,13 +1,28 @@
-"""Events -> deltas with text: incremental detokenization and stop strings. Runs in the loop's thread, after commit."""
+"""Events -> deltas with text: incremental detokenization and stop strings. Runs in the loop's thread, after commit.
+
+A stop string ends an answer at its token: what the same step put behind it is dropped. An error ends its answer alone.
+"""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from ridgeline.core.log import get_logger
 from ridgeline.engine.outputs import Finish, OutputDelta
-from ridgeline.engine.request import Event, FinishEvent, FinishReason, PromptLogprobsEvent, TokenEvent
+from ridgeline.engine.request import Event, FinishEvent, FinishReason, PromptLogprobsEvent, TokenEvent, VectorEvent
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.tokenizer import Tokenizer
 
 AnswerKey = tuple[str, int]
+
+log = get_logger("engine")
+
+
+class Rendered(NamedTuple):
+    """One delta per answer that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler."""
+
+    deltas: list[OutputDelta]
+    stopped: list[AnswerKey]
+    failed: dict[AnswerKey, str]
 
 
 class Renderer:
@@ -17,10 +32,10 @@ class Renderer:
         self._tokenizer = tokenizer
         self._open: dict[AnswerKey, IncrementalDetokenizer] = {}
 
-    def render(self, events: Iterable[Event]) -> tuple[list[OutputDelta], list[AnswerKey]]:
-        """One delta per answer that changed, and the answers that a stop string ended: the scheduler must end those."""
+    def render(self, events: Iterable[Event]) -> Rendered:
         deltas: dict[AnswerKey, OutputDelta] = {}
         stopped: dict[AnswerKey, None] = {}
+        failed: dict[AnswerKey, str] = {}
         for event in events:
             key = (event.request.request_id, 0 if isinstance(event, PromptLogprobsEvent) else event.index)
             delta = deltas.setdefault(key, OutputDelta(*key))
@@ -28,15 +43,27 @@ class Renderer:
                 case PromptLogprobsEvent():
                     delta.prompt_logprobs.extend(event.logprobs)
                 case TokenEvent():
-                    if self._token(event, key, delta):
-                        stopped[key] = None
+                    if key in stopped or key in failed:
+                        continue
+                    try:
+                        if self._token(event, key, delta):
+                            stopped[key] = None
+                    except Exception as error:
+                        failed[key] = self._fault(key, error)
+                case VectorEvent():
+                    delta.vector_H = event.vector_H
                 case FinishEvent():
-                    self._finish(event, key, delta)
+                    self._finish(event, key, delta, failed.pop(key, None))
                     stopped.pop(key, None)
-        return list(deltas.values()), list(stopped)
+        return Rendered(list(deltas.values()), list(stopped), failed)
+
+    def _fault(self, key: AnswerKey, error: Exception) -> str:
+        log.error("answer %d of %s could not be rendered", key[1], key[0], exc_info=error)
+        self._open.pop(key, None)
+        return f"this answer could not be rendered: {type(error).__name__}"
 
     def _token(self, event: TokenEvent, key: AnswerKey, delta: OutputDelta) -> bool:
-        """Adds a token to a delta; True if it completed a stop string."""
+        """Add a token to a delta; return True if it completed a stop string."""
         delta.token_ids.append(event.token_id)
         if event.logprob is not None:
             delta.logprobs.append(event.logprob)
@@ -55,23 +82,30 @@ class Renderer:
         delta.text += self._open[key].feed((event.token_id,))
         return self._open[key].stop_found is not None
 
-    def _finish(self, event: FinishEvent, key: AnswerKey, delta: OutputDelta) -> None:
-        detokenizer = self._open.pop(key, None)
+    def _finish(self, event: FinishEvent, key: AnswerKey, delta: OutputDelta, failure: str | None) -> None:
+        """Close an answer; `failure` is what went wrong with it in this step."""
+        detokenizer = self._open.get(key)
         reason, stop_reason = event.reason, self._stop_id(event)
         if detokenizer is not None:
-            delta.text += detokenizer.flush()
+            try:
+                delta.text += detokenizer.flush()
+            except Exception as error:
+                failure = self._fault(key, error)
             if detokenizer.stop_found is not None:
                 reason, stop_reason = FinishReason.STOP, detokenizer.stop_found
+        self._open.pop(key, None)
+        if failure is not None:
+            reason, stop_reason = FinishReason.ERROR, None
         delta.finish = Finish(
             reason=reason,
             timings=event.timings,
             num_cached_tokens=event.cached.num_tokens,
             uncached_reason=event.cached.reason,
             stop_reason=stop_reason,
-            error=event.error,
+            error=failure or event.error,
         )
 
     @staticmethod
     def _stop_id(event: FinishEvent) -> int | None:
-        """The stop id that the caller asked for; the model's own end-of-sequence ids are not worth telling."""
+        """Return the stop id that the caller asked for; the model's own end-of-sequence ids are not worth telling."""
         return event.stop_token_id if event.stop_token_id in event.request.params.stop_token_ids else None

@@ -8,8 +8,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
-from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import TokenLogprob
+from ridgeline.core.params import PoolingParams, SamplingParams
+from ridgeline.core.step import TokenLogprob, Vectors
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the answers of one request never share a random stream
 
@@ -26,7 +26,10 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request: `params.max_tokens` is resolved, `deadline_s` is on the engine's monotonic clock."""
+    """One accepted request: `params.max_tokens` is resolved, `deadline_s` is on the engine's monotonic clock.
+
+    With `pooling` it asks for a vector instead of tokens.
+    """
 
     request_id: str
     prompt_ids: Items[int]
@@ -38,6 +41,7 @@ class Request:
     priority: int = 0  # lower runs first
     deadline_s: float | None = None
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
+    pooling: PoolingParams | None = None
     salt: str = ""  # prefixes are shared only among requests of equal salt
 
 
@@ -58,7 +62,7 @@ class Sequence:
     num_preemptions: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    siblings: list["Sequence"] = field(default_factory=list["Sequence"])  # n > 1: forked when the prompt is computed
+    siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
     @property
     def num_prompt(self) -> int:
@@ -74,7 +78,7 @@ class Sequence:
 
     @property
     def seed(self) -> int:
-        """Of this answer's random stream."""
+        """Seed of this sequence's random stream."""
         return (self.request.seed + self.index * SEED_STRIDE) % 2**64
 
     @property
@@ -86,6 +90,14 @@ class Sequence:
         return tuple(self.request.stop_ids)
 
     @property
+    def adapter(self) -> int:
+        return self.request.adapter
+
+    @property
+    def pooling(self) -> PoolingParams | None:
+        return self.request.pooling
+
+    @property
     def num_output(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
@@ -93,6 +105,17 @@ class Sequence:
     def order(self) -> tuple[int, float, int]:
         """Sorts by priority, then arrival."""
         return (self.request.priority, self.request.arrival_s, self.seq_id)
+
+    def timings(self, now_s: float) -> "Timings":
+        """Return what has happened to the answer until `now_s`, when it ends."""
+        arrival_s, first_s = self.request.arrival_s, self.first_token_s
+        return Timings(
+            queue_s=(now_s if self.scheduled_s is None else self.scheduled_s) - arrival_s,
+            ttft_s=None if first_s is None else first_s - arrival_s,
+            tpot_s=(now_s - first_s) / (self.num_output - 1) if first_s is not None and self.num_output > 1 else None,
+            latency_s=now_s - arrival_s,
+            num_preemptions=self.num_preemptions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +138,22 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishEvent:
-    """Answer `index` of `request` ended. Times are seconds; `tpot_s` is None for an answer of one token."""
+class VectorEvent:
+    """The vector [H] that `request` asked for."""
 
     request: Request
     index: int
+    vector_H: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """Answer `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
+
+    request: Request
+    index: int
+    seq_id: int
+    num_output: int
     reason: FinishReason
     timings: "Timings"
     cached: PrefixMatch
@@ -138,4 +172,4 @@ class Timings:
     num_preemptions: int
 
 
-Event = PromptLogprobsEvent | TokenEvent | FinishEvent
+Event = PromptLogprobsEvent | TokenEvent | VectorEvent | FinishEvent

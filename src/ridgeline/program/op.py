@@ -1,4 +1,4 @@
-"""The parts of a Program: ops over named values with symbolic dimensions.
+"""A Program: ops over named values with symbolic dimensions.
 
 Legend: T tokens in the step · R rows that need logits. All other dimensions are numbers.
 Built by `lower.py`, rewritten by `passes/`, priced by `cost/`, executed by `backends/`. No torch.
@@ -20,12 +20,12 @@ STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), ADAPTE
 
 @dataclass(frozen=True, slots=True)
 class Attrs:
-    """What an op needs to know beside its operands. Each kind of op has its own subclass, in `ops/`."""
+    """Attributes of an op: everything but its operands. Each kind of op has its own subclass, in `ops/`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain(Attrs):
-    """None."""
+    """No attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class KvState:
-    """What one layer keeps of every token: `num_heads` keys and values of `head_dim` entries each.
+    """KV cache of one layer: `num_heads` keys and values of `head_dim` entries for every token.
 
-    With a `window`, only what the queries to come still see.
+    With a `window` (sliding window attention), only for the tokens that later queries can still attend to.
     """
 
     num_heads: int
@@ -52,21 +52,21 @@ class KvState:
     window: int | None
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        """Entries of one byte are int8, and have a float32 scale for the key and for the value of each head."""
+        """Return the bytes of a token; int8 entries have a float32 scale for the key and the value of each head."""
         scale_bytes = 4 if element_bytes == 1 else 0
         return 2 * self.num_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentState:
-    """What multi-head latent attention keeps of every token: a compressed latent and one rotated key for all heads."""
+    """KV cache of one MLA layer: a compressed latent and one rotated key for all heads, for every token."""
 
     latent_dim: int
     rope_dim: int
 
     @property
     def window(self) -> None:
-        """Every token is kept."""
+        """Return None: latents are cached for every token."""
 
     def bytes_per_token(self, element_bytes: int) -> int:
         return (self.latent_dim + self.rope_dim) * element_bytes
@@ -74,7 +74,7 @@ class LatentState:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What one layer keeps of a sequence, however long: float32 tensors of the given shapes, zero at its start."""
+    """State of one recurrent layer per sequence, of any length: float32 tensors of these shapes, zero at its start."""
 
     parts: tuple[tuple[int, ...], ...]
 

@@ -1,7 +1,7 @@
 """The op table: for each kind of op its signature, shape rule, FLOPs and bytes.
 
 Put together from the files of `ops/`. `infer` gives the output shapes; `cost` prices the op for a step. A contract test
-holds the rows and their plain-torch meanings together. No torch.
+holds the rows and their reference functions in torch together. No torch.
 """
 
 import pkgutil
@@ -26,5 +26,7 @@ OPSET: Mapping[str, OpRow] = _table()
 
 
 def float32_weights(program: Program) -> frozenset[str]:
-    """The weights that stay float32 whatever the model's dtype: small vectors in whose rounding a model would drift."""
+    """Return the weights that stay float32 whatever the model's dtype: small vectors in whose rounding a model would
+    drift.
+    """
     return frozenset(name for op in program.ops if OPSET[op.kind].float32_weights for name in op.weights)

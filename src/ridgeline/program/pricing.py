@@ -1,4 +1,4 @@
-"""What an op costs in a step: the sizes that a cost rule sees, and the FLOPs and bytes that it gives back.
+"""Cost of an op in a step: the sizes that a cost rule sees, and the FLOPs and bytes that it returns.
 
 Every row of the op table has such a rule; `cost/` applies them. No torch.
 """
@@ -17,7 +17,7 @@ FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step has to compute: (tokens, KV length after the step) of each span, and the rows that need logits."""
+    """Work of a step: (tokens, KV length after the step) of each span, and the number of rows that need logits."""
 
     spans: tuple[tuple[int, int], ...]
     num_rows: int
@@ -28,7 +28,7 @@ class Load:
 
     @classmethod
     def decode(cls, batch: int, context: int) -> "Load":
-        """One token for each of `batch` sequences whose KV length is `context` tokens after the step."""
+        """Return one token for each of `batch` sequences whose KV length is `context` tokens after the step."""
         return cls(spans=((1, context),) * batch, num_rows=batch)
 
 

@@ -1,33 +1,74 @@
-"""Weights as small integers with scales: rounded to nearest when a model is loaded, from any checkpoint.
+"""Weights as small numbers with scales: rounded to nearest when a model is loaded, from any checkpoint.
 
 Called by backends while they lay weights out. A scheme is a file of `schemes/`; its name is the scheme's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import torch
+import numpy as np
 
+from ridgeline.core.config import QuantizeConfig
+from ridgeline.core.dtypes import Array, Float32s, float32, to_dtype
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import TOKEN_IDS, Program
 from ridgeline.program.ops.experts import routers
-from ridgeline.quant.scheme import Quantized, Scheme, names, scheme
+from ridgeline.quant.scheme import Scheme, scheme
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize, joined
 
-__all__ = ["Quantized", "Scheme", "dequantize", "dequantized_weights", "names", "quantize", "quantized_names", "scheme"]
+__all__ = [
+    "Scheme",
+    "StoredFormat",
+    "StoredMatrix",
+    "chosen_format",
+    "dequantize",
+    "dequantized_weights",
+    "quantize",
+    "quantized_names",
+    "scheme",
+]
+
+CHUNK_ELEMENTS = 2**16  # of float32 at a time: temporaries stay in a core's cache
+
+Run = Callable[[Callable[[int], StoredMatrix], Iterable[int]], Iterable[StoredMatrix]]
 
 
-def quantize(name: str, weight_NK: torch.Tensor, group_size: int, zero_points: bool) -> Quantized:
-    """`weight_NK` in the scheme of that name; see `Scheme.quantize`."""
-    return scheme(name).quantize(weight_NK, group_size, zero_points)
+def chosen_format(config: QuantizeConfig) -> StoredFormat:
+    """Return how the scheme of a configuration stores matrices. Raises ConfigError for options that it lacks."""
+    assert config.scheme is not None
+    return scheme(config.scheme).stored_format(config.group_size, config.zero_points)
 
 
-def dequantize(name: str, quantized: Quantized) -> torch.Tensor:
-    """What the integers mean, float32 [N, K]."""
-    return scheme(name).dequantize(quantized)
+def quantize(name: str, weight_NK: Array, form: StoredFormat, run: Run = map) -> StoredMatrix:
+    """Round a matrix of any float type in the scheme of that name; `run` may compute rows on several threads.
+
+    Raises ModelLoadError where the matrix has NaN, infinity or a magnitude that a scale cannot hold.
+    """
+    chosen = scheme(name)
+    num_rows = max(1, CHUNK_ELEMENTS // max(1, weight_NK.shape[1]))
+
+    def rows_from(begin: int) -> StoredMatrix:
+        with np.errstate(all="ignore"):  # what is no number shows in the scales
+            part = chosen.quantize(float32(weight_NK[begin : begin + num_rows]), form)
+        _require_finite(part.scales, begin)
+        return part
+
+    return joined(list(run(rows_from, range(0, len(weight_NK), num_rows))))
+
+
+def _require_finite(scales: Float32s, first_row: int) -> None:
+    """Raise ModelLoadError that names the first row whose scales are no finite numbers."""
+    bad = ~np.isfinite(scales).all(axis=1)
+    if bad.any():
+        raise ModelLoadError(
+            f"row {first_row + int(bad.argmax())} of a weight matrix has NaN, infinity or a value too large to "
+            "quantize; the checkpoint is damaged, or run it without quantization"
+        )
 
 
 def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
-    """The weights that a scheme applies to: the matrices of linear layers, latent attentions and experts.
+    """Return the weights that a scheme applies to: the matrices of linear layers, latent attentions and experts.
 
-    They are [N, K], or of experts [E, N, K]. With `embeddings` also token table and head. Routers, norms, biases and
+    They are [N, K], or of experts [E, N, K]. With `embeddings` also embedding and head. Routers, norms, biases and
     learned positions stay as they are.
     """
     layers = {op.weights[0] for op in program.ops if op.kind in ("linear", "latent_attention")} - routers(program)
@@ -38,22 +79,16 @@ def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
 
 
 def dequantized_weights(
-    program: Program,
-    weights: Mapping[str, torch.Tensor],
-    name: str,
-    group_size: int,
-    zero_points: bool,
-    *,
-    embeddings: bool,
-) -> dict[str, torch.Tensor]:
-    """`weights` after a round trip through the scheme, in their own dtypes: what a quantized model computes with.
+    program: Program, weights: Mapping[str, Array], name: str, form: StoredFormat, *, embeddings: bool
+) -> dict[str, Array]:
+    """Return `weights` as a quantized model computes with them, in their own dtypes.
 
     Exact in float32; a narrower dtype rounds once more.
     """
     chosen = quantized_names(program, embeddings=embeddings)
 
-    def round_trip(weight: torch.Tensor) -> torch.Tensor:
-        rows_NK = weight.flatten(0, -2)
-        return dequantize(name, quantize(name, rows_NK, group_size, zero_points)).to(weight.dtype).view_as(weight)
+    def round_trip(weight: Array) -> Array:
+        rounded_NK = dequantize(quantize(name, weight.reshape(-1, weight.shape[-1]), form))
+        return to_dtype(rounded_NK, weight.dtype).reshape(weight.shape)
 
     return {key: round_trip(weight) if key in chosen else weight for key, weight in weights.items()}

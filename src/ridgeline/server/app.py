@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ridgeline.core.errors import OverloadedError
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.client import EngineClient
 from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
 from ridgeline.server.openai.chat import create_chat_completion
@@ -22,15 +22,16 @@ from ridgeline.server.openai.completions import create_completion
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
+from ridgeline.text.tokenizer import Tokenizer
 
 
-def create_app(engine: AsyncEngine, settings: ServerSettings) -> Starlette:
-    """An ASGI app over `engine`, which it starts and, when it ends, drains and stops.
+def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings) -> Starlette:
+    """Return an ASGI app over `engine`, which it starts and, when it ends, drains and stops.
 
-    `app.state.service` is what a runner needs to drain earlier, on a signal. Raises ModelLoadError for a broken chat
-    template.
+    `tokenizer` is that of the engine's model. `app.state.service` is what a runner needs to drain earlier, on a signal.
+    Raises what Service does.
     """
-    service = Service(engine, settings)
+    service = Service(engine, tokenizer, settings)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -60,17 +61,17 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> Starlette:
 
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:
-    """RequestBoundary maps all errors: starlette is not to answer any by itself."""
+    """Raise every error on: RequestBoundary maps them all, and starlette is not to answer any by itself."""
     raise error
 
 
 async def _health(http: Request) -> Response:
-    """200 while the process is alive, also when it drains: a restart would cure nothing."""
+    """Answer 200 while the process is alive, also when it drains: a restart would cure nothing."""
     return JSONResponse({"status": "ok"})
 
 
 async def _ready(service: Service, http: Request) -> Response:
-    """200 only where a request would be taken now."""
+    """Answer 200 only where a request would be taken now."""
     if not service.engine.accepting:
         return reply_to(OverloadedError("not ready: the engine is shutting down or has stopped")).response()
     return JSONResponse({"status": "ready"})

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_bytes: int) -> T:
-    """The body as `decoder`'s type.
+    """Read the body as `decoder`'s type.
 
     Raises HTTPException 413 or 415, RequestError that names the field for anything the type does not allow, and
     ClientDisconnect.
@@ -63,7 +63,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _explain(message: str) -> RequestError:
-    """msgspec's words, with the field that they are about as `param`."""
+    """Put msgspec's words into a RequestError, with the field that they are about as `param`."""
     place = _PLACE.search(message)
     where = place.group(1) if place else ""
     what = message[: place.start()] if place else message

@@ -72,7 +72,7 @@ class RequestBoundary:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of equal length for every key, so that the comparison takes the same time for all."""
+    """Hash to equal length for every key, so that the comparison takes the same time for all."""
     return hashlib.sha256(key).digest()
 
 
@@ -82,7 +82,7 @@ def _request_id(headers: Headers) -> str:
 
 
 def _log(scope: Scope, note: RequestNote) -> None:
-    """One line. The path is quoted in ASCII, so that no client can write a line of its own."""
+    """Log one line. The path is quoted in ASCII, so that no client can write a line of its own."""
     log.info(
         "%s %s %s status=%d prompt=%d cached=%d output=%d ms=%.1f",
         note.request_id,

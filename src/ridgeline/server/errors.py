@@ -59,7 +59,7 @@ class ErrorReply:
 
 
 def reply_to(error: Exception) -> ErrorReply:
-    """How `error` is told to the client. What it knows of our own failures is that there was one."""
+    """Return the reply that tells the client of `error`; of our own failures it says only that there was one."""
     match error:
         case RequestError():
             status = 404 if isinstance(error, ModelNotFoundError) else 400

@@ -4,7 +4,7 @@ import socket
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises OSError.
+    """Return a bound socket; port 0 takes a free one. Raises OSError.
 
     Accepted connections inherit TCP_NODELAY: without it, Nagle's algorithm holds back small chunks of a stream.
     """
@@ -21,6 +21,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+    """Return the URL where clients find it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

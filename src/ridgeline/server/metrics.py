@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.client import EngineClient
 from ridgeline.engine.request import Timings
 
 PREFIX = "ridgeline"
@@ -25,9 +25,9 @@ _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 6
 class Metrics:
     """Counters and histograms of one app, and the engine's gauges beside them."""
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(loop))
+        self._registry.register(_EngineCollector(engine))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated and handed to the server.")
         self.answers = self._counter("request_success", "Answers that ended normally, by reason.", "finished_reason")
@@ -38,7 +38,7 @@ class Metrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token, per answer.", _E2E_S)
 
     def finished(self, reason: str, timings: Timings) -> None:
-        """An answer ended normally."""
+        """Count an answer that ended normally."""
         self.answers.labels(reason).inc()
         self._e2e.observe(timings.latency_s)
         if timings.ttft_s is not None:
@@ -47,7 +47,7 @@ class Metrics:
             self._tpot.observe(timings.tpot_s)
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Return the metrics in Prometheus text format."""
         return generate_latest(self._registry)
 
     def _counter(self, stem: str, text: str, *labels: str) -> Counter:
@@ -59,12 +59,12 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class _EngineCollector(Collector):
-    """Reads the engine's own numbers at the time of the scrape; single fields, so no lock is needed."""
+    """Reads the engine's own numbers at the time of the scrape."""
 
-    loop: EngineLoop
+    engine: EngineClient
 
     def collect(self) -> Iterator[Metric]:
-        stats, times = self.loop.stats(), self.loop.times
+        stats = self.engine.stats()
         cache = stats.cache
         usage = max((group.used / group.total for group in cache.groups), default=0.0)
         yield _gauge("num_requests_running", "Sequences that hold cache blocks.", stats.num_running)
@@ -78,10 +78,9 @@ class _EngineCollector(Collector):
         yield _total("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.prefix_query_tokens)
         yield _total("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cache.prefix_hit_tokens)
         yield _total("num_preemptions", "Sequences sent back to the queue for lack of blocks.", stats.num_preemptions)
-        yield _total("engine_tokens_computed", "Tokens that steps have computed.", times.num_computed_tokens)
-        step_s = times.plan_s + times.run_s + times.commit_s + times.render_s
+        yield _total("engine_tokens_computed", "Tokens that steps have computed.", stats.num_computed_tokens)
         text = "Time of engine steps: plan, run, commit and render."
-        yield SummaryMetricFamily(f"{PREFIX}_step_duration_seconds", text, times.num_steps, step_s)
+        yield SummaryMetricFamily(f"{PREFIX}_step_duration_seconds", text, stats.num_steps, stats.step_s)
 
 
 def _gauge(stem: str, text: str, value: float) -> GaugeMetricFamily:

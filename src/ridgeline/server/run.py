@@ -25,7 +25,7 @@ UNFINISHED_EXIT = 1
 
 
 def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
-    """Serves until a signal; the exit code is 0 if every open request ended. Call it in the main thread."""
+    """Serve until a signal; the exit code is 0 if every open request ended. Call it in the main thread."""
     server = DrainingServer(app, on_ready)
     server.run(sockets=[listener])
     return server.exit_code
@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """In the main thread, between two instructions of it; uvicorn's own would stop listening first."""
+        """Handle a signal in the main thread, between two instructions; uvicorn's own would stop listening first."""
         if self._signalled:
             os._exit(128 + sig)
         self._signalled = True

@@ -4,17 +4,18 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.requests import Request
 
-from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
+from ridgeline.core.errors import ConfigError, ContextLengthError, ModelNotFoundError
 from ridgeline.core.log import get_logger
-from ridgeline.engine.async_engine import AsyncEngine
-from ridgeline.engine.intake import Prompt
+from ridgeline.engine.client import EngineClient
+from ridgeline.engine.intake import Intake, Prompt
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.tokenizer import Tokenizer
 
 log = get_logger("server")
@@ -33,32 +34,42 @@ class RequestNote:
 
 
 def note_of(request: Request) -> RequestNote:
-    """The note that RequestBoundary attached."""
+    """Return the note that RequestBoundary attached."""
     note = request.state.note
     assert isinstance(note, RequestNote)
     return note
 
 
 class Service:
-    """One engine with its settings, metrics and chat template. Raises ModelLoadError for a broken template."""
+    """An engine with what a server needs beside it: intake, chat template, settings and metrics.
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+    `tokenizer` is that of the engine's model. Raises ConfigError for a model that embeds, ModelLoadError for a broken
+    chat template.
+    """
+
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings) -> None:
         self.engine = engine
+        self.info = engine.info()
+        if self.info.embeds:
+            raise ConfigError(
+                f"{self.info.model_name} gives vectors, not text; the server only generates: use LLM.embed"
+            )
+        self.tokenizer = tokenizer
+        self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings
-        self.metrics = Metrics(engine.engine.loop)
-        tokenizer = engine.engine.tokenizer
-        self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer)
-        self._max_prompt_chars = _max_prompt_chars(tokenizer, engine.engine.intake.max_model_len)
-        self._adapters = engine.engine.intake.adapters
-        self.model_names = (*(settings.served_model_names or (engine.engine.model_name,)), *self._adapters)
+        self.metrics = Metrics(engine)
+        source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
+        self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
+        self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
+        self.model_names = (*(settings.served_model_names or (self.info.model_name,)), *self.info.adapters)
         self.created_unix_s = int(time.time())
 
     def adapter_of(self, model: str) -> str | None:
-        """The adapter that a served name stands for; None: the model as it is."""
-        return model if model in self._adapters else None
+        """Return the adapter that a served name stands for; None: the model as it is."""
+        return model if model in self.info.adapters else None
 
     def require_model(self, name: str | None) -> str:
-        """The served name; a request that names none gets the first. Raises ModelNotFoundError."""
+        """Return the served name; a request that names none gets the first. Raises ModelNotFoundError."""
         if name is None:
             return self.model_names[0]
         if name not in self.model_names:
@@ -66,16 +77,16 @@ class Service:
         return name
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises RequestError; ContextLengthError before tokenizing what cannot fit, which takes long."""
+        """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
         if isinstance(prompt, str) and len(prompt) > self._max_prompt_chars:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} characters; this model's context has no room for more than "
                 f"{self._max_prompt_chars}: shorten it"
             )
-        return self.engine.engine.intake.encode(prompt, add_special_tokens=add_special_tokens)
+        return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
     def explain(self, error: Exception, request_id: str) -> ErrorReply:
-        """The error as a reply, counted, and logged if it was not expected."""
+        """Return the error as a reply, counted, and logged if it was not expected."""
         reply = reply_to(error)
         self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()
         if reply.unexpected:
@@ -83,14 +94,14 @@ class Service:
         return reply
 
     async def drain(self) -> bool:
-        """Lets open requests finish within the shutdown timeout, then stops the engine; True if all of them did."""
+        """Let open requests finish within the shutdown timeout, then stop the engine; return True if all did."""
         drained = await self.engine.drain(self.settings.shutdown_timeout_s)
         await asyncio.to_thread(self.engine.stop)
         return drained
 
 
 def _max_prompt_chars(tokenizer: Tokenizer | None, max_model_len: int) -> int:
-    """Characters of a context full of the longest token."""
+    """Return the number of characters of a context full of the longest token."""
     if tokenizer is None:  # text is refused by the intake, whatever its length
         return sys.maxsize
     longest = max((len(tokenizer.token(token_id) or "") for token_id in range(tokenizer.vocab_size)), default=1)

@@ -2,39 +2,49 @@
 
 import ipaddress
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Bounds, timeouts and names. `served_model_names` empty: the model's own name. Raises ConfigError.
 
-    `request_timeout_s` counts from arrival to the last token; `stall_timeout_s` is how long a client may leave a
-    stream unread.
+    `request_timeout_s` counts from arrival to the last token.
     """
 
-    served_model_names: tuple[str, ...] = ()
+    PANEL: ClassVar[str] = "Server"
+
+    served_model_names: tuple[str, ...] = option(
+        (), "Name of the model in the API; may be given several times.", flag="--served-model-name"
+    )
+    chat_template: str | None = option(
+        None, "Jinja file to make prompts of messages. Default: the model's own.", metavar="FILE"
+    )
     api_key: str | None = field(default=None, repr=False)
-    max_body_bytes: int = 10 * 2**20
-    max_prompts: int = 128
-    max_answers: int = 1024  # prompts x n of one request
-    request_timeout_s: float = 600.0
-    stall_timeout_s: float = 60.0
-    shutdown_timeout_s: float = 30.0
+    max_body_bytes: int = option(10 * 2**20, "Maximum size of a request's body in bytes.", low=1)
+    max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
+    max_answers: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
+    request_timeout_s: float = option(
+        600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
+    )
+    stall_timeout_s: float = option(
+        60.0, "Seconds that a client may leave a stream unread.", above=0.0, flag="--stall-timeout"
+    )
+    shutdown_timeout_s: float = option(
+        30.0, "Seconds that open requests get after SIGTERM.", low=0.0, flag="--shutdown-timeout"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_prompts", "max_answers", "request_timeout_s", "stall_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.shutdown_timeout_s < 0:
-            raise ConfigError(f"shutdown_timeout_s must not be negative, got {self.shutdown_timeout_s}")
+        check(self, lambda name, message: ConfigError(message))
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the API key is empty; give one, or leave the option out")
 
 
 def require_safe_host(host: str, *, api_key: str | None, insecure_no_auth: bool) -> None:
-    """Raises ConfigError for a host that others can reach when nothing asks them for a key."""
+    """Raise ConfigError for a host that others can reach when nothing asks them for a key."""
     if api_key is None and not insecure_no_auth and not _is_loopback(host):
         raise ConfigError(
             f"host {host} can be reached by others and no API key is set: give --api-key, "

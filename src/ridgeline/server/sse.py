@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def event(data: msgspec.Struct) -> bytes:
-    """One message. JSON holds no raw line break, so one data line is enough."""
+    """Encode one message. JSON holds no raw line break, so one data line is enough."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def error_event(reply: ErrorReply) -> bytes:
-    """The last message of a stream that failed; no [DONE] follows it."""
+    """Encode the last message of a stream that failed; no [DONE] follows it."""
     return b"event: error\ndata: " + reply.json + b"\n\n"
 
 
@@ -77,7 +77,7 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; a client that leaves first cancels it. Raises ClientDisconnect. The body must be read."""
+    """Await `work`; a client that leaves first cancels it. Raises ClientDisconnect. The body must have been read."""
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)

@@ -59,7 +59,7 @@ class GroupedQueryAttention:
 
 
 def check_shared_kv(mixers: Sequence[object]) -> None:
-    """Raises ConfigError where a layer's `kv_from` names no layer whose keys and values it could read.
+    """Raise ConfigError where a layer's `kv_from` names no layer whose keys and values it could read.
 
     `mixers`: one per layer, of any kind.
     """

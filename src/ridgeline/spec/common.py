@@ -1,21 +1,28 @@
 """What most families share: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     Activation,
+    AnyLayer,
+    DecoderSpec,
     DynamicRope,
     GatedMlp,
     GroupedQueryAttention,
+    Head,
     LinearRope,
     Llama3Rope,
     LongRope,
+    MixtureOfExperts,
+    Norm,
     PlainRope,
     Rename,
     Rope,
     RopeScaling,
+    Routing,
     YarnRope,
 )
 
@@ -35,8 +42,38 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+UNTIED, TIED = Head(tied=False), Head(tied=True)
+
+
+def decoder(
+    config: ConfigReader,
+    layers: AnyLayer | Sequence[AnyLayer],
+    norm: Norm,
+    *,
+    vocab_size: int | None = None,
+    positions: int | None = None,
+    head: Head = UNTIED,
+) -> DecoderSpec:
+    """Return the decoder of a config that spells its vocabulary, width, positions and tying as most do.
+
+    `layers`: each of them, or one that stands for all `num_hidden_layers`; `norm`: behind the last.
+    `vocab_size`, `positions`, `head.tied`: what a config means that does not say; None: it must.
+    """
+    return DecoderSpec(
+        model_type=config.text("model_type"),
+        vocab_size=config.integer("vocab_size", vocab_size),
+        hidden_size=config.integer("hidden_size"),
+        max_positions=config.integer("max_position_embeddings", positions),
+        layers=tuple(layers)
+        if isinstance(layers, Sequence)
+        else (layers,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        final_norm=norm,
+        head=replace(head, tied=config.flag("tie_word_embeddings", head.tied)),
+    )
+
+
 def head_size(hidden_size: int, num_heads: int) -> int:
-    """The head size that a config without `head_dim` means. Raises ConfigError where the heads do not fit evenly."""
+    """Compute the head size of a config without `head_dim`. Raises ConfigError where the heads do not fit evenly."""
     if hidden_size % num_heads:
         raise ConfigError(
             f"config.json: the hidden size ({hidden_size}) is not a multiple of the number of heads ({num_heads})"
@@ -45,7 +82,7 @@ def head_size(hidden_size: int, num_heads: int) -> int:
 
 
 def read_head_dim(config: ConfigReader) -> int:
-    """The size of a head: `head_dim`, or, where it is absent, null or 0, the hidden size shared out evenly."""
+    """Read the size of a head: `head_dim`, or, where it is absent, null or 0, the hidden size shared out evenly."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     return config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
 
@@ -53,7 +90,7 @@ def read_head_dim(config: ConfigReader) -> int:
 def read_attention(
     config: ConfigReader, head_dim: int, rope: Rope | None, *, bias: bool = False
 ) -> GroupedQueryAttention:
-    """Grouped queries as most configs spell them; `bias`: of all four projections. A family replaces what differs."""
+    """Read attention as most configs spell it; `bias`: of all four projections. A family replaces what differs."""
     heads = config.integer("num_attention_heads")
     return GroupedQueryAttention(
         num_heads=heads,
@@ -67,12 +104,36 @@ def read_attention(
 
 
 def read_gated_mlp(config: ConfigReader, *, bias: bool = False) -> GatedMlp:
-    """The gated feed-forward as most configs spell it; `bias`: of its three matrices."""
+    """Read the gated feed-forward as most configs spell it; `bias`: of its three matrices."""
     return GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"), bias)
 
 
+def read_moe(
+    config: ConfigReader,
+    *,
+    num_experts: int,
+    size: int,
+    top_k: int,
+    normalize: bool = False,
+    count_key: str = "num_experts",
+    size_key: str = "moe_intermediate_size",
+) -> MixtureOfExperts:
+    """Return the experts of a config that spells them as Qwen's do; the numbers are what one means that does not say.
+
+    `count_key`, `size_key`: the keys of the number of experts and of an expert's size.
+    """
+    return MixtureOfExperts(
+        num_experts=config.integer(count_key, num_experts, high=MAX_EXPERTS),
+        size=config.integer(size_key, size),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        routing=Routing(
+            config.integer("num_experts_per_tok", top_k), normalize=config.flag("norm_topk_prob", normalize)
+        ),
+    )
+
+
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """The slopes of ALiBi (arXiv 2108.12409): 2^(-8 i / n) for i = 1..n where n, the number of heads, is a power of 2.
+    """Return the ALiBi slopes (arXiv 2108.12409): 2^(-8 i / n), i = 1..n, where the number of heads n is a power of 2.
 
     Otherwise those of the next lower power, and every other one of the next higher power's until there are enough.
     """
@@ -85,7 +146,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 def read_rope(
     config: ConfigReader, head_dim: int, *, default_theta: float = 10000.0, default_partial: float = 1.0
 ) -> Rope:
-    """The rope of a config, in either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    """Read the rope of a config, in either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
     Raises ConfigError for an unknown rope type or parameter.
     """
@@ -109,7 +170,7 @@ def read_rope(
 
 
 def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
-    """As read_rope; type dynamic with `alpha` stretches the base for any length: theta * alpha^(d / (d - 2))."""
+    """Read as read_rope does; dynamic with `alpha` stretches the base for any length: theta * alpha^(d / (d - 2))."""
     for key in ("rope_scaling", "rope_parameters"):
         section = config.section(key)
         if section is None or not section.has("alpha"):
@@ -127,8 +188,8 @@ def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
 def read_local_global_ropes(
     config: ConfigReader, head_dim: int, *, local_theta: float | None, global_theta: float
 ) -> tuple[Rope, Rope]:
-    """The ropes of sliding and of full layers: `rope_parameters` by kind of layer, or as read_rope has them for full
-    layers, and for sliding ones plain with `rope_local_base_freq`.
+    """Read the ropes of sliding and of full layers: `rope_parameters` by kind of layer, or as read_rope has them for
+    full layers, and for sliding ones plain with `rope_local_base_freq`.
 
     Without `local_theta` the sliding layers have the full ones' theta. Raises as read_rope does.
     """
@@ -152,7 +213,7 @@ def read_local_global_ropes(
 def _read_section(
     section: ConfigReader, theta: float, partial: float, head_dim: int, max_positions: int, original: int | None
 ) -> Rope:
-    """The rope of a section of parameters; theta and partial are what counts where it does not say."""
+    """Read the rope of a section of parameters; `theta` and `partial` are the defaults."""
     theta = section.number("rope_theta", theta, low=1.0)
     partial = section.number("partial_rotary_factor", partial, low=0.0, high=1.0)
     scaling = _read_scaling(section, max_positions, original)
@@ -209,7 +270,7 @@ def _read_scaling(section: ConfigReader, max_positions: int, original: int | Non
 def read_windows(
     config: ConfigReader, window: int | None, sliding_by_default: Callable[[int], bool]
 ) -> Sequence[int | None]:
-    """The attention window of each layer: `window` where `layer_types` says sliding, None where it says full.
+    """Read the attention window of each layer: `window` where `layer_types` says sliding, None where it says full.
 
     `sliding_by_default`: which layers slide in a config without layer_types. Raises ConfigError where the list has
     the wrong length, names another kind of layer, or a layer slides and there is no window.
@@ -233,20 +294,20 @@ def read_windows(
 
 
 def read_pattern_windows(config: ConfigReader, window: int | None, period: int) -> Sequence[int | None]:
-    """`read_windows`, where every layer slides but each `sliding_window_pattern`-th one, by default `period`."""
+    """Read the windows where every layer slides but each `sliding_window_pattern`-th one, by default `period`."""
     period = config.integer("sliding_window_pattern", period)
     return read_windows(config, window, lambda index: (index + 1) % period != 0)
 
 
 def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
-    """Which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
+    """Read which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
     step, dense = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
 
 
 def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Sequence[Rename]:
-    """Renames of the weight and the bias of modules, each of which becomes one of the program's or is cut into several.
+    """Return renames of modules' weights and biases, each of which becomes one of the program's or is cut into several.
 
     `groups`: as in Rename.
     """
@@ -259,12 +320,12 @@ def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1)
 
 
 def fused_qkv(at: str) -> Sequence[str]:
-    """What a tensor of queries, keys and values of the layer at `at` is cut into."""
+    """Return the names of what a tensor of queries, keys and values of the layer at `at` is cut into."""
     return [f"{at}.attn.{letter}" for letter in "qkv"]
 
 
 def llama_renames(*instead: Rename) -> Sequence[Rename]:
-    """Tensor names of the Llama layout; a name in `instead` takes the place of Llama's for the same program weight."""
+    """Return the renames of the Llama layout; one in `instead` replaces Llama's for the same program weight."""
     replaced = {target for rename in instead for target in rename.targets}
     names = {
         "model.embed_tokens.weight": "embed.weight",
@@ -290,7 +351,7 @@ def expert_renames(
     down: str = "down_proj",
     shared: str = "shared_expert",
 ) -> Sequence[Rename]:
-    """The usual names of a mixture of experts, each matrix of each expert in a tensor of its own.
+    """Return the usual renames of a mixture of experts, each matrix of each expert in a tensor of its own.
 
     To be added to `llama_renames`, whose names are those of the dense layers that may stand between.
     """

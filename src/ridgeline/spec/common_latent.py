@@ -14,7 +14,7 @@ MAX_RANK = 1 << 14
 
 
 def read_latent_attention(config: ConfigReader, *, interleaved: bool) -> LatentAttention:
-    """The mixer of a config that spells its sizes as DeepSeek's do; `interleaved`: pairs of a head are rotated."""
+    """Read the mixer of a config that spells its sizes as DeepSeek's do; `interleaved`: pairs of a head are rotated."""
     heads = config.integer("num_attention_heads", high=1 << 12)
     if config.integer("num_key_value_heads", heads) != heads:
         raise ConfigError(
@@ -40,7 +40,7 @@ def read_latent_attention(config: ConfigReader, *, interleaved: bool) -> LatentA
 
 
 def _temperature(rope: Rope) -> float:
-    """YaRN's on the logits, where the config gives its strength for all entries of a key, rotated or not."""
+    """Compute YaRN's factor on the logits where the config sets it for all entries of a key, rotated or not; else 1."""
     scaling = rope.scaling
     if not isinstance(scaling, YarnRope) or not scaling.mscale_all_dim or scaling.factor <= 1:
         return 1.0
@@ -48,7 +48,7 @@ def _temperature(rope: Rope) -> float:
 
 
 def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
-    """The tensors of latent attention, with a compressed query or without."""
+    """Return the renames of latent attention, with a compressed query or without."""
     at, to = "model.layers.{i}.self_attn", "layers.{i}.attn"
     compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
     names = {

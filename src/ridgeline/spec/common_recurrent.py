@@ -1,4 +1,4 @@
-"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names, tiny sizes."""
+"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,6 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mamba, Mamba2, Norm, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose
 
 UNBOUNDED_POSITIONS = 1 << 20  # of a model that declares no limit, because it keeps nothing of every token
 
@@ -19,7 +18,7 @@ NOT_COMPUTED = (
 
 
 def read_pure_mamba(config: ConfigReader, model_type: str, mixer: Mamba | Mamba2, tied: bool) -> DecoderSpec:
-    """A stack of nothing but `mixer`, each after a norm; `tied` is what a config that does not say means."""
+    """Read a stack of nothing but `mixer`, each after a norm; `tied` is the default of tie_word_embeddings."""
     norm = read_norm(config)
     config.ignore(*NOT_COMPUTED)
     return DecoderSpec(
@@ -34,12 +33,12 @@ def read_pure_mamba(config: ConfigReader, model_type: str, mixer: Mamba | Mamba2
 
 
 def read_norm(config: ConfigReader) -> RmsNorm:
-    """The norm before every mixer."""
+    """Read the norm before every mixer."""
     return RmsNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
 
 
 def read_mamba(config: ConfigReader, inner_norm: Norm | None = None) -> Mamba:
-    """The mixer of a config that spells its sizes as Mamba's does."""
+    """Read the mixer of a config that spells its sizes as Mamba's does."""
     hidden = config.integer("hidden_size")
     inner = hidden * config.integer("expand", 2, high=64)
     return Mamba(
@@ -55,7 +54,7 @@ def read_mamba(config: ConfigReader, inner_norm: Norm | None = None) -> Mamba:
 
 
 def check_inner(inner_size: int, num_heads: int, head_dim: int) -> None:
-    """Raises ConfigError where the heads are not exactly the inner channels."""
+    """Raise ConfigError where the heads are not exactly the inner channels."""
     if num_heads * head_dim != inner_size:
         raise ConfigError(
             f"config.json: {num_heads} Mamba heads of {head_dim} channels are not the {inner_size} inner channels"
@@ -63,7 +62,7 @@ def check_inner(inner_size: int, num_heads: int, head_dim: int) -> None:
 
 
 def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> Sequence[bool]:
-    """Which layers attend: those that `layer_types` calls full_attention, without it those that `by_default` says.
+    """Read which layers attend: those that `layer_types` calls full_attention, without it those that `by_default` says.
 
     Raises ConfigError where the list has the wrong length or names another kind of layer.
     """
@@ -80,7 +79,7 @@ def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> S
 
 
 def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
-    """The tensors of a Mamba mixer under `source`."""
+    """Return the renames of a Mamba mixer under `source`."""
     names = [Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True)]
     names += [
         Rename(f"{source}.x_proj.weight", tuple(f"{target}.{name}.weight" for name in ("dt_low", "b", "c"))),
@@ -100,7 +99,7 @@ def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Ren
 
 
 def mamba2_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
-    """The tensors of a Mamba-2 mixer under `source`."""
+    """Return the renames of a Mamba-2 mixer under `source`."""
     names = [Rename(f"{source}.{name}", (f"{target}.{name}",)) for name in ("A_log", "D", "dt_bias", "norm.weight")]
     for part in ("weight", "bias"):
         convs = tuple(f"{target}.conv_{name}.{part}" for name in "xbc")
@@ -113,7 +112,7 @@ def mamba2_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Re
 
 
 def backbone_renames() -> Sequence[Rename]:
-    """What is beside the mixers in a model whose tensors stand under `backbone`."""
+    """Return the renames of what is beside the mixers in a model whose tensors stand under `backbone`."""
     return [
         Rename("backbone.embeddings.weight", ("embed.weight",)),
         Rename("backbone.norm_f.weight", ("final_norm.weight",)),
@@ -122,28 +121,8 @@ def backbone_renames() -> Sequence[Rename]:
     ]
 
 
-def tiny_mamba(choose: Choose) -> dict[str, object]:
-    """Sizes that Mamba and Falcon-Mamba spell the same way."""
-    return {
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": choose(32, 54),
-        "state_size": choose(4, 16),
-        "num_hidden_layers": choose(1, 2, 3),
-        "layer_norm_epsilon": choose(1e-6, 1e-5),
-        "expand": choose(1, 2),
-        "conv_kernel": choose(2, 4),
-        "use_bias": choose(False, True),
-        "use_conv_bias": choose(False, True),
-        "time_step_rank": choose("auto", 3, 8),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-
-
 def hybrid_renames() -> Sequence[Rename]:
-    """Where hybrids of Mamba and attention put what Llama calls otherwise."""
+    """Return the renames that hybrids of Mamba and attention have instead of Llama's."""
     at = "layers.{i}"
     names = [
         Rename("model.final_layernorm.weight", ("final_norm.weight",)),
@@ -154,27 +133,3 @@ def hybrid_renames() -> Sequence[Rename]:
             source = f"model.{at}.feed_forward.{matrix}_proj.{part}"
             names.append(Rename(source, (f"{at}.ffn.{matrix}.{part}",)))
     return names
-
-
-def tiny_hybrid(choose: Choose) -> dict[str, object]:
-    """Sizes that hybrids of Mamba and attention spell the same way; hidden sizes into which every head count goes."""
-    kv_heads = choose(1, 2)
-    return {
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": choose(32, 64),
-        "intermediate_size": choose(40, 72),
-        "num_hidden_layers": choose(2, 3, 4),
-        "num_attention_heads": kv_heads * choose(1, 2, 4),
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": choose(1e-6, 1e-5),
-        "max_position_embeddings": choose(24, 128),
-        "mamba_d_state": choose(4, 16),
-        "mamba_d_conv": choose(2, 4),
-        "mamba_expand": choose(1, 2),
-        "mamba_conv_bias": choose(False, True),
-        "mamba_proj_bias": choose(False, True),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }

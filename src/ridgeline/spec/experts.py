@@ -42,7 +42,7 @@ class ClampedSwiGlu:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """Of `num_experts` gated feed-forwards of `size` entries, the weighted sum of those that the routing chooses.
+    """Weighted sum of the gated feed-forwards of `size` entries that the routing chooses among `num_experts`.
 
     `shared`: another feed-forward, which every token passes and which is added; with `shared_gate` it is multiplied by
     the sigmoid of one more linear function of the input (Qwen2-MoE). `bias`: the experts' matrices have biases.

@@ -1,4 +1,4 @@
-"""Attention that keeps one compressed latent of each token instead of the keys and values of its heads."""
+"""Multi-head latent attention: caches one compressed latent per token instead of the keys and values of its heads."""
 
 from dataclasses import dataclass
 

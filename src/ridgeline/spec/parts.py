@@ -1,4 +1,4 @@
-"""The small parts that layers of every kind are made of: activations, norms, rotary positions, dense feed-forwards."""
+"""Building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class ConfigReader:
-    """Reads one config dictionary, remembering which keys were understood.
+    """Read one config dictionary, remembering which keys were understood.
 
     Every method raises ConfigError with the key, the value and what would be valid.
     """
@@ -75,11 +75,11 @@ class ConfigReader:
         self._seen: set[str] = set()
 
     def has(self, key: str) -> bool:
-        """True where the key is present and not null; it counts as understood only once read."""
+        """Tell whether the key is present and not null; it counts as understood only once read."""
         return self._config.get(key) is not None
 
     def spelling(self, *keys: str) -> str:
-        """The one of several keys of the same meaning that is there; the first where none is."""
+        """Return the one of several keys of the same meaning that is there; the first where none is."""
         return next((key for key in keys if self.has(key)), keys[0])
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
@@ -99,21 +99,21 @@ class ConfigReader:
     def optional_integer(
         self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24
     ) -> int | None:
-        """None where the key is null, `default` where it is absent."""
+        """Read an optional value: None where the key is null, `default` where it is absent."""
         self._seen.add(key)
         if key not in self._config:
             return default
         return self.integer(key, low=low, high=high) if self.has(key) else None
 
     def integer_or_auto(self, key: str, auto: int) -> int:
-        """`auto` where the key is absent, null or "auto"."""
+        """Return `auto` where the key is absent, null or "auto"."""
         self._seen.add(key)
         return auto if self._config.get(key) in (None, "auto") else self.integer(key)
 
     def optional_number(
         self, key: str, default: float | None = None, *, low: float = -1e30, high: float = 1e30
     ) -> float | None:
-        """None where the key is null, `default` where it is absent."""
+        """Read an optional value: None where the key is null, `default` where it is absent."""
         self._seen.add(key)
         if key not in self._config:
             return default
@@ -146,7 +146,7 @@ class ConfigReader:
         return tuple(float(x) for x in numbers)
 
     def limits(self, key: str) -> tuple[float, float]:
-        """The least and the greatest value allowed, from 0 up; (0, inf) where the key is absent or null.
+        """Read the minimum and the maximum value allowed, from 0 up; (0, inf) where the key is absent or null.
 
         No upper limit is infinity, as JSON's readers spell it or as transformers does ({"__float__": "Infinity"}).
         """
@@ -163,7 +163,7 @@ class ConfigReader:
         return float(low), float(high)
 
     def integers(self, key: str, *, low: int = 0, high: int = 1 << 24) -> tuple[int, ...]:
-        """A list of integers; empty where the key is absent or null."""
+        """Read a list of integers; empty where the key is absent or null."""
         value = self._take(key, [])
         items = cast("Sequence[object]", value) if isinstance(value, list) else ("no list",)
         numbers = tuple(x for x in items if isinstance(x, int) and not isinstance(x, bool) and low <= x <= high)
@@ -178,7 +178,7 @@ class ConfigReader:
         return tuple(cast("Sequence[str]", value))
 
     def section(self, key: str) -> "ConfigReader | None":
-        """The nested dictionary under `key`, or None where it is absent or null."""
+        """Read the nested dictionary under `key`, None where it is absent or null."""
         self._seen.add(key)
         value = self._config.get(key)
         if value is None:
@@ -188,7 +188,7 @@ class ConfigReader:
         return ConfigReader(cast("dict[str, object]", value), f"{self._where}: {key}")
 
     def expect(self, key: str, *allowed: object) -> None:
-        """The key may be absent, or must have one of the values that this project computes."""
+        """Accept a key that is absent or has one of the values that this project computes."""
         self._seen.add(key)
         if key in self._config and not any(
             self._config[key] == a and type(self._config[key]) is type(a) for a in allowed
@@ -199,15 +199,15 @@ class ConfigReader:
             )
 
     def ignore(self, *keys: str) -> None:
-        """Keys that are understood to have no bearing on this family's forward pass."""
+        """Mark keys as understood that have no bearing on this family's forward pass."""
         self._seen.update(keys)
 
     def unread(self) -> list[str]:
-        """The keys that were neither read nor ignored."""
+        """Return the keys that were neither read nor ignored."""
         return sorted(set(self._config) - self._seen - BOOKKEEPING)
 
     def finish(self) -> None:
-        """Raises ConfigError where a key was neither read nor ignored."""
+        """Raise ConfigError where a key was neither read nor ignored."""
         unknown = self.unread()
         if unknown:
             values = ", ".join(f"{key}={self._config[key]!r}" for key in unknown)

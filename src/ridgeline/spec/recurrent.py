@@ -1,4 +1,4 @@
-"""Mixers that keep a state of fixed size of a sequence instead of something of every token."""
+"""Mixers with a recurrent state of fixed size per sequence instead of a KV cache."""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def frequencies(rope: Rope, context_length: int) -> tuple[FloatArray, float]:
-    """Angular frequencies, fp32 [rotary_dim / 2] in radians per position, and the factor on cos and sin.
+    """Return angular frequencies, fp32 [rotary_dim / 2] in radians per position, and the factor on cos and sin.
 
     `context_length` is the longest sequence the engine is configured for, in tokens; it selects the factors of
     the scalings that depend on it (dynamic, longrope). Raises ConfigError where a factor list has the wrong length
@@ -75,7 +75,7 @@ def _yarn(rope: Rope, plain: FloatArray, scaling: YarnRope) -> FloatArray:
         raise ConfigError(f"rope type 'yarn' needs rope_theta above 1, got {rope.theta:g}: it divides by log(theta)")
 
     def dimension_of(rotations: float) -> float:
-        """The pair index whose frequency makes `rotations` turns within the original context."""
+        """Return the pair index whose frequency makes `rotations` turns within the original context."""
         turns = scaling.original_context / (rotations * 2 * math.pi)
         return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 

@@ -1,4 +1,4 @@
-"""DecoderSpec: WHAT a decoder-only language model is, as frozen data.
+"""DecoderSpec: what a decoder-only language model is, as frozen data.
 
 Built by `families/<model_type>.py` from a config.json, lowered to a Program by `program/lower`. A layer is a mixer and
 a feed-forward, each a type of its own: a new kind of layer is a new dataclass in a file beside this one, never another

@@ -5,11 +5,12 @@ place where a template runs, always in `sandbox.ChatSandbox`. Must not import to
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import jinja2
 
-from ridgeline.core.errors import ModelLoadError, RequestError
+from ridgeline.core.errors import ConfigError, ModelLoadError, RequestError
 from ridgeline.text.sandbox import BUDGET_KEY, ChatSandbox, RaisedError
 from ridgeline.text.template_limits import Budget, RefusedError
 from ridgeline.text.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
@@ -22,7 +23,7 @@ class ChatTemplate:
     """The compiled chat templates of one model. Renders from any thread; nothing is kept between renders."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """`sources` by name must have "default"; "tool_use", if there, is taken for requests with tools.
+        """Compile `sources` by name: "default" must be there, "tool_use", if there, is taken for requests with tools.
 
         Raises ModelLoadError for a template that does not compile, is too large or reaches for other files.
         """
@@ -33,9 +34,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """The templates of the tokenizer's folder, or None if the model has none."""
-        return cls(tokenizer.chat_templates, tokenizer.special_tokens) if tokenizer.chat_templates else None
+    def from_tokenizer(cls, tokenizer: Tokenizer, source: str | None = None) -> "ChatTemplate | None":
+        """Compile the templates of the tokenizer's folder, or `source` in their place; None if there are none."""
+        sources = tokenizer.chat_templates if source is None else {"default": source}
+        return cls(sources, tokenizer.special_tokens) if sources else None
 
     def render(
         self,
@@ -46,7 +48,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Prompt text of a conversation; encode it with add_special_tokens=False, the template writes its own.
+        """Return the prompt text of a conversation; encode it with add_special_tokens=False, the template writes its
+        own.
 
         `variables` are further ones for the template, e.g. {"enable_thinking": False}. The template sees copies of
         plain JSON data and nothing else.
@@ -82,6 +85,16 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def read_template(path: Path) -> str:
+    """Read the Jinja text of a chat template. Raises ConfigError for a file that cannot be one."""
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes; give a Jinja text file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat template {path} cannot be read: {error}; give a Jinja text file") from error
+
+
 def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:
     if len(source.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
         raise ModelLoadError(f"chat template {name!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
@@ -95,14 +108,19 @@ def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:
 
 
 def _reason(error: Exception) -> str:
-    """Text of an error for the caller. Of errors that are not jinja2's only the kind: their text can hold addresses."""
+    """Return the text of an error for the caller.
+
+    Of errors that are not jinja2's only the kind: their text can hold addresses.
+    """
     if isinstance(error, (RefusedError, jinja2.UndefinedError, jinja2.TemplateSyntaxError)):
         return str(error)[:300]
     return type(error).__name__
 
 
 def _plain(value: Any, param: str, depth: int = 0) -> Any:
-    """A copy made of the JSON types alone: objects with methods of their own stay out of the template's reach."""
+    """Return a copy made of the JSON types alone: objects with methods of their own stay out of the template's
+    reach.
+    """
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > 64:

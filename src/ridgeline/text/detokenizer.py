@@ -47,7 +47,7 @@ class IncrementalDetokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`min_tokens`: a stop string counts only if it ends beyond the text of the first `min_tokens - 1` tokens."""
+        """Count a stop string only if it ends beyond the text of the first `min_tokens - 1` tokens."""
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -93,7 +93,9 @@ class IncrementalDetokenizer:
         return self._settle() if settled else ""
 
     def _settle(self) -> str:
-        """Text of the window beyond what is known of it; the window then shrinks to the ids that gave this text."""
+        """Return the text of the window beyond what is known of it; the window then shrinks to the ids that gave this
+        text.
+        """
         if len(self._window) == self._num_known:
             return ""
         text = self._tokenizer.decode(self._window, skip_special_tokens=False)
@@ -118,7 +120,9 @@ class IncrementalDetokenizer:
         return tail
 
     def _starts_fresh(self, token_id: int) -> bool:
-        """True if the text from this token on does not depend on earlier bytes: no continuation byte, no byte token."""
+        """Return True if the text from this token on does not depend on earlier bytes: no continuation byte, no byte
+        token.
+        """
         if self._tokenizer.byte_level:
             return self._tokenizer.token_bytes(token_id)[:1] not in _CONTINUATION_BYTES
         return not self._tokenizer.is_byte_token(token_id)
@@ -174,7 +178,9 @@ class _StopMatcher:
 
 
 def _common_length(known: str, text: str) -> int:
-    """Length of the longest common prefix: all of `known`, unless the output finishes the prompt's last character."""
+    """Return the length of the longest common prefix: all of `known`, unless the output finishes the prompt's last
+    character.
+    """
     if text.startswith(known):
         return len(known)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, text)))
@@ -183,6 +189,6 @@ def _common_length(known: str, text: str) -> int:
 def detokenize(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int], *, skip_special_tokens: bool = True
 ) -> str:
-    """The text of a finished output, by the definition at the top of this module."""
+    """Return the text of a finished output, by the definition at the top of this module."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
     return detokenizer.feed(output_ids) + detokenizer.flush()

@@ -24,7 +24,7 @@ NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad"
 
 
 def gguf_tokenizer(metadata: Mapping[str, object], path: Path) -> Tokenizer | None:
-    """The tokenizer of the GGUF file at `path`; None where it has none.
+    """Return the tokenizer of the GGUF file at `path`; None where it has none.
 
     Raises ModelLoadError, naming the file, for a kind that is not known and for anything broken or hostile.
     """
@@ -53,7 +53,7 @@ class _Reader:
         self._types = self._numbers("token_type") or [NORMAL] * len(self._tokens)
 
     def tokenizer_json(self) -> Json:
-        """What tokenizer.json would say."""
+        """Return what tokenizer.json would say."""
         kind = self._read.text(f"{KEYS}model")
         match kind:
             case "gpt2":
@@ -78,12 +78,12 @@ class _Reader:
         return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
 
     def named_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token and so on, those that the file names."""
+        """Return bos_token, eos_token and so on, those that the file names."""
         ids = {f"{ours}_token": self._token_id(theirs) for ours, theirs in NAMED.items()}
         return {name: self._tokens[token_id] for name, token_id in ids.items() if token_id is not None}
 
     def chat_templates(self) -> dict[str, str]:
-        """Sources by name."""
+        """Return sources by name."""
         template = "tokenizer.chat_template"
         keys = {"default": template}
         if self._read.has("tokenizer.chat_templates"):
@@ -152,7 +152,9 @@ class _Reader:
         }
 
     def _merges_of_scores(self) -> list[tuple[str, str]]:
-        """Every cut of a token into two others, the best token first: sentencepiece merges the best-scored pair."""
+        """Return every cut of a token into two others, the best token first: sentencepiece merges the
+        best-scored pair.
+        """
         scores = self._numbers("scores")
         if scores is None or not all(map(math.isfinite, scores)):
             raise ConfigError(f"{KEYS}scores must be a finite number for every token")
@@ -171,7 +173,7 @@ class _Reader:
         return [(left, right) for _, left, right in merges]
 
     def _post_processor(self, *, add_bos: bool) -> Json | None:
-        """The tokens that begin and end every text."""
+        """Return the tokens that begin and end every text."""
         bos = self._token_id("bos") if self._read.flag(f"{KEYS}add_bos_token", add_bos) else None
         eos = self._token_id("eos") if self._read.flag(f"{KEYS}add_eos_token", False) else None
         specials = {self._tokens[i]: i for i in (bos, eos) if i is not None}
@@ -200,7 +202,7 @@ class _Reader:
         return value
 
     def _numbers(self, key: str) -> Sequence[float] | None:
-        """One number for every token, or None where there are none."""
+        """Return one number for every token, or None where there are none."""
         values = self._metadata.get(KEYS + key)
         if values is None:
             return None

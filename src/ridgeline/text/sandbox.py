@@ -50,7 +50,7 @@ _FILTERS = """
 
 
 class RaisedError(jinja2.TemplateError):
-    """The template called raise_exception; the message is meant for the caller."""
+    """Raised when the template calls raise_exception; the message is meant for the caller."""
 
 
 class ChatSandbox(ImmutableSandboxedEnvironment):
@@ -204,7 +204,7 @@ def _charge(context: Context, value: Any) -> Any:
 
 @pass_context
 def _finalize(context: Context, value: Any) -> str:
-    """Text of a printed value; part of every `{{ }}`."""
+    """Return the text of a printed value; part of every `{{ }}`."""
     if isinstance(value, str):
         return _charge(context, value)
     size_bytes(value, printable=True)
@@ -212,7 +212,7 @@ def _finalize(context: Context, value: Any) -> str:
 
 
 def _guarded_filter(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
-    """jinja2's own filter between a look at its operands and a charge for its result."""
+    """Return jinja2's own filter between a look at its operands and a charge for its result."""
 
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +242,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: no HTML escapes, characters outside ASCII as they are."""
+    """Return JSON as transformers writes it: no HTML escapes, characters outside ASCII as they are."""
     if indent is not None and not 0 <= indent <= 16:
         raise RefusedError("gives tojson an indent above 16 characters")
     size_bytes(value, printable=True)

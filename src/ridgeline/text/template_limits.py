@@ -1,4 +1,4 @@
-"""How much a chat template may make: the budget of one render, and what is measured before an operation runs.
+"""Limits of chat templates: the budget of one render, and checks before an operation runs.
 
 Used by `sandbox` only. Everything here raises RefusedError. Must not import anything of ridgeline.
 """
@@ -37,11 +37,11 @@ _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class RefusedError(jinja2.TemplateError):
-    """The template did something that chat templates are not allowed to do."""
+    """Raised when a template does something that chat templates are not allowed to do."""
 
 
 class Budget:
-    """What one render may still spend: bytes of values made, and CPU seconds of its thread."""
+    """Remaining budget of one render: bytes of values made, and CPU seconds of its thread."""
 
     __slots__ = ("_deadline_s", "_left_bytes")
 
@@ -58,7 +58,7 @@ class Budget:
 
 
 def size_bytes(value: object, *, printable: bool = False) -> int:
-    """About how many bytes `value` takes with all that it holds; shared parts count each time they occur.
+    """Return about how many bytes `value` takes with all that it holds; shared parts count each time they occur.
 
     Refuses more than MAX_VALUE_BYTES and, if `printable`, anything that is not plain data.
     """
@@ -89,7 +89,7 @@ def limit(num_bytes: int) -> None:
 
 
 def measure_operator(operator: str, left: Any, right: Any) -> None:
-    """Before an arithmetic operator runs."""
+    """Check an arithmetic operator before it runs."""
     if operator == "*":
         for sequence, times in ((left, right), (right, left)):
             if isinstance(sequence, (str, list, tuple)) and isinstance(times, int):
@@ -103,7 +103,7 @@ def measure_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def measure_format(text: str, sign: str, values: object) -> None:
-    """Before `text % values` or `text.format(values)`: no wide fields, no named `%` ones (a name can hide a width)."""
+    """Check `text % values` or `text.format(values)`: no wide fields, no named `%` ones (a name can hide a width)."""
     wide = r"%\(|%[^a-zA-Z%]*(?:\d{4}|\*)" if sign == "%" else r":[^{}]*(?:\d{4}|\{)"
     if len(text) > MAX_FORMAT_CHARS or re.search(wide, text):
         raise RefusedError("formats with a text that is too long, or has named or too wide fields")
@@ -111,7 +111,10 @@ def measure_format(text: str, sign: str, values: object) -> None:
 
 
 def measure_method(method: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """Before a method of a builtin type runs; refuses those templates do not need. Returns the arguments to use."""
+    """Check a method of a builtin type before it runs; refuse those templates do not need.
+
+    Return the arguments to use.
+    """
     owner, name = method.__self__, method.__name__
     if name not in next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), ()):
         raise RefusedError(f"calls {type(owner).__name__}.{name}, which chat templates cannot")
@@ -133,7 +136,9 @@ def measure_method(method: Any, args: tuple[Any, ...], named: dict[str, Any]) ->
 
 
 def measure_filter(name: str, value: Any, values: list[Any]) -> Any:
-    """Before the filter `name` is applied to `value` with the arguments `values`; returns the value to apply it to."""
+    """Check the filter `name` on `value` with the arguments `values` before it is applied; return the value to apply it
+    to.
+    """
     if name not in {"d", "default"} and any(isinstance(v, int) and abs(v) > MAX_ARGUMENT for v in values):
         raise RefusedError(f"gives the filter {name} a number above {MAX_ARGUMENT}")
     if name in _READS_ALL:
@@ -155,7 +160,7 @@ def measure_filter(name: str, value: Any, values: list[Any]) -> Any:
 
 
 def _num_bytes(sequence: Any) -> int:
-    """Bytes that each copy of a sequence adds: for a text its characters, not the object around them."""
+    """Return the bytes that each copy of a sequence adds: for a text its characters, not the object around them."""
     if isinstance(sequence, str):
         return len(sequence) * (1 if sequence.isascii() else 4)
     return size_bytes(sequence)

@@ -39,7 +39,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """What we read of tokenizer.json ourselves; the Rust library reads all of it."""
+    """The part of tokenizer.json that is read here; the Rust library reads all of it."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
@@ -47,7 +47,7 @@ class _TokenizerJson(msgspec.Struct):
 
     @property
     def largest_id(self) -> int:
-        """Of the model's own tokens; -1 without any."""
+        """Return the largest id of the model's own tokens; -1 without any."""
         vocab = self.model.vocab
         return len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
 
@@ -87,7 +87,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Tokenizer of a model folder; None when the folder has no tokenizer.json (callers then work on token ids).
+        """Return the tokenizer of a model folder; None when the folder has no tokenizer.json (callers then work
+        on token ids).
 
         Raises ModelLoadError, naming the file, for anything broken, hostile or of the wrong type.
         """
@@ -106,7 +107,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, content: bytes, path: Path, named: dict[str, str], templates: dict[str, str]) -> "Tokenizer":
-        """Tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
+        """Return tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
 
         Raises ModelLoadError, naming that file, for anything broken, hostile or of the wrong type.
         """
@@ -115,7 +116,9 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Special tokens written out in the text become their ids, as in transformers.
+        """Return the token ids of `text`.
+
+        Special tokens written out in the text become their ids, as in transformers.
 
         Raises RequestError for a lone surrogate, which no encoding of text can carry.
         """
@@ -125,19 +128,21 @@ class Tokenizer:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids` on their own, through tokenizer.json's decoder; ids without a token give nothing."""
+        """Return the text of `ids` on their own, through tokenizer.json's decoder; ids without a token give nothing."""
         return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
-        """The token as tokenizer.json spells it, e.g. "▁Hello" or "Ġworld"; None where the id has no token."""
+        """Return the token as tokenizer.json spells it, e.g. "▁Hello" or "Ġworld"; None where the id has no token."""
         return self._raw.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token as tokenizer.json spells it, or None."""
+        """Return the id of a token as tokenizer.json spells it, or None."""
         return self._raw.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for inside a text, b" world" for "Ġworld" and "▁world"; b"" without a token."""
+        """Return the bytes one token stands for inside a text, b" world" for "Ġworld" and "▁world"; b"" without a
+        token.
+        """
         token = self.token(token_id)
         if token is None:
             return b""
@@ -153,11 +158,13 @@ class Tokenizer:
         return token.encode()
 
     def is_byte_token(self, token_id: int) -> bool:
-        """True for a sentencepiece byte token such as <0xE2>, which the decoder joins with neighbours of its kind."""
+        """Return True for a sentencepiece byte token such as <0xE2>, which the decoder joins with neighbours of its
+        kind.
+        """
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text for display; bytes that are no whole character show as U+FFFD."""
+        """Return `token_bytes` as text for display; bytes that are no whole character show as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _named_id(self, name: str) -> int | None:
@@ -166,7 +173,9 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte: itself where printable, else the next character from U+0100 on."""
+    """Return GPT-2's printable stand-in for every byte: itself where printable, else the next character from
+    U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -213,7 +222,9 @@ def _list(value: object, path: Path, what: str) -> list[object]:
 
 
 def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
-    """Ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file says."""
+    """Return ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file
+    says.
+    """
     try:
         file = msgspec.json.decode(content, type=_TokenizerJson)
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
@@ -271,7 +282,7 @@ def _add_config_tokens(raw: tokenizers.Tokenizer, config: Json, path: Path) -> N
 
 
 def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
-    """bos, eos and the other named tokens; tokenizer_config.json goes before special_tokens_map.json."""
+    """Return bos, eos and the other named tokens; tokenizer_config.json goes before special_tokens_map.json."""
     map_path = folder / "special_tokens_map.json"
     sources = [(folder / "tokenizer_config.json", config)]
     if map_path.exists():
@@ -292,7 +303,7 @@ def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
-    """Template sources by name. A template file of its own replaces whatever tokenizer_config.json holds."""
+    """Return template sources by name. A template file of its own replaces whatever tokenizer_config.json holds."""
     jinja_path, json_path = folder / "chat_template.jinja", folder / "chat_template.json"
     path, value = folder / "tokenizer_config.json", config.get("chat_template")
     if jinja_path.exists():
@@ -318,7 +329,7 @@ def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
 
 
 def _decoder_steps(decoder: object) -> list[Json]:
-    """The decoder of tokenizer.json, which the Rust library has accepted, as a flat list of steps."""
+    """Return the decoder of tokenizer.json, which the Rust library has accepted, as a flat list of steps."""
     if not isinstance(decoder, dict):
         return []
     step = cast("Json", decoder)
@@ -328,7 +339,7 @@ def _decoder_steps(decoder: object) -> list[Json]:
 
 
 def _literal_replacements(steps: Sequence[Json]) -> list[tuple[str, str]]:
-    """What the decoder writes for marker characters inside a token, e.g. "▁" as " "."""
+    """Return what the decoder writes for marker characters inside a token, e.g. "▁" as " "."""
     pairs: list[tuple[str, str]] = []
     for step in steps:
         if step.get("type") == "Metaspace":

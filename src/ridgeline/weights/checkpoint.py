@@ -1,32 +1,53 @@
 """Checkpoint: the tensors of a model folder by their names on disk, memory-mapped from safetensors.
 
-Called by loader.py. Knows nothing of models. The official safetensors library parses and checks the headers.
+Called by load.py. Knows nothing of models. The official safetensors library checks the headers; the arrays are views
+of the mapped files, which its own numpy side would copy.
 """
 
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import json
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
+from weakref import WeakValueDictionary
 
-import torch
+import ml_dtypes
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ridgeline.core.dtypes import BFLOAT16, FLOAT8_E4M3, FLOAT32, Array
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.jsonfile import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS: Mapping[str, np.dtype[Any]] = {"F32": FLOAT32, "F16": np.dtype(np.float16), "BF16": BFLOAT16}
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    **FLOATS,
+    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
+    "F64": np.dtype(np.float64),
+    "F8_E4M3": FLOAT8_E4M3,
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "BOOL": np.dtype(np.bool_),
+}
+WHOLE = (slice(None),)
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is and what its header says; `dtype` is safetensors' spelling (F32, BF16, ...)."""
+    """Where a tensor is and what its header says; `dtype` is safetensors' spelling (F32, BF16, ...).
+
+    `offset` is the byte of the file where it begins; None where it is not stored there as it is read.
+    """
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +56,12 @@ class Checkpoint:
 
     path: Path
     entries: Mapping[str, TensorEntry]
+    # A file is mapped once for all views of it, and no longer than there are any.
+    _mapped: WeakValueDictionary[Path, mmap.mmap] = field(default_factory=WeakValueDictionary, repr=False)
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Raises ModelLoadError for a missing, broken or inconsistent file, naming it."""
+        """Open a folder. Raises ModelLoadError for a missing, broken or inconsistent file, naming it."""
         entries: dict[str, TensorEntry] = {}
         expected = _index(folder)
         for file in _files(folder, expected):
@@ -55,22 +78,33 @@ class Checkpoint:
 
     @classmethod
     def of_file(cls, file: Path) -> "Checkpoint":
-        """The tensors of one safetensors file. Raises ModelLoadError for a broken one."""
+        """Open one safetensors file. Raises ModelLoadError for a broken one."""
         return cls(file.parent, dict(_headers(file)))
 
-    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The named tensors, file by file: views of the mapped file, private to this process (writes are not saved)."""
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self.entries[name].file, []).append(name)
-        for file, members in by_file.items():
-            with _opened(file) as tensors:
-                for name in members:
-                    yield name, tensors.get_tensor(name)
+    def tensor(self, name: str) -> Array:
+        """Return a view of the mapped file, private to this process (writes are not saved).
+
+        Only what is read of it is read from the file. Raises ModelLoadError for a type that is not read here.
+        """
+        entry = self.entries[name]
+        memory = self._mapped.get(entry.file)
+        if memory is None:
+            memory = self._mapped[entry.file] = _map(entry.file)
+        return _view(memory, name, entry)
+
+    def read(self, name: str, dim: int, ranges: Sequence[slice]) -> Array:
+        """Return `ranges` of the tensor along `dim`, one after the other; a single one is a view."""
+        return take_ranges(self.tensor(name), dim, ranges)
+
+
+def take_ranges(array: Array, dim: int, ranges: Sequence[slice]) -> Array:
+    """Return `ranges` of an array along `dim`, one after the other; a single one is a view."""
+    parts = [array[(slice(None),) * dim + (part,)] for part in ranges]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
 
 def _index(folder: Path) -> Mapping[str, str]:
-    """Tensor name -> shard file name; empty where the folder has no index."""
+    """Return the shard file name of every tensor; empty where the folder has no index."""
     path = folder / INDEX
     if not path.exists() or (folder / SINGLE).exists():
         return {}
@@ -109,20 +143,40 @@ def _files(folder: Path, index: Mapping[str, str]) -> list[Path]:
 
 
 def _headers(file: Path) -> Iterator[tuple[str, TensorEntry]]:
-    with _opened(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118 - not a mapping
-            header = tensors.get_slice(name)
-            yield name, TensorEntry(file, tuple(header.get_shape()), header.get_dtype())
-
-
-@contextmanager
-def _opened(file: Path) -> Generator[safe_open]:
+    """Yield what the header says, which safetensors has found to be valid and to cover the file exactly."""
     if not file.is_file():
         raise ModelLoadError(f"{file} is missing or is not a regular file; download the model again")
     try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
+        with safe_open(file, framework="np"):
+            pass
+        with file.open("rb") as opened:
+            header_bytes = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(header_bytes))
+    except (SafetensorError, OSError, ValueError) as error:
         raise ModelLoadError(
             f"{file} is not a valid safetensors file: {str(error)[:200]}; download it again"
         ) from error
+    for name, entry in header.items():
+        if name != "__metadata__":
+            offset = 8 + header_bytes + entry["data_offsets"][0]
+            yield name, TensorEntry(file, tuple(entry["shape"]), entry["dtype"], offset)
+
+
+def _map(file: Path) -> mmap.mmap:
+    try:
+        with file.open("rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {str(error)[:200]}; download it again") from error
+
+
+def _view(memory: mmap.mmap, name: str, entry: TensorEntry) -> Array:
+    dtype = DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise ModelLoadError(f"{entry.file}: tensor {name[:100]!r} is {entry.dtype}, which is not read here")
+    begin, num_bytes = entry.offset or 0, math.prod(entry.shape) * dtype.itemsize
+    if begin + num_bytes > len(memory):
+        raise ModelLoadError(f"{entry.file} has become shorter since it was opened; load the model again")
+    view = np.frombuffer(memory, np.uint8, num_bytes, begin)
+    aligned = view if begin % dtype.itemsize == 0 else view.copy()
+    return aligned.view(dtype).reshape(entry.shape)

@@ -6,14 +6,16 @@ Opened once by the engine, the trainer and the command line; the loader and the 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
-from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.errors import ConfigError, MissingModelError, ModelLoadError
 from ridgeline.core.log import get_logger
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.fetch import PUBLISHED, fetched
 from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.jsonfile import read_json_object
 
@@ -60,7 +62,7 @@ class ModelFolder:
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None) -> "ModelFolder":
-        """A folder, a .gguf file, the name of a bundled model, or a Hugging Face hub id (all files of one commit).
+        """Open a folder, a .gguf file, a bundled or fetched model by name, or a hub id (all files of one commit).
 
         In this order. Raises ModelLoadError where there is no such model or its files are broken, ConfigError for
         values that cannot be honoured.
@@ -73,13 +75,13 @@ class ModelFolder:
         return cls(path, config, _read_generation_config(path, config), name)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The model's own; None where it has none. Raises ModelLoadError for a broken one."""
+        """Return the model's own tokenizer; None where it has none. Raises ModelLoadError for a broken one."""
         if self.gguf is not None:
             return gguf_tokenizer(self.gguf.metadata, self.path)
         return Tokenizer.from_folder(self.path)
 
     def weight_files(self) -> Sequence[Path]:
-        """The files that hold the weights."""
+        """Return the files that hold the weights."""
         return self.gguf.files if self.gguf is not None else sorted(self.path.glob("*.safetensors"))
 
 
@@ -89,22 +91,27 @@ def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
         folder = Path(name_or_path).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user
-        raise ModelLoadError(f"{text[:200]!r} is no path and no Hugging Face id: {str(error)[:200]}") from error
+        raise MissingModelError(f"{text[:200]!r} is no path and no Hugging Face id: {str(error)[:200]}") from error
     is_file = exists and folder.suffix == GGUF_SUFFIX and not is_folder
     if exists and not is_folder and not is_file:
         raise ModelLoadError(f"{text} is a file; give a .gguf file, or the folder of config.json and *.safetensors")
     if not exists and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
-        raise ModelLoadError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
+        raise MissingModelError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
     bundled = BUNDLED_MODELS / text
-    local = folder if exists else bundled if bundled.is_dir() else None
+    local = folder if exists else bundled if bundled.is_dir() else fetched(text)
+    if local is None and text in PUBLISHED:
+        raise MissingModelError(f"{text} is not here yet; fetch it with: ridgeline pull {text}")
     if local is None:
-        return _download(text, revision), text
+        return download(text, revision), text
     if revision is not None:
         raise ConfigError(f"revision {revision!r} was asked of {local}, but only a hub id has revisions")
+    if not exists:
+        return local, text
     return local, local.stem if is_file else local.resolve().name
 
 
-def _download(hub_id: str, revision: str | None) -> Path:
+def download(hub_id: str, revision: str | None) -> Path:
+    """Fetch all files of one commit from the hub, unless they are in its cache. Raises MissingModelError."""
     import httpx  # with the hub's client a quarter of a second that no model on disk needs
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
@@ -115,15 +122,23 @@ def _download(hub_id: str, revision: str | None) -> Path:
         )
     except (OSError, ValueError, HFValidationError, httpx.HTTPError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelLoadError(
+        raise MissingModelError(
             f"{hub_id!r} is not a local folder and could not be fetched from the Hugging Face hub: {reason[:300]} "
-            "Check the name, the network and your access to the model, or give the path of a local folder."
+            f"{_meant(hub_id)}Check the name, the network and your access to the model, or give the path of a folder."
         ) from error
     return Path(path)
 
 
+def _meant(name: str) -> str:
+    """Return the model at hand whose name is spelled almost so, as a question; empty where there is none."""
+    close = get_close_matches(
+        name, [*PUBLISHED, *(path.name for path in BUNDLED_MODELS.iterdir() if path.is_dir())], n=1
+    )
+    return f"Did you mean {close[0]}? " if close else ""
+
+
 def _gguf_defaults(model: GgufModel) -> GenerationDefaults:
-    """What the file's keys recommend; a model may end its turn with another token than a text."""
+    """Read what the file's keys recommend; a model may end its turn with another token than a text."""
     read = ConfigReader(model.metadata, str(model.path))
 
     def token_id(kind: str) -> int | None:
@@ -168,7 +183,7 @@ def _read_generation_config(folder: Path, config: Mapping[str, object]) -> Gener
 
 
 def _token_ids(generation: Mapping[str, object], config: Mapping[str, object]) -> tuple[int, ...]:
-    """eos_token_id is one id, or a list of them (Llama 3)."""
+    """Read eos_token_id, which is one id, or a list of them (Llama 3)."""
     value = generation.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")

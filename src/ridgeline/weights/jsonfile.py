@@ -11,7 +11,7 @@ MAX_JSON_BYTES = 16 << 20
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The JSON object in `path`.
+    """Read the JSON object in `path`.
 
     Raises ModelLoadError where the file is missing, above 16 MiB, not a regular file, not UTF-8, not one JSON
     object, nested too deeply, has a key twice, or has a number that JSON does not know (NaN, -Infinity).

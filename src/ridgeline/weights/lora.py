@@ -7,20 +7,21 @@ the engine's build.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-import torch
+import numpy as np
 
+from ridgeline.core.dtypes import Array, assign, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.program.passes.adapt import adapter_weights
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
-from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.checkpoint import Checkpoint, take_ranges
 from ridgeline.weights.jsonfile import read_json_object
-from ridgeline.weights.loader import cut_rows, expand
+from ridgeline.weights.renames import Source, expand
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -46,11 +47,11 @@ class Adapter:
     """One adapter: for each linear weight of the program its factors a [r, I] and b [O, r], the scale within b."""
 
     name: str
-    factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    factors: Mapping[str, tuple[Array, Array]]
 
 
 def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -> Adapter:
-    """Raises ModelLoadError, naming file and entry, for what is broken, not LoRA, or does not fit the base model."""
+    """Read an adapter. Raises ModelLoadError, naming file and entry, if broken, no LoRA or unfit for the base model."""
     config = read_json_object(folder / CONFIG)
     for key, allowed in PLAIN.items():
         if key in config and config[key] not in allowed:
@@ -58,14 +59,15 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
     if not (folder / TENSORS).exists():
         raise ModelLoadError(f"{folder} has no {TENSORS}: save the adapter with PEFT's save_pretrained, as safetensors")
     checkpoint = Checkpoint.of_file(folder / TENSORS)
-    halves: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in checkpoint.tensors(list(checkpoint.entries)):
+    halves: dict[str, dict[str, Array]] = {}
+    for key in checkpoint.entries:
+        tensor = checkpoint.tensor(key)
         match = _FACTOR.fullmatch(key.removeprefix(PREFIX))
         if match is None or tensor.ndim != 2:
             raise ModelLoadError(f"{folder / TENSORS}: {key!r} {list(tensor.shape)} is no factor of a linear layer")
-        halves.setdefault(match["module"], {})[match["factor"]] = tensor.float()
-    sources = {rename.source: rename for rename in expand(families.family(spec.model_type).renames(spec), spec)}
-    factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        halves.setdefault(match["module"], {})[match["factor"]] = float32(tensor)
+    sources = {rename.source: rename for rename in expand(families.renames(spec), spec)}
+    factors: dict[str, tuple[Array, Array]] = {}
     for module, pair in halves.items():
         rename = sources.get(f"{module}.weight") or sources.get(f"model.{module}.weight")
         factors.update(_fitted(folder / TENSORS, module, pair, rename, program, _Scale.of(config, folder / CONFIG)))
@@ -74,25 +76,25 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
     return Adapter(name, factors)
 
 
-def stacked(adapters: Sequence[Adapter], dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """The factors of all adapters side by side, by the program's weight names; smaller ranks are filled with zeros."""
-    weights: dict[str, torch.Tensor] = {}
+def stacked(adapters: Sequence[Adapter], dtype: np.dtype[Any]) -> Mapping[str, Array]:
+    """Join the factors of all adapters side by side, by program weight; smaller ranks are filled with zeros."""
+    weights: dict[str, Array] = {}
     for target, rank in ranks(adapters).items():
         pairs = [adapter.factors.get(target) for adapter in adapters]
         a, b = next(pair for pair in pairs if pair is not None)
-        a_ArI = torch.zeros(len(adapters), rank, a.shape[1], dtype=dtype)
-        b_AOr = torch.zeros(len(adapters), b.shape[0], rank, dtype=dtype)
+        a_ArI = np.zeros((len(adapters), rank, a.shape[1]), dtype)
+        b_AOr = np.zeros((len(adapters), b.shape[0], rank), dtype)
         for index, pair in enumerate(pairs):
             if pair is not None:
-                a_ArI[index, : pair[0].shape[0]] = pair[0]
-                b_AOr[index, :, : pair[1].shape[1]] = pair[1]
+                assign(a_ArI[index, : pair[0].shape[0]], pair[0])
+                assign(b_AOr[index, :, : pair[1].shape[1]], pair[1])
         for name, factor in zip(adapter_weights(target), (a_ArI, b_AOr)):
             weights[name] = factor
     return weights
 
 
 def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
-    """The largest rank on each linear weight that any adapter changes."""
+    """Return the largest rank on each linear weight that any adapter changes."""
     largest: dict[str, int] = {}
     for adapter in adapters:
         for target, (a, _) in adapter.factors.items():
@@ -118,7 +120,7 @@ class _Scale:
         return cls(float(alpha), cast("Mapping[str, float]", patterns), config.get("use_rslora") is True)
 
     def at(self, module: str, rank: int) -> float:
-        """A pattern is the end of a module's name."""
+        """Return the factor of a module's product; a pattern is the end of a module's name."""
         found = [alpha for end, alpha in self.alphas.items() if module == end or module.endswith(f".{end}")]
         return (found[0] if found else self.alpha) / (math.sqrt(rank) if self.stabilised else rank)
 
@@ -126,12 +128,12 @@ class _Scale:
 def _fitted(
     path: Path,
     module: str,
-    pair: Mapping[str, torch.Tensor],
+    pair: Mapping[str, Array],
     rename: Rename | None,
     program: Program,
     scale: _Scale,
-) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The factors on each of the program's weights that the module is made of."""
+) -> Mapping[str, tuple[Array, Array]]:
+    """Return the factors on each of the program's weights that the module is made of."""
     linears = {op.weights[0] for op in program.ops if op.kind == "linear"}
     if rename is None or "{e}" in rename.source or not linears.issuperset(rename.targets):
         raise ModelLoadError(f"{path}: {module} is no linear layer of the model that can be adapted")
@@ -144,12 +146,12 @@ def _fitted(
             f"{path}: {module} has factors {list(a.shape)} and {list(b.shape)}, which do not make a layer "
             f"{list(shape)} of rank 1 to {MAX_RANK}"
         )
-    scaled = b * scale.at(module, a.shape[0])
-    return {target: (a, piece) for target, piece in cut_rows(rename, scaled, program)}
+    scaled, source = b * scale.at(module, a.shape[0]), Source(replace(rename, transpose=False))
+    return {target: (a, take_ranges(scaled, 0, source.rows(program, target, slice(None)))) for target in rename.targets}
 
 
 def read_adapters(paths: Mapping[str, str], spec: DecoderSpec, program: Program) -> Sequence[Adapter]:
-    """All adapters of a configuration, in its order. Raises ConfigError for a path that is no folder."""
+    """Read all adapters of a configuration, in its order. Raises ConfigError for a path that is no folder."""
     adapters: list[Adapter] = []
     for name, path in paths.items():
         folder = Path(path).expanduser()

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.params import PoolingKind
 from ridgeline.weights.jsonfile import read_json_object
 
-PoolingKind = Literal["last", "mean", "first"]
 CONFIG = Path("1_Pooling") / "config.json"
 MODES: Mapping[str, PoolingKind] = {
     "pooling_mode_cls_token": "first",
@@ -17,7 +17,7 @@ MODES: Mapping[str, PoolingKind] = {
 
 
 def read_pooling(folder: Path) -> PoolingKind | None:
-    """The kind of pooling that the folder asks for, None where it is silent.
+    """Read the kind of pooling that the folder asks for; None where it is silent.
 
     Raises ModelLoadError for several at once, or one that is not supported.
     """

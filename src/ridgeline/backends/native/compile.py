@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import address
-from ridgeline.backends.native.settings import NativeSettings, format_of
-from ridgeline.backends.native.weights import NativeWeights, interleaved
+from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
+from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
+from ridgeline.core.dtypes import Array, float32
 from ridgeline.program.op import LOGITS, KvState, Op, Program
 from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
+from ridgeline.program.passes.liveness import Liveness, liveness
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,18 @@ class Compiler:
         self.program, self.weights, self.settings, self.tape = program, weights, settings, tape
         self.memories = memories  # KV state -> its memory and its cache group
         self._recurrent = recurrent  # recurrent state -> its parts, [blocks, ..] each, and its cache group
+        self.formats = MatrixFormats(settings, program)
         self.places: dict[str, Place] = {}
         self._free: dict[tuple[str, int], list[int]] = {}
-        self._last_reader: dict[str, int] = {}
+        self._lives = Liveness((), {})
         self._widths: dict[int, int] = {}
         self._parts: list[Part] = []
         self._now = 0
 
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
-        """The parts of the step in order. Groups that `native` lacks are taken apart, ops that it lacks fall back."""
+        """Return the parts of the step in order. Groups that `native` lacks are split, ops that it lacks fall back."""
         groups = [part for group in fuse(self.program) for part in _known(group, native)]
-        self._last_reader = {name: at for at, group in enumerate(groups) for op in group.ops for name in op.inputs}
-        self._last_reader[self.program.result] = len(groups)  # read when the tape has run
+        self._lives = liveness([group.ops for group in groups], self.program.result)
         for self._now, group in enumerate(groups):
             emit = native.get(group.kind)
             if emit is None:
@@ -95,26 +96,26 @@ class Compiler:
                 begin = len(self.tape)
                 emit(self, group)
                 self._append_native(begin, group)
-            self._release(group)
+            self._release()
         return self._parts
 
     def place(self, name: str) -> Place:
         return self.places[name]
 
     def kv_state(self, index: int) -> KvState:
-        """KV state number `index` of the program."""
+        """Return KV state number `index` of the program."""
         state = self.program.states[index]
         assert isinstance(state, KvState)
         return state
 
     def state_part(self, attrs: RecurrentAttrs) -> _native.StatePart:
-        """Where a recurrent op keeps what it knows of a sequence."""
+        """Return where a recurrent op keeps its state of a sequence."""
         parts, group = self._recurrent[attrs.state]
         part = parts[attrs.part]
         return _native.StatePart(address(part), part[0].size, group)
 
     def new(self, name: str, width: int | None = None) -> Place:
-        """A place for value `name`, as wide as its row unless `width` says otherwise."""
+        """Return a place for value `name`, as wide as its row unless `width` says otherwise."""
         rows, *dims = self.program.shapes[name]
         kind = "tokens" if rows == "T" else "logits"
         width = width or _elements(dims)
@@ -125,33 +126,34 @@ class Compiler:
         return self.places[name]
 
     def slice(self, place: Place, offset: int, width: int) -> Place:
-        """Columns `offset .. offset + width` of `place`."""
+        """Return columns `offset .. offset + width` of `place`."""
         return Place(self.tape.slice(place.buffer, offset, width), place.rows, width, place.memory)
 
-    def takes_over(self, name: str) -> bool:
-        """Whether value `name` is read for the last time by the group being emitted, and has its buffer for itself."""
+    def can_reuse_buffer(self, name: str) -> bool:
+        """Tell whether the group being emitted is the last to read value `name` and its buffer."""
         place = self.places[name]
         if place.slice_of is not None:
             return False
         others = [other for other, at in self.places.items() if other != name and at.memory == place.buffer]
-        return self._last_reader.get(name, -1) == self._now and not any(
-            self._last_reader.get(other, -1) >= self._now for other in others
-        )
+        last_reader = self._lives.last_reader
+        return last_reader.get(name) == self._now and not any(last_reader.get(o, -1) >= self._now for o in others)
 
     def norm(self, op: Op | None) -> _native.Norm:
-        """The norm of `op`; none where there is no op."""
+        """Return the norm of `op`; none where there is no op."""
         if op is None:
             return _native.Norm()
         assert isinstance(op.attrs, NormAttrs)
         if not op.weights:
             width = self.program.shapes[op.inputs[0]][-1]
             assert isinstance(width, int)
-            return _native.Norm("rms", op.attrs.eps, self.weights.vector(f"ones.{width}", lambda: torch.ones(width)))
+            return _native.Norm(
+                "rms", op.attrs.eps, self.weights.vector(f"ones.{width}", lambda: np.ones(width, np.float32))
+            )
         offset = 1.0 if op.attrs.unit_offset else 0.0
         weights, bias = (op.weights, ()) if op.kind == "rmsnorm" else (op.weights[:1], op.weights[1:])
 
-        def product() -> torch.Tensor:
-            return functools.reduce(torch.mul, (self.weights.tensor(name).float() + offset for name in weights))
+        def product() -> Array:
+            return functools.reduce(np.multiply, (float32(self.weights.tensor(name)) + offset for name in weights))
 
         scale = self.weights.vector("*".join(weights), product)
         shift = self.weights.vector(bias[0], lambda: self.weights.tensor(bias[0])) if bias else 0
@@ -159,34 +161,30 @@ class Compiler:
         return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift, by_head)
 
     def matrix(self, ops: Sequence[Op], *, interleave: bool = False) -> tuple[_native.Matrix, int]:
-        """The weights of linear ops with the same input as one packed matrix, and the address of their bias or 0."""
+        """Return the weights of linear ops with one input as one packed matrix, and the address of their bias or 0."""
         names = [op.weights[0] for op in ops]
-        form = format_of(self.settings, self.program, *names)
+        form = self.formats.of(*names)
         shape = (sum(self.program.weights[name][0] for name in names), self.program.weights[names[0]][1])
         matrix = self.weights.matrix("+".join(names), names, shape, form, interleave=interleave)
         if all(len(op.weights) == 1 for op in ops):
             return matrix, 0
 
-        def bias() -> torch.Tensor:
-            pieces: list[torch.Tensor] = []
+        def bias() -> Array:
+            pieces: list[Array] = []
             for op in ops:
                 weight, *has = op.weights
                 rows = self.program.weights[weight][0]
-                pieces.append(self.weights.tensor(has[0]).float() if has else torch.zeros(rows))
-            joined = torch.cat(pieces)
-            if not interleave:
-                return joined
-            order = torch.from_numpy(interleaved(shape[0] // 2))
-            return torch.where(order >= 0, joined[order.clamp(min=0)], 0.0)
+                pieces.append(float32(self.weights.tensor(has[0])) if has else np.zeros(rows, np.float32))
+            joined = np.concatenate(pieces)
+            return in_order(joined, interleaved(shape[0] // 2)) if interleave else joined
 
         return matrix, self.weights.vector("+".join(names) + ".bias", bias)
 
-    def _release(self, group: Group) -> None:
-        """Gives back the buffers whose values nobody reads any more."""
-        read = {name for op in group.ops for name in (*op.inputs, *op.outputs)}
-        for name in [n for n in read if n in self.places and self._last_reader.get(n, -1) <= self._now]:
-            place = self.places.pop(name)
-            if not any(other.memory == place.memory for other in self.places.values()):
+    def _release(self) -> None:
+        """Release the buffers whose values nobody reads any more."""
+        for name in self._lives.ends[self._now]:
+            place = self.places.pop(name, None)  # none: an input of the step, or a value within the group
+            if place is not None and not any(other.memory == place.memory for other in self.places.values()):
                 self._free.setdefault((place.rows, self._widths[place.memory]), []).append(place.memory)
 
     def _append_native(self, begin: int, group: Group) -> None:

@@ -5,19 +5,26 @@ Every emitter gives places to the values that leave its group. Called by the com
 
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.emit_experts import EXPERTS_EMITTERS
 from ridgeline.backends.native.emit_latent import LATENT_EMITTERS
 from ridgeline.backends.native.emit_recurrent import RECURRENT_EMITTERS
+from ridgeline.core.dtypes import DTYPES
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
-from ridgeline.program.ops.dense import ActivationAttrs, AddRowAttrs, EmbedAttrs, ScaleAttrs, SliceAttrs, SoftcapAttrs
-from ridgeline.program.passes.fuse import NORMS, Group
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from ridgeline.program.ops.dense import (
+    NORMS,
+    ActivationAttrs,
+    AddRowAttrs,
+    EmbedAttrs,
+    ScaleAttrs,
+    SliceAttrs,
+    SoftcapAttrs,
+)
+from ridgeline.program.passes.fuse import Group
 
 
 def _ops(group: Group, *kinds: str) -> list[Op]:
@@ -25,112 +32,118 @@ def _ops(group: Group, *kinds: str) -> list[Op]:
 
 
 def _leading_norm(group: Group, reader: Op) -> Op | None:
-    """The norm of the group that `reader` reads."""
+    """Return the norm of the group that `reader` reads."""
     return next((op for op in _ops(group, *NORMS) if op.outputs[0] == reader.inputs[0]), None)
 
 
-def _embed(at: Compiler, group: Group) -> None:
+def _embed(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, EmbedAttrs)
-    out = at.new(op.outputs[0])
+    out = compiler.new(op.outputs[0])
     ids = {TOKEN_IDS: "tokens", POSITIONS: "positions"}[op.inputs[0]]
     table = op.weights[0]
-    heads = [other for other in at.program.ops if other.kind == "lm_head" and other.weights[0] == table]
+    heads = [other for other in compiler.program.ops if other.kind == "lm_head" and other.weights[0] == table]
     # The reference rounds the factor to the table's type.
-    scale = float(torch.tensor(op.attrs.scale, dtype=DTYPES[at.settings.dtype]))
+    scale = float(np.array(op.attrs.scale, DTYPES[compiler.settings.dtype]))
     if heads:
-        matrix, _ = at.matrix(heads[:1])
-        at.tape.embed_packed(matrix, ids, scale, out.buffer)
-    elif ids == "tokens" and (form := at.settings.table(table)) is not None:
-        shape = at.program.weights[table]
-        at.tape.embed_packed(at.weights.matrix(table, [table], (shape[0], shape[1]), form), ids, scale, out.buffer)
+        matrix, _ = compiler.matrix(heads[:1])
+        compiler.tape.embed_packed(matrix, ids, scale, out.buffer)
+    elif ids == "tokens" and (form := compiler.settings.table(table)) is not None:
+        shape = compiler.program.weights[table]
+        compiler.tape.embed_packed(
+            compiler.weights.matrix(table, [table], (shape[0], shape[1]), form), ids, scale, out.buffer
+        )
     else:
-        address, kind = at.weights.table(table)
-        at.tape.embed_rows(address, kind, ids, scale, out.buffer)
+        address, kind = compiler.weights.table(table)
+        compiler.tape.embed_rows(address, kind, ids, scale, out.buffer)
 
 
-def _rope_angles(at: Compiler, group: Group) -> None:
+def _rope_angles(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, RopeAnglesAttrs)
-    cos, sin = (at.new(name) for name in op.outputs)
-    at.tape.rope_angles(list(op.attrs.frequencies), op.attrs.scale, cos.buffer, sin.buffer)
+    cos, sin = (compiler.new(name) for name in op.outputs)
+    compiler.tape.rope_angles(list(op.attrs.frequencies), op.attrs.scale, cos.buffer, sin.buffer)
 
 
-def _norm(at: Compiler, group: Group) -> None:
+def _norm(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x, out = at.place(op.inputs[0]), at.new(op.outputs[0])
-    at.tape.normalize(at.norm(op), x.buffer, out.buffer, _head_dim(at, op.inputs[0]))
+    x, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
+    compiler.tape.normalize(compiler.norm(op), x.buffer, out.buffer, _head_dim(compiler, op.inputs[0]))
 
 
-def _linear(at: Compiler, group: Group) -> None:
+def _linear(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x = at.place(op.inputs[0])
-    matrix, bias = at.matrix([op])
-    at.tape.linear(matrix, _native.Norm(), x.buffer, at.new(op.outputs[0]).buffer, bias=bias)
+    x = compiler.place(op.inputs[0])
+    matrix, bias = compiler.matrix([op])
+    compiler.tape.linear(matrix, _native.Norm(), x.buffer, compiler.new(op.outputs[0]).buffer, bias=bias)
 
 
-def _linear_add(at: Compiler, group: Group) -> None:
+def _linear_add(compiler: Compiler, group: Group) -> None:
     linear, add = group.ops[0], group.ops[-1]
     (other,) = (name for name in add.inputs if name != linear.outputs[0])
-    x, residual = at.place(linear.inputs[0]), at.place(other)
-    matrix, bias = at.matrix([linear])
-    if at.takes_over(other) and x.buffer != residual.buffer:
-        at.tape.linear(matrix, _native.Norm(), x.buffer, residual.buffer, epilogue="add", bias=bias)
-        at.places[add.outputs[0]] = residual
+    x, residual = compiler.place(linear.inputs[0]), compiler.place(other)
+    matrix, bias = compiler.matrix([linear])
+    if compiler.can_reuse_buffer(other) and x.buffer != residual.buffer:
+        compiler.tape.linear(matrix, _native.Norm(), x.buffer, residual.buffer, epilogue="add", bias=bias)
+        compiler.places[add.outputs[0]] = residual
         return
-    out = at.new(add.outputs[0])
-    at.tape.linear(matrix, _native.Norm(), x.buffer, out.buffer, bias=bias)
-    at.tape.add(out.buffer, residual.buffer, out.buffer)
+    out = compiler.new(add.outputs[0])
+    compiler.tape.linear(matrix, _native.Norm(), x.buffer, out.buffer, bias=bias)
+    compiler.tape.add(out.buffer, residual.buffer, out.buffer)
 
 
-def _norm_gated(at: Compiler, group: Group) -> None:
+def _norm_gated(compiler: Compiler, group: Group) -> None:
     act = group.ops[-1]
     assert isinstance(act.attrs, ActivationAttrs)
     linears = {op.outputs[0]: op for op in _ops(group, "linear")}
     gate, up = linears[act.inputs[0]], linears[act.inputs[1]]
     norm = _leading_norm(group, gate)
-    x = at.place((norm or gate).inputs[0])
-    matrix, bias = at.matrix([gate, up], interleave=True)
-    out = at.new(act.outputs[0])
+    x = compiler.place((norm or gate).inputs[0])
+    matrix, bias = compiler.matrix([gate, up], interleave=True)
+    out = compiler.new(act.outputs[0])
     function = act.attrs.function
-    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, epilogue="gate", activation=function, bias=bias)
+    compiler.tape.linear(
+        matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue="gate", activation=function, bias=bias
+    )
 
 
-def _norm_activated(at: Compiler, group: Group) -> None:
+def _norm_activated(compiler: Compiler, group: Group) -> None:
     linear, act = group.ops[-2:]
     assert isinstance(act.attrs, ActivationAttrs)
     norm = _leading_norm(group, linear)
-    x = at.place((norm or linear).inputs[0])
-    matrix, bias = at.matrix([linear])
-    out = at.new(act.outputs[0])
+    x = compiler.place((norm or linear).inputs[0])
+    matrix, bias = compiler.matrix([linear])
+    out = compiler.new(act.outputs[0])
     function = act.attrs.function
-    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, epilogue="activate", activation=function, bias=bias)
+    compiler.tape.linear(
+        matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue="activate", activation=function, bias=bias
+    )
 
 
-def _norm_linears(at: Compiler, group: Group) -> None:
+def _norm_linears(compiler: Compiler, group: Group) -> None:
     linears = _ops(group, "linear")
     norm = _leading_norm(group, linears[0])
-    x = at.place((norm or linears[0]).inputs[0])
-    matrix, bias = at.matrix(linears)
-    sizes = [at.program.weights[op.weights[0]][0] for op in linears]
-    out = at.new(linears[0].outputs[0], sum(sizes))
-    at.tape.linear(matrix, at.norm(norm), x.buffer, out.buffer, bias=bias)
+    x = compiler.place((norm or linears[0]).inputs[0])
+    matrix, bias = compiler.matrix(linears)
+    sizes = [compiler.program.weights[op.weights[0]][0] for op in linears]
+    out = compiler.new(linears[0].outputs[0], sum(sizes))
+    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, out.buffer, bias=bias)
     for part, (op, size) in enumerate(zip(linears, sizes)):
-        at.places[op.outputs[0]] = at.slice(out, sum(sizes[:part]), size)
+        compiler.places[op.outputs[0]] = compiler.slice(out, sum(sizes[:part]), size)
 
 
-def _norm_head(at: Compiler, group: Group) -> None:
+def _norm_head(compiler: Compiler, group: Group) -> None:
     (head,) = _ops(group, "lm_head")
     norm = _leading_norm(group, head)
     select = _ops(group, "select_rows")
-    x = at.place((select[0] if select else norm or head).inputs[0])
+    x = compiler.place((select[0] if select else norm or head).inputs[0])
     softcap = _ops(group, "softcap")
     cap = softcap[0].attrs.cap if softcap and isinstance(softcap[0].attrs, SoftcapAttrs) else 0.0
-    matrix, bias = at.matrix([head])
-    at.tape.linear(matrix, at.norm(norm), x.buffer, None, select=bool(select), bias=bias, softcap=cap)
+    matrix, bias = compiler.matrix([head])
+    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, None, select=bool(select), bias=bias, softcap=cap)
 
 
-def _norm_qkv(at: Compiler, group: Group) -> None:
+def _norm_qkv(compiler: Compiler, group: Group) -> None:
     write = group.ops[-1] if group.ops[-1].kind == "kv_write" else _ops(group, "kv_write")[0]
     assert isinstance(write.attrs, KvWriteAttrs)
     chains = {chain[-1].outputs[0]: chain for chain in (_chain(group, op) for op in _ops(group, "linear"))}
@@ -138,83 +151,83 @@ def _norm_qkv(at: Compiler, group: Group) -> None:
     ((q_name, queries),) = chains.items()
     linears = [chain[0] for chain in (queries, keys, values)]
     norm = _leading_norm(group, linears[0])
-    x = at.place((norm or linears[0]).inputs[0])
-    matrix, bias = at.matrix(linears)
-    sizes = [at.program.weights[op.weights[0]][0] for op in linears]
-    qkv = at.new(q_name, sum(sizes))
-    at.tape.linear(matrix, at.norm(norm), x.buffer, qkv.buffer, bias=bias)
-    q, k, v = (at.slice(qkv, sum(sizes[:part]), size) for part, size in enumerate(sizes))
-    at.places[q_name] = q
-    memory, cache_group = at.memories[write.attrs.state]
-    at_once = [_emit_but_last_steps(at, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
-    q_norm, k_norm = (at.norm(next((op for op in steps if op.kind in NORMS), None)) for steps in at_once)
+    x = compiler.place((norm or linears[0]).inputs[0])
+    matrix, bias = compiler.matrix(linears)
+    sizes = [compiler.program.weights[op.weights[0]][0] for op in linears]
+    qkv = compiler.new(q_name, sum(sizes))
+    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, qkv.buffer, bias=bias)
+    q, k, v = (compiler.slice(qkv, sum(sizes[:part]), size) for part, size in enumerate(sizes))
+    compiler.places[q_name] = q
+    memory, cache_group = compiler.memories[write.attrs.state]
+    at_once = [_emit_but_last_steps(compiler, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
+    q_norm, k_norm = (compiler.norm(next((op for op in steps if op.kind in NORMS), None)) for steps in at_once)
     ropes = [op for op in at_once[0] if op.kind == "rope"]
-    rotation = _rotation(at, ropes[0]) if ropes else (None, None, False, 0)
-    at.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
+    rotation = _rotation(compiler, ropes[0]) if ropes else (None, None, False, 0)
+    compiler.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
 
 
-def _norm_q(at: Compiler, group: Group) -> None:
+def _norm_q(compiler: Compiler, group: Group) -> None:
     linear, *steps = _chain(group, _ops(group, "linear")[0])
     norm = _leading_norm(group, linear)
-    x = at.place((norm or linear).inputs[0])
-    matrix, bias = at.matrix([linear])
-    q = at.new(steps[-1].outputs[0])
-    at.tape.linear(matrix, at.norm(norm), x.buffer, q.buffer, bias=bias)
-    _emit_steps(at, steps, q)
+    x = compiler.place((norm or linear).inputs[0])
+    matrix, bias = compiler.matrix([linear])
+    q = compiler.new(steps[-1].outputs[0])
+    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, q.buffer, bias=bias)
+    _emit_steps(compiler, steps, q)
 
 
-def _emit_but_last_steps(at: Compiler, steps: Sequence[Op], place: Place) -> Sequence[Op]:
-    """The steps of queries or keys, in place, up to those that `heads` does at once: a norm of heads, then a rope."""
+def _emit_but_last_steps(compiler: Compiler, steps: Sequence[Op], place: Place) -> Sequence[Op]:
+    """Emit steps of queries or keys in place, and return those left to `heads`: a norm of heads, then a rope."""
     first = next(index for index, op in enumerate(steps) if op.kind == "split_heads") + 1
     if [op.kind for op in steps[first : first + 1]] == ["rope"]:
         first = len(steps) - 1
-    _emit_steps(at, steps[:first], place)
+    _emit_steps(compiler, steps[:first], place)
     return steps[first:]
 
 
-def _emit_steps(at: Compiler, steps: Sequence[Op], place: Place) -> None:
-    """Norms and ropes of queries or keys, in place."""
+def _emit_steps(compiler: Compiler, steps: Sequence[Op], place: Place) -> None:
+    """Emit norms and ropes of queries or keys, in place."""
     for op in steps:
-        head_dim = _head_dim(at, op.inputs[0])
+        head_dim = _head_dim(compiler, op.inputs[0])
         if op.kind in NORMS:
-            at.tape.normalize(at.norm(op), place.buffer, place.buffer, head_dim)
+            compiler.tape.normalize(compiler.norm(op), place.buffer, place.buffer, head_dim)
         elif op.kind == "rope":
-            at.tape.rotate(place.buffer, place.buffer, head_dim, *_rotation(at, op))
+            compiler.tape.rotate(place.buffer, place.buffer, head_dim, *_rotation(compiler, op))
 
 
-def _rotation(at: Compiler, rope: Op) -> tuple[int, int, bool, int]:
-    """cos, sin, whether neighbours turn against each other, and the first entry that turns."""
+def _rotation(compiler: Compiler, rope: Op) -> tuple[int, int, bool, int]:
+    """Return cos, sin, whether neighbours turn against each other, and the first entry that turns."""
     assert isinstance(rope.attrs, RopeAttrs)
-    cos, sin = (at.place(name).buffer for name in rope.inputs[1:])
+    cos, sin = (compiler.place(name).buffer for name in rope.inputs[1:])
     return cos, sin, rope.attrs.interleaved, rope.attrs.offset
 
 
-def _rope(at: Compiler, group: Group) -> None:
+def _rope(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x = at.place(op.inputs[0])
-    out = x if at.takes_over(op.inputs[0]) else at.new(op.outputs[0])
-    at.places[op.outputs[0]] = out
-    at.tape.rotate(x.buffer, out.buffer, _head_dim(at, op.inputs[0]), *_rotation(at, op))
+    x = compiler.place(op.inputs[0])
+    out = x if compiler.can_reuse_buffer(op.inputs[0]) else compiler.new(op.outputs[0])
+    compiler.places[op.outputs[0]] = out
+    compiler.tape.rotate(x.buffer, out.buffer, _head_dim(compiler, op.inputs[0]), *_rotation(compiler, op))
 
 
-def _kv_write(at: Compiler, group: Group) -> None:
+def _kv_write(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, KvWriteAttrs)
-    k, v = (at.place(name).buffer for name in op.inputs)
-    memory, cache_group = at.memories[op.attrs.state]
-    at.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())
+    k, v = (compiler.place(name).buffer for name in op.inputs)
+    memory, cache_group = compiler.memories[op.attrs.state]
+    compiler.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())
 
 
-def _head_dim(at: Compiler, name: str) -> int:
-    """Entries of each head of value `name`, 0 where it has no heads."""
-    shape = at.program.shapes[name]
+def _head_dim(compiler: Compiler, name: str) -> int:
+    """Return the entries of each head of value `name`, 0 where it has no heads."""
+    shape = compiler.program.shapes[name]
     head_dim = shape[-1] if len(shape) == 3 else 0
     assert isinstance(head_dim, int)
     return head_dim
 
 
 def _chain(group: Group, linear: Op) -> list[Op]:
-    """`linear` and the ops of the group that follow from it alone, in order."""
+    """Return `linear` and the ops of the group that follow from it alone, in order."""
     chain = [linear]
     for op in group.ops:
         if op.inputs[:1] == chain[-1].outputs and op.outputs:
@@ -222,99 +235,99 @@ def _chain(group: Group, linear: Op) -> list[Op]:
     return chain
 
 
-def _attention(at: Compiler, group: Group) -> None:
+def _attention(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, AttentionAttrs)
-    q, out = at.place(op.inputs[0]), at.new(op.outputs[0])
-    memory, cache_group = at.memories[attrs.state]
-    num_heads = q.width // at.kv_state(attrs.state).head_dim
+    q, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
+    memory, cache_group = compiler.memories[attrs.state]
+    num_heads = q.width // compiler.kv_state(attrs.state).head_dim
     spec = _native.AttentionSpec(
         num_heads,
         attrs.scale,
         attrs.window or 0,
         attrs.softcap or 0.0,
-        sinks=_sinks(at, op),
-        slopes=_slopes(at, op.label, attrs),
+        sinks=_sinks(compiler, op),
+        slopes=_slopes(compiler, op.label, attrs),
     )
-    at.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
+    compiler.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
 
 
-def _sinks(at: Compiler, op: Op) -> int:
-    """The address of the sinks, or 0."""
-    return at.weights.vector(op.weights[0], lambda: at.weights.tensor(op.weights[0])) if op.weights else 0
+def _sinks(compiler: Compiler, op: Op) -> int:
+    """Return the address of the sinks, or 0."""
+    return compiler.weights.vector(op.weights[0], lambda: compiler.weights.tensor(op.weights[0])) if op.weights else 0
 
 
-def _slopes(at: Compiler, label: str, attrs: AttentionAttrs) -> int:
-    """The address of the slopes, or 0."""
+def _slopes(compiler: Compiler, label: str, attrs: AttentionAttrs) -> int:
+    """Return the address of the slopes, or 0."""
     slopes = attrs.alibi_slopes
-    return at.weights.vector(f"{label}.slopes", lambda: torch.tensor(slopes)) if slopes else 0
+    return compiler.weights.vector(f"{label}.slopes", lambda: np.array(slopes, np.float32)) if slopes else 0
 
 
-def _split_heads(at: Compiler, group: Group) -> None:
-    """The same memory under another name."""
+def _split_heads(compiler: Compiler, group: Group) -> None:
+    """Name the same memory differently; emit nothing."""
     (op,) = group.ops
-    at.places[op.outputs[0]] = at.place(op.inputs[0])
+    compiler.places[op.outputs[0]] = compiler.place(op.inputs[0])
 
 
-def _slice(at: Compiler, group: Group) -> None:
-    """Columns of the same memory."""
+def _slice(compiler: Compiler, group: Group) -> None:
+    """Name columns of the same memory; emit nothing."""
     (op,) = group.ops
     assert isinstance(op.attrs, SliceAttrs)
-    at.places[op.outputs[0]] = at.slice(at.place(op.inputs[0]), op.attrs.offset, op.attrs.size)
+    compiler.places[op.outputs[0]] = compiler.slice(compiler.place(op.inputs[0]), op.attrs.offset, op.attrs.size)
 
 
-def _scale(at: Compiler, group: Group) -> None:
+def _scale(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, ScaleAttrs)
-    at.tape.scale(op.attrs.factor, at.place(op.inputs[0]).buffer, at.new(op.outputs[0]).buffer)
+    compiler.tape.scale(op.attrs.factor, compiler.place(op.inputs[0]).buffer, compiler.new(op.outputs[0]).buffer)
 
 
-def _add(at: Compiler, group: Group) -> None:
+def _add(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x, y = (at.place(name) for name in op.inputs)
-    at.tape.add(x.buffer, y.buffer, at.new(op.outputs[0]).buffer)
+    x, y = (compiler.place(name) for name in op.inputs)
+    compiler.tape.add(x.buffer, y.buffer, compiler.new(op.outputs[0]).buffer)
 
 
-def _add_row(at: Compiler, group: Group) -> None:
+def _add_row(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, AddRowAttrs)
     (table,), row = op.weights, op.attrs.row
-    address = at.weights.vector(f"{table}.{row}", lambda: at.weights.tensor(table)[row])
-    at.tape.add_row(at.place(op.inputs[0]).buffer, address, at.new(op.outputs[0]).buffer)
+    address = compiler.weights.vector(f"{table}.{row}", lambda: compiler.weights.tensor(table)[row])
+    compiler.tape.add_row(compiler.place(op.inputs[0]).buffer, address, compiler.new(op.outputs[0]).buffer)
 
 
-def _activation(at: Compiler, group: Group) -> None:
+def _activation(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, ActivationAttrs)
-    x = at.place(op.inputs[0])
-    at.tape.activate(op.attrs.function, x.buffer, at.new(op.outputs[0]).buffer)
+    x = compiler.place(op.inputs[0])
+    compiler.tape.activate(op.attrs.function, x.buffer, compiler.new(op.outputs[0]).buffer)
 
 
-def _gated_activation(at: Compiler, group: Group) -> None:
+def _gated_activation(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, ActivationAttrs)
-    gate, up = (at.place(name) for name in op.inputs)
-    at.tape.gate(op.attrs.function, gate.buffer, up.buffer, at.new(op.outputs[0]).buffer)
+    gate, up = (compiler.place(name) for name in op.inputs)
+    compiler.tape.gate(op.attrs.function, gate.buffer, up.buffer, compiler.new(op.outputs[0]).buffer)
 
 
-def _select_rows(at: Compiler, group: Group) -> None:
+def _select_rows(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert op.inputs[1] == LOGIT_ROWS
-    x = at.place(op.inputs[0])
-    at.tape.select(x.buffer, at.new(op.outputs[0]).buffer)
+    x = compiler.place(op.inputs[0])
+    compiler.tape.select(x.buffer, compiler.new(op.outputs[0]).buffer)
 
 
-def _lora(at: Compiler, group: Group) -> None:
+def _lora(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x, y = at.place(op.inputs[0]), at.place(op.inputs[1])
+    x, y = compiler.place(op.inputs[0]), compiler.place(op.inputs[1])
     a, b = op.weights
-    count, rank, _ = at.program.weights[a]
+    count, rank, _ = compiler.program.weights[a]
     factors = (
-        at.weights.vector(a, lambda: at.weights.tensor(a)),
-        at.weights.vector(b, lambda: at.weights.tensor(b).transpose(1, 2)),
+        compiler.weights.vector(a, lambda: compiler.weights.tensor(a)),
+        compiler.weights.vector(b, lambda: compiler.weights.tensor(b).swapaxes(1, 2)),
     )
-    at.tape.lora(x.buffer, y.buffer, at.new(op.outputs[0]).buffer, *factors, count, rank)
+    compiler.tape.lora(x.buffer, y.buffer, compiler.new(op.outputs[0]).buffer, *factors, count, rank)
 
 
 EMITTERS: Mapping[str, Emitter] = {
@@ -346,4 +359,3 @@ EMITTERS: Mapping[str, Emitter] = {
     **RECURRENT_EMITTERS,
     **EXPERTS_EMITTERS,
 }
-NATIVE_KINDS = tuple(EMITTERS)

@@ -2,24 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter
-from ridgeline.backends.native.settings import format_of
-from ridgeline.backends.native.weights import PANEL, interleaved
+from ridgeline.backends.native.weights import PANEL, in_order, interleaved
+from ridgeline.core.dtypes import Array, float32
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs, expert_matrices
 from ridgeline.program.passes.fuse import Group
 
 
-def _route(at: Compiler, group: Group) -> None:
+def _route(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, RouteAttrs)
-    logits = at.place(op.inputs[0])
-    ids, weights = (at.new(name) for name in op.outputs)
-    at.tape.route(
+    logits = compiler.place(op.inputs[0])
+    ids, weights = (compiler.new(name) for name in op.outputs)
+    compiler.tape.route(
         logits.buffer,
         ids.buffer,
         weights.buffer,
@@ -29,29 +28,31 @@ def _route(at: Compiler, group: Group) -> None:
         attrs.num_groups,
         attrs.top_groups,
         attrs.group_score,
-        at.weights.vector(op.weights[0], lambda: at.weights.tensor(op.weights[0])) if op.weights else 0,
+        compiler.weights.vector(op.weights[0], lambda: compiler.weights.tensor(op.weights[0])) if op.weights else 0,
     )
 
 
-def _experts(at: Compiler, group: Group) -> None:
+def _experts(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, ExpertsAttrs)
-    x, ids, weights = (at.place(name) for name in op.inputs)
+    x, ids, weights = (compiler.place(name) for name in op.inputs)
     gate_up, (down,) = expert_matrices(op)
     biases = list(op.weights[3:])
     gate_up_bias = down_bias = 0
     if biases:
-        gate_up_bias = at.weights.vector(f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(at, biases[:2]))
-        down_bias = at.weights.vector(biases[2], lambda: _padded_bias(at, biases[2]))
-    at.tape.experts(
-        at.program.weights[down][0],
-        _matrix(at, gate_up),
-        _matrix(at, [down]),
+        gate_up_bias = compiler.weights.vector(
+            f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(compiler, biases[:2])
+        )
+        down_bias = compiler.weights.vector(biases[2], lambda: _padded_bias(compiler, biases[2]))
+    compiler.tape.experts(
+        compiler.program.weights[down][0],
+        _matrix(compiler, gate_up),
+        _matrix(compiler, [down]),
         x.buffer,
         ids.buffer,
         weights.buffer,
-        at.new(op.outputs[0]).buffer,
+        compiler.new(op.outputs[0]).buffer,
         attrs.activation,
         attrs.limit or 0.0,
         attrs.alpha,
@@ -60,31 +61,30 @@ def _experts(at: Compiler, group: Group) -> None:
     )
 
 
-def _matrix(at: Compiler, names: Sequence[str]) -> _native.Matrix:
-    """The first expert's rows of the weights `names`, two of which are interleaved."""
-    num_experts, rows, inputs = at.program.weights[names[0]]
-    form = format_of(at.settings, at.program, *names)
+def _matrix(compiler: Compiler, names: Sequence[str]) -> _native.Matrix:
+    """Return the first expert's rows of the weights `names`, two of which are interleaved."""
+    num_experts, rows, inputs = compiler.program.weights[names[0]]
+    form = compiler.formats.of(*names)
     shape = (len(names) * rows, inputs)
     interleave = len(names) == 2
-    return at.weights.matrix("+".join(names), names, shape, form, interleave=interleave, num_experts=num_experts)
+    return compiler.weights.matrix("+".join(names), names, shape, form, interleave=interleave, num_experts=num_experts)
 
 
-def _interleaved_bias(at: Compiler, names: list[str]) -> torch.Tensor:
-    joined_EN = torch.cat([at.weights.tensor(name).float() for name in names], dim=1)
-    order = torch.from_numpy(interleaved(joined_EN.shape[1] // 2))
-    return torch.where(order >= 0, joined_EN[:, order.clamp(min=0)], 0.0)
+def _interleaved_bias(compiler: Compiler, names: list[str]) -> Array:
+    joined_EN = np.concatenate([float32(compiler.weights.tensor(name)) for name in names], axis=1)
+    return in_order(joined_EN, interleaved(joined_EN.shape[1] // 2))
 
 
-def _padded_bias(at: Compiler, name: str) -> torch.Tensor:
-    """Every expert's, in whole panels."""
-    bias_EN = at.weights.tensor(name)
-    return F.pad(bias_EN, (0, -bias_EN.shape[1] % PANEL))
+def _padded_bias(compiler: Compiler, name: str) -> Array:
+    """Return every expert's bias, padded to whole panels."""
+    bias_EN = float32(compiler.weights.tensor(name))
+    return np.pad(bias_EN, ((0, 0), (0, -bias_EN.shape[1] % PANEL)))
 
 
-def _gate_rows(at: Compiler, group: Group) -> None:
+def _gate_rows(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
-    x, gate = (at.place(name) for name in op.inputs)
-    at.tape.gate_rows(x.buffer, gate.buffer, at.new(op.outputs[0]).buffer)
+    x, gate = (compiler.place(name) for name in op.inputs)
+    compiler.tape.gate_rows(x.buffer, gate.buffer, compiler.new(op.outputs[0]).buffer)
 
 
 EXPERTS_EMITTERS: Mapping[str, Emitter] = {"route": _route, "experts": _experts, "gate_rows": _gate_rows}

@@ -3,64 +3,66 @@
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter
-from ridgeline.backends.native.settings import MatrixFormat, format_of
+from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.backends.native.weights import PANEL
+from ridgeline.core.dtypes import Array, contiguous
 from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes, LatentWriteAttrs
 from ridgeline.program.passes.fuse import Group
 from ridgeline.quant import dequantize, quantize
 
 
-def _latent_write(at: Compiler, group: Group) -> None:
+def _latent_write(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, LatentWriteAttrs)
-    latent, key = (at.place(name) for name in op.inputs)
-    memory, cache_group = at.memories[op.attrs.state]
-    at.tape.latent_write(latent.buffer, key.buffer, memory, cache_group)
+    latent, key = (compiler.place(name) for name in op.inputs)
+    memory, cache_group = compiler.memories[op.attrs.state]
+    compiler.tape.latent_write(latent.buffer, key.buffer, memory, cache_group)
 
 
-def _latent_attention(at: Compiler, group: Group) -> None:
+def _latent_attention(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, LatentAttentionAttrs)
-    sizes = LatentSizes.of_op(at.program, op)
-    absorb, expand = _matrices(at, op.weights[0], sizes)
-    memory, cache_group = at.memories[op.attrs.state]
-    q, out = at.place(op.inputs[0]), at.new(op.outputs[0])
+    sizes = LatentSizes.of_op(compiler.program, op)
+    absorb, expand = _matrices(compiler, op.weights[0], sizes)
+    memory, cache_group = compiler.memories[op.attrs.state]
+    q, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
     scale = op.attrs.scale
-    at.tape.latent_attention(sizes.num_heads, scale, absorb, expand, memory, cache_group, q.buffer, out.buffer)
+    compiler.tape.latent_attention(sizes.num_heads, scale, absorb, expand, memory, cache_group, q.buffer, out.buffer)
 
 
-def _matrices(at: Compiler, name: str, sizes: LatentSizes) -> tuple[_native.Matrix, _native.Matrix]:
-    """W_k [heads * latent, nope] to take into the queries, and [heads * (nope + value), latent] to expand latents with.
+def _matrices(compiler: Compiler, name: str, sizes: LatentSizes) -> tuple[_native.Matrix, _native.Matrix]:
+    """Return W_k [heads * latent, nope] to absorb into queries, and [heads * (nope + value), latent] to expand latents.
 
     Every head begins a new panel, and so do its rows of W_v. What is taken into the queries is what the other form
     computes with, in the model's own dtype: quantized the other way around, its scales would lie across the sums.
     """
     heads, nope, value = sizes.num_heads, sizes.nope_dim, sizes.value_dim
-    form = format_of(at.settings, at.program, name)
+    form = compiler.formats.of(name)
 
-    def keys_turned(_: int) -> torch.Tensor:
-        by_head = _as_stored(at.weights.tensor(name), form).unflatten(0, (heads, nope + value))
-        return by_head[:, :nope].transpose(1, 2).flatten(0, 1)
+    def keys_turned(_: int) -> Array:
+        by_head = _as_stored(compiler.weights.tensor(name), form).reshape(heads, nope + value, -1)
+        return contiguous(by_head[:, :nope].swapaxes(1, 2)).reshape(-1, nope)
 
-    plain = at.settings.plain
-    absorb = at.weights.rows(f"{name}.absorb", keys_turned, _by_panels(heads, [sizes.latent_dim]), nope, plain)
+    plain = compiler.settings.plain
+    absorb = compiler.weights.rows(f"{name}.absorb", keys_turned, _by_panels(heads, [sizes.latent_dim]), nope, plain)
     order = _by_panels(heads, [nope, value])
-    return absorb, at.weights.rows(f"{name}.expand", lambda _: at.weights.tensor(name), order, sizes.latent_dim, form)
+    return absorb, compiler.weights.rows(
+        f"{name}.expand", lambda _: compiler.weights.tensor(name), order, sizes.latent_dim, form
+    )
 
 
-def _as_stored(weight: torch.Tensor, form: MatrixFormat) -> torch.Tensor:
-    """What the format makes of it."""
+def _as_stored(weight: Array, form: MatrixFormat) -> Array:
+    """Return the weight as the format stores it."""
     if form.kind in ("f32", "bf16"):
         return weight
-    return dequantize(form.kind, quantize(form.kind, weight, form.group, form.zero_points))
+    return dequantize(quantize(form.scheme_name, weight, form.stored_format))
 
 
 def _by_panels(num_heads: int, pieces: list[int]) -> np.ndarray:
-    """Rows [heads, pieces] in order, -1 after each piece up to a whole panel."""
+    """Return rows [heads, pieces] in order, -1 after each piece up to a whole panel."""
     rows = np.arange(num_heads * sum(pieces)).reshape(num_heads, -1)
     cut = np.split(rows, np.cumsum(pieces)[:-1], axis=1)
     return np.concatenate([np.pad(p, ((0, 0), (0, -p.shape[1] % PANEL)), constant_values=-1) for p in cut], 1).flatten()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-import torch
+import numpy as np
 
 from ridgeline.backends.native.compile import Compiler, Emitter
 from ridgeline.program.op import Op
@@ -10,113 +10,117 @@ from ridgeline.program.ops.recurrent import CausalConvAttrs, GatedNormAttrs, Rec
 from ridgeline.program.passes.fuse import Group
 
 
-def _rate(at: Compiler, name: str) -> int:
-    """Address of -exp(A_log): the logarithm of the decay for each unit of step size."""
-    return at.weights.vector(f"{name}.rate", lambda: -at.weights.tensor(name).float().exp())
+def _rate(compiler: Compiler, name: str) -> int:
+    """Return the address of -exp(A_log): the logarithm of the decay for each unit of step size."""
+    return compiler.weights.vector(f"{name}.rate", lambda: -np.exp(compiler.weights.tensor(name).astype(np.float64)))
 
 
-def _vector(at: Compiler, name: str) -> int:
-    return at.weights.vector(name, lambda: at.weights.tensor(name))
+def _vector(compiler: Compiler, name: str) -> int:
+    return compiler.weights.vector(name, lambda: compiler.weights.tensor(name))
 
 
-def _inputs(at: Compiler, op: Op) -> list[int]:
-    return [at.place(name).buffer for name in op.inputs]
+def _inputs(compiler: Compiler, op: Op) -> list[int]:
+    return [compiler.place(name).buffer for name in op.inputs]
 
 
-def _heads(at: Compiler, name: str) -> int:
-    heads = at.program.shapes[name][1]
+def _heads(compiler: Compiler, name: str) -> int:
+    heads = compiler.program.shapes[name][1]
     assert isinstance(heads, int)
     return heads
 
 
-def _causal_conv(at: Compiler, group: Group) -> None:
+def _causal_conv(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, CausalConvAttrs)
     weight, *bias = op.weights
-    taps = at.program.weights[weight][1]
-    taps_WC = at.weights.vector(f"{weight}.taps", lambda: at.weights.tensor(weight).T)
-    (x,), out = _inputs(at, op), at.new(op.outputs[0]).buffer
-    bias_C = _vector(at, bias[0]) if bias else 0
-    at.tape.causal_conv(x, out, taps, taps_WC, at.state_part(op.attrs), bias_C, op.attrs.activation)
+    taps = compiler.program.weights[weight][1]
+    taps_WC = compiler.weights.vector(f"{weight}.taps", lambda: compiler.weights.tensor(weight).T)
+    (x,), out = _inputs(compiler, op), compiler.new(op.outputs[0]).buffer
+    bias_C = _vector(compiler, bias[0]) if bias else 0
+    compiler.tape.causal_conv(x, out, taps, taps_WC, compiler.state_part(op.attrs), bias_C, op.attrs.activation)
 
 
-def _selective_scan(at: Compiler, group: Group) -> None:
+def _selective_scan(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, RecurrentAttrs)
-    x, dt, b, c = _inputs(at, op)
-    out = at.new(op.outputs[0]).buffer
+    x, dt, b, c = _inputs(compiler, op)
+    out = compiler.new(op.outputs[0]).buffer
     decay, skip = op.weights
-    at.tape.selective_scan(x, dt, b, c, out, _rate(at, decay), _vector(at, skip), at.state_part(op.attrs))
+    compiler.tape.selective_scan(
+        x, dt, b, c, out, _rate(compiler, decay), _vector(compiler, skip), compiler.state_part(op.attrs)
+    )
 
 
-def _ssd(at: Compiler, group: Group) -> None:
+def _ssd(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, SsdAttrs)
-    x, dt, b, c = _inputs(at, op)
-    out = at.new(op.outputs[0]).buffer
+    x, dt, b, c = _inputs(compiler, op)
+    out = compiler.new(op.outputs[0]).buffer
     decay, skip, dt_bias = op.weights
-    at.tape.recur(
+    compiler.tape.recur(
         "ssd",
-        _heads(at, op.inputs[0]),
-        _heads(at, op.inputs[2]),
+        _heads(compiler, op.inputs[0]),
+        _heads(compiler, op.inputs[2]),
         q=c,
         k=b,
         v=x,
         dt=dt,
         beta=None,
         out=out,
-        rate=_rate(at, decay),
-        state=at.state_part(attrs),
-        dt_bias=_vector(at, dt_bias),
-        skip=_vector(at, skip),
+        rate=_rate(compiler, decay),
+        state=compiler.state_part(attrs),
+        dt_bias=_vector(compiler, dt_bias),
+        skip=_vector(compiler, skip),
         dt_min=attrs.dt_min,
         dt_max=attrs.dt_max,
     )
 
 
-def _delta_rule(at: Compiler, group: Group) -> None:
+def _delta_rule(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     assert isinstance(op.attrs, RecurrentAttrs)
-    q, k, v, a, b = _inputs(at, op)
-    out = at.new(op.outputs[0]).buffer
+    q, k, v, a, b = _inputs(compiler, op)
+    out = compiler.new(op.outputs[0]).buffer
     decay, dt_bias = op.weights
-    at.tape.recur(
+    compiler.tape.recur(
         "delta",
-        _heads(at, op.inputs[2]),
-        _heads(at, op.inputs[0]),
+        _heads(compiler, op.inputs[2]),
+        _heads(compiler, op.inputs[0]),
         q=q,
         k=k,
         v=v,
         dt=a,
         beta=b,
         out=out,
-        rate=_rate(at, decay),
-        state=at.state_part(op.attrs),
-        dt_bias=_vector(at, dt_bias),
+        rate=_rate(compiler, decay),
+        state=compiler.state_part(op.attrs),
+        dt_bias=_vector(compiler, dt_bias),
     )
 
 
-def _retention(at: Compiler, group: Group) -> None:
+def _retention(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, RetentionAttrs)
-    q, k, v = _inputs(at, op)
-    out = at.new(op.outputs[0]).buffer
-    heads = _heads(at, op.inputs[0])
-    rate = at.weights.vector(f"{op.label}.rate", lambda: -torch.tensor(attrs.rates))
-    state = at.state_part(attrs)
-    at.tape.recur("retention", heads, heads, q=q, k=k, v=v, dt=None, beta=None, out=out, rate=rate, state=state)
+    q, k, v = _inputs(compiler, op)
+    out = compiler.new(op.outputs[0]).buffer
+    heads = _heads(compiler, op.inputs[0])
+    rate = compiler.weights.vector(f"{op.label}.rate", lambda: -np.array(attrs.rates, np.float32))
+    state = compiler.state_part(attrs)
+    compiler.tape.recur("retention", heads, heads, q=q, k=k, v=v, dt=None, beta=None, out=out, rate=rate, state=state)
 
 
-def _gated_norm(at: Compiler, group: Group) -> None:
+def _gated_norm(compiler: Compiler, group: Group) -> None:
     (op,) = group.ops
     attrs = op.attrs
     assert isinstance(attrs, GatedNormAttrs)
-    (x, z), out = _inputs(at, op), at.new(op.outputs[0]).buffer
+    (x, z), out = _inputs(compiler, op), compiler.new(op.outputs[0]).buffer
     (weight,) = op.weights
-    shared = at.program.weights[weight] == (attrs.group,)
-    at.tape.gated_norm(x, z, out, attrs.group, attrs.eps, attrs.norm_before_gate, _vector(at, weight), shared)
+    shared = compiler.program.weights[weight] == (attrs.group,)
+    compiler.tape.gated_norm(
+        x, z, out, attrs.group, attrs.eps, attrs.norm_before_gate, _vector(compiler, weight), shared
+    )
 
 
 RECURRENT_EMITTERS: Mapping[str, Emitter] = {

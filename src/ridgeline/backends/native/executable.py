@@ -3,37 +3,27 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
-from ridgeline.backends.native.emit import DTYPES, EMITTERS
-from ridgeline.backends.native.fallback import NativeMemory
-from ridgeline.backends.native.memory import address, allocate
+from ridgeline.backends.native.emit import EMITTERS
+from ridgeline.backends.native.memory import address, allocate, kv_memory, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
-from ridgeline.backends.reference.ops import MEANINGS
 from ridgeline.backends.step import StepBatch, StepOutput
+from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.cost.roofline import OpTiming
-from ridgeline.program.op import (
-    ADAPTERS,
-    LOGIT_ROWS,
-    LOGITS,
-    POSITIONS,
-    TOKEN_IDS,
-    KvState,
-    LatentState,
-    Program,
-    RecurrentState,
-)
-from ridgeline.program.opset import OPSET
-from ridgeline.weights.gguf.kept import KeptWeights
+from ridgeline.core.dtypes import Array
+from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError
+from ridgeline.program.op import LOGITS, Program, RecurrentState
+from ridgeline.weights.stored import PrequantizedWeights
 
-PANEL = 32
+if TYPE_CHECKING:
+    from ridgeline.backends.native.fallback import Fallback
 
 
 class NativeExecutable:
@@ -47,12 +37,12 @@ class NativeExecutable:
     def __init__(
         self,
         program: Program,
-        load: Callable[[], Mapping[str, torch.Tensor]],
+        load: Callable[[], Mapping[str, Array]],
         layout: CacheLayout,
         settings: NativeSettings,
         store: Store | None = None,
         native: Mapping[str, Emitter] = EMITTERS,
-        kept: KeptWeights | None = None,
+        kept: PrequantizedWeights | None = None,
     ) -> None:
         self._program, self._layout, self._settings = program, layout, settings
         self._pool = _native.Pool(settings.num_threads)
@@ -64,13 +54,12 @@ class NativeExecutable:
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
-        falls_back = {op.op.weights for op in self._parts if isinstance(op, ReferencePart)}
-        self._fallback_weights = {name: self._weights.tensor(name) for names in falls_back for name in names}
+        self._fallback = self._open_fallback()
         self._weights.release()
-        self._logits_width = -(-program.vocab_size // PANEL) * PANEL if self._result is None else PANEL
+        self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self._parts)
         self._draw_at = len(self._tape)
-        self._logits: tuple[np.ndarray, torch.Tensor] | None = None  # of the last step, and as they are shown
+        self._logits: np.ndarray | None = None  # of the last step
         self._tape.draw(program.vocab_size)
 
     @property
@@ -80,38 +69,38 @@ class NativeExecutable:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the packed weights."""
+        """Bytes of the packed weights."""
         return self._weights.num_bytes
 
     @property
     def workspace_bytes(self) -> int:
         """What the steps so far have allocated beside weights and cache."""
-        return self._tape.workspace_bytes
+        return self._tape.allocated_bytes
 
     def run(self, step: StepBatch) -> StepOutput:
-        """Computes the step, updates the cache, and draws the tokens of `step.draws`."""
+        """Compute the step, update the cache, and draw the tokens of `step.draws`."""
         return self._run(step, None, None)
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
-        """`run`, and how long each group of ops took, from barrier to barrier. The last timing is that of the draw."""
+        """Do as `run` and return how long each group took, from barrier to barrier; the last timing is the draw's."""
         seconds = np.zeros(len(self._tape), dtype=np.float64)
         fallback_s: dict[str, float] = {}
         output = self._run(step, seconds, fallback_s)
         return output, self._timings.of(seconds.tolist(), fallback_s)
 
     def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
-        for copy in step.copies:
-            for state in self._layout.groups[copy.group].states:
+        for group, source, target in step.copies_C3.tolist():
+            for state in self._layout.groups[group].states:
                 if state in self._memories:
-                    self._memories[state][0].copy_block(copy.source, copy.target)
+                    self._memories[state][0].copy_block(source, target)
                 else:
                     for part in self._recurrent[state][0]:
-                        part[copy.target] = part[copy.source]
-        logits, shown_RV = self._room(len(step.logit_rows_R))
+                        part[target] = part[source]
+        logits = self._room(len(step.logit_rows_R))
         drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
         last = self._parts[-1]
         if isinstance(self._parts[0], ReferencePart):
-            self._tape.run(step, logits, 0, 0, drawn)  # sizes the buffers, and what the draw needs
+            self._tape.run(step.block, logits, 0, 0, drawn)  # sizes the buffers, and what the draw needs
         for part in self._parts:
             if isinstance(part, ReferencePart):
                 started = time.perf_counter()
@@ -119,64 +108,52 @@ class NativeExecutable:
                 if fallback_s is not None:
                     fallback_s[part.op.label] = time.perf_counter() - started
             elif part is last:  # the tokens are drawn by the same call
-                self._tape.run(step, logits, part.begin, self._draw_at + 1, drawn, seconds)
+                self._tape.run(step.block, logits, part.begin, self._draw_at + 1, drawn, seconds)
             else:
-                self._tape.run(step, logits, part.begin, part.end, drawn, seconds)
+                self._tape.run(step.block, logits, part.begin, part.end, drawn, seconds)
         if isinstance(last, ReferencePart):
-            self._tape.run(step, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
+            self._tape.run(step.block, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
         if self._result is not None:
-            return StepOutput(torch.from_numpy(self._rows(self._result, step).copy()))
-        return StepOutput(shown_RV, drawn)
+            return StepOutput(self._rows(self._result, step).copy())
+        return StepOutput(logits[:, : self._program.vocab_size], drawn)
 
-    def _room(self, num_rows: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Memory for the step's logits, that of the last step where it has as many rows."""
-        if self._logits is None or len(self._logits[0]) != num_rows:
+    def _room(self, num_rows: int) -> np.ndarray:
+        """Return memory for the step's logits, that of the last step where it has as many rows."""
+        if self._logits is None or len(self._logits) != num_rows:
             self._logits = None  # freed before more is taken
-            logits = np.empty((num_rows, self._logits_width), dtype=np.float32)
-            self._logits = logits, torch.from_numpy(logits)[:, : self._program.vocab_size]
+            self._logits = np.empty((num_rows, self._logits_width), dtype=np.float32)
         return self._logits
 
     def _fall_back(self, part: ReferencePart, step: StepBatch, logits: np.ndarray) -> None:
-        op, dtype = part.op, DTYPES[self._settings.dtype]
-        inputs = [
-            self._value(name, place, step) if place is not None else self._step_input(name, step)
-            for name, place in zip(op.inputs, part.inputs)
-        ]
-        wide = OPSET[op.kind].float32_weights
-        weights = [self._fallback_weights[name].to(torch.float32 if wide else dtype) for name in op.weights]
-        memory = NativeMemory(self._memories, self._recurrent, self._layout, self._settings.level, step)
-        with torch.inference_mode():
-            outputs = MEANINGS[op.kind](op.attrs, inputs, weights, memory)
-        if op.outputs == (LOGITS,):
-            logits[:, : self._program.vocab_size] = outputs[0].numpy()
+        assert self._fallback is not None
+        inputs = [None if place is None else self._rows(place, step) for place in part.inputs]
+        outputs = self._fallback.run(part.op, inputs, step)
+        if part.op.outputs == (LOGITS,):
+            logits[:, : self._program.vocab_size] = outputs[0]
             return
         for place, output in zip(part.outputs, outputs):
-            self._rows(place, step)[:] = output.float().flatten(1).numpy()
+            self._rows(place, step)[:] = output
 
-    def _step_input(self, name: str, step: StepBatch) -> torch.Tensor:
-        arrays = {TOKEN_IDS: step.token_ids_T, POSITIONS: step.positions_T, LOGIT_ROWS: step.logit_rows_R}
-        if name == ADAPTERS:
-            return torch.from_numpy(step.adapters_or_none_T)
-        if name in arrays:
-            return torch.from_numpy(arrays[name])
-        # Keys and values that went to the cache natively: attention reads them there, and here only their shape.
-        return torch.empty([0, *self._dims(name)], dtype=DTYPES[self._settings.dtype])
-
-    def _dims(self, name: str) -> list[int]:
-        return [dim for dim in self._program.shapes[name][1:] if isinstance(dim, int)]
-
-    def _value(self, name: str, place: Place, step: StepBatch) -> torch.Tensor:
-        """A copy of the value in the dtype and the shape that the reference op expects."""
-        rows = torch.from_numpy(self._rows(place, step).copy())
-        is_float32 = any(OPSET[op.kind].float32_outputs and name in op.outputs for op in self._program.ops)
-        return rows.unflatten(1, self._dims(name)).to(torch.float32 if is_float32 else DTYPES[self._settings.dtype])
+    def _open_fallback(self) -> "Fallback | None":
+        """Return what computes the ops that have no kernel; None where all have one."""
+        ops = [part.op for part in self._parts if isinstance(part, ReferencePart)]
+        if not ops:
+            return None
+        try:
+            from ridgeline.backends.native.fallback import Fallback
+        except ModuleNotFoundError as error:
+            kinds = ", ".join(sorted({op.kind for op in ops}))
+            raise ConfigError(f"this model's {kinds} run on the reference backend: {TORCH_IS_MISSING}") from error
+        return Fallback(
+            self._program, ops, self._weights.tensor, self._settings, self._layout, self._memories, self._recurrent
+        )
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)
         return self._tape.view(place.buffer, count)
 
     def _allocate_cache(self) -> dict[int, tuple[_native.KvMemory, int]]:
-        """The blocks of every KV state, and the cache group that each state belongs to."""
+        """Allocate the blocks of every KV state; return them with the cache group of each state."""
         memories: dict[int, tuple[_native.KvMemory, int]] = {}
         for index, group in enumerate(self._layout.groups):
             for state in group.states:
@@ -185,19 +162,12 @@ class NativeExecutable:
                     parts = [self._allocate_part(group.num_blocks, shape) for shape in kv.parts]
                     self._recurrent[state] = (parts, index)
                     continue
-                blocks = allocate(self._memory_at(kv, 0).block_bytes * group.num_blocks)
+                kind, block_size = self._settings.kv, self._layout.block_size
+                blocks = allocate(kv_memory(kind, kv, block_size, 0).block_bytes * group.num_blocks)
                 self._memory.append(blocks)
-                memories[state] = (self._memory_at(kv, address(blocks)), index)
+                memories[state] = (kv_memory(kind, kv, block_size, address(blocks)), index)
         return memories
 
-    def _memory_at(self, state: KvState | LatentState, at: int) -> _native.KvMemory:
-        """Blocks of a state at an address."""
-        kind, block_size = self._settings.kv, self._layout.block_size
-        if isinstance(state, LatentState):
-            entries = state.latent_dim + state.rope_dim
-            return _native.KvMemory(kind, 1, entries, block_size, at, latent_dim=state.latent_dim)
-        return _native.KvMemory(kind, state.num_heads, state.head_dim, block_size, at)
-
     def _allocate_part(self, num_blocks: int, shape: tuple[int, ...]) -> np.ndarray:
-        """One part of a recurrent state for every block, float32."""
+        """Allocate one part of a recurrent state for every block, float32."""
         return allocate(4 * num_blocks * math.prod(shape)).view(np.float32).reshape(num_blocks, *shape)

@@ -1,17 +1,75 @@
-"""The native cache for ops that run on the reference backend: keys and values are read out densely, span by span."""
+"""Ops of a native program that run on the reference backend, over the native cache.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+Keys and values are read out densely, span by span. Imported only for programs that have such ops: it needs torch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ridgeline import _native
+from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.interpreter import REFERENCE_OPS
 from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.tensors import DTYPES, as_tensor
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.core.dtypes import Array
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program
 from ridgeline.program.ops.attention import AttentionAttrs
+from ridgeline.program.opset import OPSET
+
+
+class Fallback:
+    """Computes single ops in torch. `weight` gives the weights of `ops`, which are kept."""
+
+    def __init__(
+        self,
+        program: Program,
+        ops: Sequence[Op],
+        weight: Callable[[str], Array],
+        settings: NativeSettings,
+        layout: CacheLayout,
+        memories: Mapping[int, tuple[_native.KvMemory, int]],
+        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
+    ) -> None:
+        self._program, self._dtype, self._level, self._layout = program, DTYPES[settings.dtype], settings.level, layout
+        self._memories, self._recurrent = memories, recurrent
+        self._weights = {name: as_tensor(weight(name)) for op in ops for name in op.weights}
+
+    def run(self, op: Op, rows: Sequence[np.ndarray | None], step: StepBatch) -> list[np.ndarray]:
+        """Compute `op` from the rows of its inputs, None for those of the step itself; return float32 rows."""
+        inputs = [
+            self._step_input(name, step) if values is None else self._value(name, values)
+            for name, values in zip(op.inputs, rows, strict=True)
+        ]
+        wide = OPSET[op.kind].float32_weights
+        weights = [self._weights[name].to(torch.float32 if wide else self._dtype) for name in op.weights]
+        memory = NativeMemory(self._memories, self._recurrent, self._layout, self._level, step)
+        with torch.inference_mode():
+            outputs = REFERENCE_OPS[op.kind](op.attrs, inputs, weights, memory)
+            return [output.float().flatten(1).numpy() for output in outputs]
+
+    def _step_input(self, name: str, step: StepBatch) -> torch.Tensor:
+        arrays = {TOKEN_IDS: step.token_ids_T, POSITIONS: step.positions_T, LOGIT_ROWS: step.logit_rows_R}
+        if name == ADAPTERS:
+            return torch.from_numpy(step.adapters_or_none_T)
+        if name in arrays:
+            return torch.from_numpy(arrays[name])
+        # Keys and values that went to the cache natively: attention reads them there, and here only their shape.
+        return torch.empty([0, *self._dims(name)], dtype=self._dtype)
+
+    def _value(self, name: str, rows: np.ndarray) -> torch.Tensor:
+        """Copy the value into the dtype and the shape that the reference op expects."""
+        is_float32 = any(OPSET[op.kind].float32_outputs and name in op.outputs for op in self._program.ops)
+        value = torch.from_numpy(rows.copy()).unflatten(1, self._dims(name))
+        return value.to(torch.float32 if is_float32 else self._dtype)
+
+    def _dims(self, name: str) -> list[int]:
+        return [dim for dim in self._program.shapes[name][1:] if isinstance(dim, int)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +131,7 @@ class NativeMemory:
             yield LatentSpans(rows, kept.k_LKD[None, :, 0].to(dtype), mask_of(kept.visible_1QL, dtype))
 
     def _kept(self, state: int, window: int | None) -> Iterator["_Kept"]:
-        """What the cache holds for each span."""
+        """Yield what the cache holds for each span."""
         step = self._step
         memory, group = self._memories[state]
         size = self._layout.block_size
@@ -92,7 +150,7 @@ class NativeMemory:
                 query_positions,
                 key_positions,
                 torch.from_numpy(step.kv_length_S[span : span + 1]),
-                torch.from_numpy(step.mutual_S[span : span + 1]),
+                torch.from_numpy(step.bidirectional_block_S[span : span + 1]),
                 window,
             )
             yield _Kept(rows, torch.from_numpy(k), torch.from_numpy(v), query_positions, key_positions, visible)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline import _native
+from ridgeline.backends.native.settings import KvKind
+from ridgeline.program.op import LOGITS, KvState, LatentState, Program
 
 ALIGNMENT = 64
+PANEL = 32  # outputs of a matrix product are whole panels
 
 
 def allocate(num_bytes: int) -> np.ndarray:
-    """uint8 [num_bytes], zero, in huge pages where the kernel gives them. Freed with the last view of it.
+    """Return uint8 [num_bytes], zero, in huge pages where the kernel gives them. Freed with the last view of it.
 
     Takes physical memory only where it is written.
     """
@@ -25,18 +28,31 @@ def allocate(num_bytes: int) -> np.ndarray:
 
 
 def address(array: np.ndarray) -> int:
-    """Where the array's first byte is. The caller keeps the array."""
+    """Return the address of the array's first byte. The caller keeps the array."""
     return array.ctypes.data
 
 
+def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, at: int) -> _native.KvMemory:
+    """Return the blocks of a state at an address."""
+    if isinstance(state, LatentState):
+        entries = state.latent_dim + state.rope_dim
+        return _native.KvMemory(kind, 1, entries, block_size, at, latent_dim=state.latent_dim)
+    return _native.KvMemory(kind, state.num_heads, state.head_dim, block_size, at)
+
+
+def logits_width(program: Program) -> int:
+    """Return the floats of a row of a step's logits: a panel, unused, where the program has no head."""
+    return -(-program.vocab_size // PANEL) * PANEL if program.result == LOGITS else PANEL
+
+
 def checksum(data: memoryview) -> int:
-    """A 64-bit checksum at the speed of memory."""
+    """Compute a 64-bit checksum at the speed of memory."""
     array = np.frombuffer(data, dtype=np.uint8)
     return _native.checksum(address(array), array.size)
 
 
 def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Aligned offsets of consecutive pieces of the given sizes in bytes, and the total."""
+    """Return aligned offsets of consecutive pieces of the given sizes in bytes, and the total."""
     starts: list[int] = []
     end = 0
     for size in sizes:

@@ -1,17 +1,27 @@
-"""How a native executable is built. Chosen by `engine/build.py` before the model is; no torch."""
+"""How a native executable is built: formats of weights, inputs, keys and values. Chosen by `backend.py`; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ridgeline.program.op import Program
-from ridgeline.program.ops.experts import routers
+from ridgeline.backends.host import DtypeName
+from ridgeline.core.config import EngineConfig, QuantizeConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import TOKEN_IDS, Program
+from ridgeline.program.ops.dense import MATRIX_OPS
+from ridgeline.program.ops.experts import expert_matrices, routers
+from ridgeline.program.passes.fuse import fuse
+from ridgeline.quant import StoredFormat, chosen_format, scheme
 
 LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
+
+MAX_GROUP = 256  # inputs that share a scale
 
 KvKind = Literal["f32", "bf16", "int8"]
 MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
+
+KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +29,7 @@ class MatrixFormat:
     """How a linear layer's weights are stored and in what its inputs are computed; see native/kernels/types.h.
 
     `group` is the inputs per scale of int8_groups and int4_minima, and of int4 with `zero_points` or symmetric.
-    `stored`: the integers are the model file's own, and no others are rounded.
+    `stored`: the integers are the checkpoint's own; others are rounded by `scheme`, or the one named as the kind.
     """
 
     kind: MatrixKind
@@ -27,6 +37,38 @@ class MatrixFormat:
     group: int = 0
     zero_points: bool = False
     stored: bool = False
+    scheme: str = ""
+
+    @property
+    def scheme_name(self) -> str:
+        """The scheme that rounds matrices to this format."""
+        return self.scheme or self.kind
+
+    @property
+    def stored_format(self) -> StoredFormat:
+        """What that scheme makes."""
+        return scheme(self.scheme_name).stored_format(self.group or None, self.zero_points)
+
+
+def matrix_format(
+    form: StoredFormat, inputs: InputKind, *, stored: bool = False, scheme: str = ""
+) -> MatrixFormat | None:
+    """Return the format in which native matrices hold what `form` stores exactly; None where there is none."""
+    in_groups = form.scale == "float16" and form.group % 32 == 0 and 0 < form.group <= MAX_GROUP
+    kind: MatrixKind
+    match form.code, form.bits, form.zero:
+        case "uniform", 8, "fixed" if form.scale == "float32" and form.group == 0:
+            kind = "int8"
+        case "uniform", 8, "fixed" if in_groups:
+            kind = "int8_groups"
+        case "uniform", 4, "fixed" | "points" if in_groups:
+            kind = "int4"
+        case "uniform", 4, "minima" if in_groups:
+            kind = "int4_minima"
+        case _:
+            return None
+    points, other = form.zero == "points", "" if scheme == kind else scheme
+    return MatrixFormat(kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +89,92 @@ class NativeSettings:
     kept: Mapping[str, MatrixFormat] = field(default_factory=dict[str, MatrixFormat])  # weights as the file has them
 
     def table(self, weight: str) -> MatrixFormat | None:
-        """Of a token table that no head shares."""
+        """Return the format of an embedding that no head shares."""
         return self.kept.get(weight, self.embeddings)
 
     @property
     def plain(self) -> MatrixFormat:
-        """Of weights that quantization leaves alone."""
+        """Return the format of weights that quantization leaves alone."""
         kind = "bf16" if self.dtype == "bfloat16" else "f32"
         return MatrixFormat(kind=kind, inputs=kind)
 
 
-def format_of(settings: NativeSettings, program: Program, *weights: str) -> MatrixFormat:
-    """How the matrices of linears, an lm_head or experts are stored; a router's are as the model has them.
+def settings_of(
+    config: EngineConfig,
+    level: str,
+    num_threads: int,
+    dtype: DtypeName,
+    kv: KvKind,
+    kept: Mapping[str, MatrixFormat],
+) -> NativeSettings:
+    """Return the settings that `config` asks for; `kept` are the formats of single weights."""
+    assert dtype != "float16"
+    kind = "bf16" if dtype == "bfloat16" else "f32"
+    plain, quantized = MatrixFormat(kind=kind, inputs=kind), _quantized_format(config.quantize)
+    outer = quantized if config.quantize.embeddings else None
+    return NativeSettings(
+        level=level,
+        num_threads=num_threads,
+        dtype=dtype,
+        matrices=quantized or plain,
+        head=outer or plain,
+        embeddings=outer,
+        kv=kv,
+        deterministic=config.backend.deterministic,
+        kept=kept,
+    )
 
-    Several weights are one matrix, kept as the file has it only where that is the same for all of them.
+
+def _quantized_format(quantize: QuantizeConfig) -> MatrixFormat | None:
+    """Raise ConfigError for a scheme whose matrices this backend cannot hold."""
+    if quantize.scheme is None:
+        return None
+    form = chosen_format(quantize)
+    matrices = matrix_format(form, quantize.inputs, scheme=quantize.scheme)
+    if matrices is None:
+        raise ConfigError(f"quantize={quantize.scheme}: the native backend has no matrices of {form}")
+    return matrices
+
+
+class MatrixFormats:
+    """How the matrices of a program's linears, lm_head and experts are stored; a router's are as the model has them."""
+
+    def __init__(self, settings: NativeSettings, program: Program) -> None:
+        self.settings, self._routers = settings, routers(program)
+        self._outer = {op.weights[0] for op in program.ops if op.kind in ("embed", "lm_head")}
+
+    def of(self, *weights: str) -> MatrixFormat:
+        """Return the format of one matrix: as the file has it where that is the same for all of several weights."""
+        if weights[0] in self._routers:
+            return self.settings.plain
+        default = self.settings.head if weights[0] in self._outer else self.settings.matrices
+        kept = {self.settings.kept.get(name, default) for name in weights}
+        return kept.pop() if len(kept) == 1 else default
+
+
+def kept_formats(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, MatrixFormat]:
+    """Return the weights that native matrices hold as a checkpoint stores them, of those that it stores in `forms`.
+
+    Weights that run as one matrix are kept where all of them are stored alike.
     """
-    if weights[0] in routers(program):
-        return settings.plain
-    outer = {op.weights[0] for op in program.ops if op.kind in ("embed", "lm_head")}
-    default = settings.head if weights[0] in outer else settings.matrices
-    kept = {settings.kept.get(name, default) for name in weights}
-    return kept.pop() if len(kept) == 1 else default
+    kept: dict[str, MatrixFormat] = {}
+    for names in _matrices(program):
+        alike = {forms.get(name) for name in names}
+        form = alike.pop()
+        kind = None if alike or form is None else matrix_format(form, "int16", stored=True)
+        if kind is not None:
+            kept |= dict.fromkeys(names, kind)
+    return kept
+
+
+def _matrices(program: Program) -> Iterator[Sequence[str]]:
+    """Yield the weights that are read as matrices, those of one matrix together; a router's is never among them."""
+    for group in fuse(program):
+        names = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
+        if names and names[0] not in routers(program):
+            yield names
+        for op in group.ops:
+            if op.kind == "embed" and op.inputs == (TOKEN_IDS,):
+                yield op.weights[:1]
+            elif op.kind == "experts":
+                yield from expert_matrices(op)

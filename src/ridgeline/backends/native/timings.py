@@ -9,12 +9,14 @@ from itertools import groupby
 from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
-from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, NativeSettings, format_of
-from ridgeline.cost.roofline import OpTiming, bytes_per_weight
+from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, MatrixFormats, NativeSettings
+from ridgeline.backends.timing import OpTiming
+from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
+from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices
 from ridgeline.program.ops.latent import LatentSizes
-from ridgeline.program.passes.fuse import MATRIX_OPS, Group
+from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes
 
 ROW_BYTES = 4  # activations between kernels are float32, and so are norms and biases
@@ -28,80 +30,81 @@ class TapeTimings:
     def __init__(self, program: Program, settings: NativeSettings, parts: Sequence[Part]) -> None:
         self._fallbacks: list[tuple[int, OpTiming]] = []
         self._natives: list[tuple[int, int, int, OpTiming]] = []  # place in the list, instructions [begin, end)
+        formats = MatrixFormats(settings, program)
         place = end = 0
         for part in parts:
             if isinstance(part, ReferencePart):
                 group = Group(part.op.kind, part.op.label, (part.op,))
-                self._fallbacks.append((place, _timing(program, settings, group)))
+                self._fallbacks.append((place, _timing(program, formats, group)))
                 place += 1
                 continue
             begin = part.begin
             for group, instructions in groupby(part.groups, key=id):
                 end = begin + len(list(instructions))
                 computed = next(g for g in part.groups if id(g) == group)
-                self._natives.append((place, begin, end, _timing(program, settings, computed)))
+                self._natives.append((place, begin, end, _timing(program, formats, computed)))
                 begin, place = end, place + 1
         plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
         self._natives.append((place, end, end + 1, OpTiming("draw", "draw", (), 0.0, plain, "f32")))
 
     def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
-        """Timings in the order of execution, the drawing of tokens last. `fallback_s` has reference ops by label."""
+        """Return timings in order of execution, the draw of tokens last. `fallback_s` has reference ops by label."""
         timed = [(at, replace(what, seconds=sum(instruction_s[a:b]))) for at, a, b, what in self._natives]
         timed += [(at, replace(what, seconds=fallback_s[what.label])) for at, what in self._fallbacks]
         return [timing for _, timing in sorted(timed, key=itemgetter(0))]
 
 
-def _timing(program: Program, settings: NativeSettings, group: Group) -> OpTiming:
+def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
     inputs: InputKind = "f32"
     weight = float(ROW_BYTES)
     matrices = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
     for op in group.ops:
         if op.kind in MATRIX_OPS:
-            form = format_of(settings, program, *matrices)
+            form = formats.of(*matrices)
             inputs, weight = form.inputs, _weight_bytes(program, op.weights[0], form)
         elif op.kind == "experts":
-            inputs, weight = _expert_formats(program, op, settings)
+            inputs, weight = _expert_formats(program, op, formats)
         elif op.kind == "embed":
-            weight = _table_bytes(program, op, settings)
+            weight = _table_bytes(program, op, formats)
         elif op.kind == "attention":
-            inputs = KV_PRODUCTS[settings.kv]
+            inputs = KV_PRODUCTS[formats.settings.kv]
         elif op.kind == "latent_attention":
-            inputs, weight = KV_PRODUCTS[settings.kv], _latent_bytes(program, op, settings)
-    element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, settings))
+            inputs, weight = KV_PRODUCTS[formats.settings.kv], _latent_bytes(program, op, formats)
+    element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, formats.settings))
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
 
-def _table_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
-    """Of an entry of a token or position table: as the head that shares it, or as it is stored."""
+def _table_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
+    """Return the bytes of an entry of an embedding: as the head that shares it, or as it is stored."""
     heads = [other for other in program.ops if other.kind == "lm_head" and other.weights[0] == op.weights[0]]
-    form = format_of(settings, program, op.weights[0]) if heads else settings.table(op.weights[0])
+    form = formats.of(op.weights[0]) if heads else formats.settings.table(op.weights[0])
     if form is not None:
         return _weight_bytes(program, op.weights[0], form)
-    return 2.0 if settings.dtype == "bfloat16" else 4.0
+    return 2.0 if formats.settings.dtype == "bfloat16" else 4.0
 
 
-def _expert_formats(program: Program, op: Op, settings: NativeSettings) -> tuple[InputKind, float]:
-    """What gate and up take their inputs as, and the bytes of an entry of the three matrices, equally large."""
-    formats = [(names, format_of(settings, program, *names)) for names in expert_matrices(op)]
-    each = [_weight_bytes(program, name, form) for names, form in formats for name in names]
-    return formats[0][1].inputs, sum(each) / len(each)
+def _expert_formats(program: Program, op: Op, formats: MatrixFormats) -> tuple[InputKind, float]:
+    """Return the input kind of gate and up, and the mean bytes of an entry of the three matrices, equally large."""
+    forms = [(names, formats.of(*names)) for names in expert_matrices(op)]
+    each = [_weight_bytes(program, name, form) for names, form in forms for name in names]
+    return forms[0][1].inputs, sum(each) / len(each)
 
 
-def _latent_bytes(program: Program, op: Op, settings: NativeSettings) -> float:
-    """Of an entry of W_k and W_v as the absorbed form reads them."""
+def _latent_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
+    """Return the bytes of an entry of W_k and W_v as the absorbed form reads them."""
     sizes = LatentSizes.of_op(program, op)
     keys = sizes.nope_dim / (sizes.nope_dim + sizes.value_dim)
-    values = _weight_bytes(program, op.weights[0], format_of(settings, program, op.weights[0]))
-    return keys * _weight_bytes(program, op.weights[0], settings.plain) + (1 - keys) * values
+    values = _weight_bytes(program, op.weights[0], formats.of(op.weights[0]))
+    return keys * _weight_bytes(program, op.weights[0], formats.settings.plain) + (1 - keys) * values
 
 
 def _weight_bytes(program: Program, name: str, form: MatrixFormat) -> float:
-    """Of an entry of a matrix."""
+    """Return the bytes of an entry of a matrix."""
     return bytes_per_weight(form.kind, program.weights[name][-1], form.group, zero_points=form.zero_points)
 
 
 def _kv_bytes(program: Program, settings: NativeSettings) -> float:
-    """Of an entry of keys or values."""
+    """Return the bytes of an entry of keys or values."""
     head_dims = [state.head_dim for state in program.states if isinstance(state, KvState)]
     if settings.kv == "int8" and head_dims:
         return 1.0 + SCALE_BYTES / head_dims[0]

@@ -6,23 +6,25 @@ Each part is made from the checkpoint's tensors once, or found in a pack that an
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import address, allocate
 from ridgeline.backends.native.settings import MatrixFormat
-from ridgeline.quant import quantize
-from ridgeline.weights.gguf.kept import KeptWeights
+from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
+from ridgeline.quant import StoredMatrix, quantize
+from ridgeline.quant.stored import joined
+from ridgeline.weights.stored import PrequantizedWeights
 
 PANEL = 32
 HALF = PANEL // 2
 INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kernels/types.h says
 MIN_PANELS_PER_TASK = 8
+KINDS: Mapping[np.dtype[Any], str] = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, Array]
 Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
@@ -30,11 +32,11 @@ class Store(Protocol):
     """Where finished parts are kept between starts."""
 
     def find(self, name: str) -> np.ndarray | None:
-        """The bytes of part `name`, uint8 and 64-byte aligned, or None."""
+        """Return the bytes of part `name`, uint8 and 64-byte aligned, or None."""
         ...
 
     def keep(self, name: str, data: np.ndarray) -> None:
-        """Offers the bytes of a part to the next start."""
+        """Offer the bytes of a part to the next start."""
         ...
 
 
@@ -51,7 +53,7 @@ class NativeWeights:
     """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing."""
 
     def __init__(
-        self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store, kept: KeptWeights | None
+        self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store, kept: PrequantizedWeights | None
     ) -> None:
         self._load, self._kept = load, kept
         self._level = level
@@ -63,25 +65,25 @@ class NativeWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts made so far."""
+        """Bytes of all parts made so far."""
         return sum(part.nbytes for part in self._parts.values())
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The checkpoint's tensor, for ops that run on the reference backend."""
+    def tensor(self, name: str) -> Array:
+        """Return the checkpoint's tensor, for ops that run on the reference backend."""
         if self._tensors is None:
             self._tensors = self._load()
         return self._tensors[name]
 
     def release(self) -> None:
-        """Lets go of the checkpoint's tensors; parts stay."""
+        """Release the checkpoint's tensors; parts stay."""
         self._tensors = None
         self._threads.shutdown()
 
-    def vector(self, name: str, make: Callable[[], torch.Tensor]) -> int:
-        """Address of float32 entries, padded with zeros to whole panels."""
+    def vector(self, name: str, make: Callable[[], Array]) -> int:
+        """Return the address of float32 entries, padded with zeros to whole panels."""
 
         def padded() -> np.ndarray:
-            values = make().detach().float().flatten().numpy()
+            values = float32(make()).reshape(-1)
             out = np.zeros(-(-values.size // PANEL) * PANEL, dtype=np.float32)
             out[: values.size] = values
             return out.view(np.uint8)
@@ -89,13 +91,16 @@ class NativeWeights:
         return address(self._part(f"{name}.vector", padded))
 
     def table(self, name: str) -> tuple[int, str]:
-        """Address and kind of a plain table of rows."""
+        """Return address and kind of a plain table of rows."""
 
         def rows() -> np.ndarray:
-            return _bytes_of(self.tensor(name))
+            return contiguous(self.tensor(name)).view(np.uint8).reshape(-1)
+
+        def kind_of() -> np.ndarray:
+            return np.frombuffer(KINDS[self.tensor(name).dtype].encode(), dtype=np.uint8)
 
         part = self._part(f"{name}.table", rows)
-        kind = self._part(f"{name}.kind", lambda: np.frombuffer(_kind_of(self.tensor(name)).encode(), dtype=np.uint8))
+        kind = self._part(f"{name}.kind", kind_of)
         return address(part), bytes(kind).decode()
 
     def matrix(
@@ -108,27 +113,29 @@ class NativeWeights:
         interleave: bool = False,
         num_experts: int = 1,
     ) -> _native.Matrix:
-        """The rows of `sources` as one packed matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
+        """Pack the rows of `sources` as one matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
         sources side by side in a panel. Of sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
         outputs, inputs = shape
         order = interleaved(outputs // 2) if interleave else np.arange(outputs)
 
         @cache
-        def tensors() -> list[torch.Tensor]:
+        def tensors() -> list[Array]:
             return [self.tensor(source) for source in sources]
 
         def stored(expert: int) -> Rows:
             if form.stored:
                 return self._kept_rows(sources, expert)
-            return _rounded(_joined([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form)
+            return self._quantize(
+                _concat([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form
+            )
 
         return self._packed(name, stored, order, inputs, form, num_experts)
 
     def rows(
-        self, name: str, make: Callable[[int], torch.Tensor], order: np.ndarray, inputs: int, form: MatrixFormat
+        self, name: str, make: Callable[[int], Array], order: np.ndarray, inputs: int, form: MatrixFormat
     ) -> _native.Matrix:
-        """Rows `order` of `make(0)`, [., inputs], as one packed matrix; where the order says -1, zeros."""
-        return self._packed(name, lambda expert: _rounded(make(expert), form), order, inputs, form, 1)
+        """Pack rows `order` of `make(0)`, [., inputs], as one matrix; where the order says -1, zeros."""
+        return self._packed(name, lambda expert: self._quantize(make(expert), form), order, inputs, form, 1)
 
     def _packed(
         self,
@@ -139,7 +146,7 @@ class NativeWeights:
         form: MatrixFormat,
         num_experts: int,
     ) -> _native.Matrix:
-        """Rows `order` of what `make` says of expert 0, packed; the other experts' lie behind it."""
+        """Pack rows `order` of what `make` returns for expert 0; the other experts' lie behind it."""
         if name not in self._matrices:
             group = INT8_GROUP if form.kind == "int8" else form.group
 
@@ -157,11 +164,19 @@ class NativeWeights:
         return self._matrices[name]
 
     def _kept_rows(self, sources: Sequence[str], expert: int) -> Rows:
-        """The integers of a file, and the scales and minima of an output one behind the other."""
+        """Return what the checkpoint stores of several weights, as one matrix."""
         assert self._kept is not None
-        kept = [self._kept.read(source, expert) for source in sources]
-        scales = [k.scales if k.minima is None else torch.cat([k.scales, k.minima], dim=1) for k in kept]
-        return _joined([k.values for k in kept]).numpy(), _joined(scales).numpy(), None
+        return _rows(joined([self._kept.read(source, expert) for source in sources]))
+
+    def _quantize(self, rows_NK: Array, form: MatrixFormat) -> Rows:
+        """Convert to the format's kind: return values, and for integers scales and maybe zero points."""
+        match form.kind:
+            case "f32":
+                return contiguous(float32(rows_NK)), None, None
+            case "bf16":
+                return contiguous(to_dtype(rows_NK, BFLOAT16)).view(np.uint16), None, None
+            case _:
+                return _rows(quantize(form.scheme_name, rows_NK, form.stored_format, self._threads.map))
 
     def _pack(
         self,
@@ -196,33 +211,25 @@ class NativeWeights:
 
 
 def interleaved(size: int) -> np.ndarray:
-    """Rows i of the first half and i of the second, 16 and 16 to a panel; -1 pads the last panel's halves."""
+    """Return rows i of the first half and i of the second, 16 and 16 to a panel; -1 pads the last panel's halves."""
     first = np.full(-(-size // HALF) * HALF, -1, dtype=np.int64)
     first[:size] = np.arange(size)
     second = np.where(first >= 0, first + size, -1)
     return np.stack([first.reshape(-1, HALF), second.reshape(-1, HALF)], axis=1).flatten()
 
 
-def _rounded(rows_NK: torch.Tensor, form: MatrixFormat) -> Rows:
-    """Values in the format's kind, and of integers scales and maybe zero points."""
-    match form.kind:
-        case "f32":
-            return rows_NK.float().contiguous().numpy(), None, None
-        case "bf16":
-            return rows_NK.to(torch.bfloat16).contiguous().view(torch.uint16).numpy(), None, None
-        case _:
-            quantized = quantize(form.kind, rows_NK, form.group, form.zero_points)
-            zeros = quantized.zero_points
-            return quantized.values.numpy(), quantized.scales.numpy(), None if zeros is None else zeros.numpy()
+def _rows(matrix: StoredMatrix) -> Rows:
+    """Return a stored matrix as it is packed: scales, and minima behind an output's."""
+    scales, points = matrix.scales, matrix.points
+    if matrix.minima is not None:
+        scales = np.concatenate([scales, matrix.minima], axis=1)
+    return contiguous(matrix.codes), contiguous(scales), None if points is None else contiguous(points)
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+def in_order(values: Array, order: np.ndarray) -> Array:
+    """Return entries `order` of the last axis; zeros where the order says -1."""
+    return np.where(order >= 0, values[..., np.maximum(order, 0)], 0)
 
 
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().reshape(-1)
-
-
-def _kind_of(tensor: torch.Tensor) -> str:
-    return {torch.float32: "f32", torch.bfloat16: "bf16"}[tensor.dtype]
+def _concat(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

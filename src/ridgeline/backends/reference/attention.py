@@ -21,7 +21,7 @@ def grouped_attention(
     bias_SNQL: torch.Tensor | None = None,
     sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D of the values] in the dtype of q.
+    """Compute softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D of the values] in q's dtype.
 
     `sinks_N` are further logits of every query, without a value.
 
@@ -54,7 +54,7 @@ def grouped_attention(
 def alibi_SNQL(
     slopes_N: Sequence[float] | None, query_positions_SQ: torch.Tensor, key_positions_SL: torch.Tensor
 ) -> torch.Tensor | None:
-    """What each head's logits gain by position, float32; None without slopes."""
+    """Compute the ALiBi bias of each head's logits, float32; None without slopes."""
     if slopes_N is None:
         return None
     distance_SQL = key_positions_SL[:, None, :] - query_positions_SQ[:, :, None]
@@ -62,7 +62,7 @@ def alibi_SNQL(
 
 
 def mask_of(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where `visible`, -inf elsewhere."""
+    """Return 0 where `visible`, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
 
 
@@ -70,15 +70,16 @@ def visible_keys_SQL(
     query_positions_SQ: torch.Tensor,
     key_positions_SL: torch.Tensor,
     kv_length_S: torch.Tensor,
-    mutual_S: torch.Tensor,
+    bidirectional_block_S: torch.Tensor,
     window: int | None,
 ) -> torch.Tensor:
-    """Which keys each query sees: those of its own sequence up to the end of its run, within the window.
+    """Return which keys each query sees: those of its own sequence up to the end of its block, within the window.
 
-    A span's queries are runs of `mutual_S` consecutive positions, counted from its first; runs of one are causal.
+    The queries of a span attend to everything before and inside their block of `bidirectional_block_S` positions,
+    counted from its first; 1 is causal.
     """
     query, key = query_positions_SQ[:, :, None], key_positions_SL[:, None, :]
-    start, run = query[:, :1], mutual_S[:, None, None]
+    start, run = query[:, :1], bidirectional_block_S[:, None, None]
     run_end = start + ((query - start) // run + 1) * run
     visible = (key < kv_length_S[:, None, None]) & (key < run_end)
     if window is not None:

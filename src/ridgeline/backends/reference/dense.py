@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.interpreter import interpret
 from ridgeline.backends.reference.memory import LatentSpans
-from ridgeline.backends.reference.ops import interpret
 from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
 from ridgeline.program.ops.attention import AttentionAttrs
 
@@ -73,7 +73,7 @@ class DenseMemory:
         return mask_of(self._visible(window), dtype).expand(self._batch, -1, -1)
 
     def _visible(self, window: int | None) -> torch.Tensor:
-        """[1, T, T]."""
+        """Return which keys each query sees, bool [1, T, T]."""
         positions = torch.arange(self._num_tokens)[None]
         if self._visible_TT is None:
             length, run = torch.tensor([self._num_tokens]), torch.tensor([1])
@@ -90,7 +90,7 @@ class DenseMemory:
         return torch.zeros(self._batch, *kept.parts[part])
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
-        """The sequences end with the run."""
+        """Discard the state: the sequences end with the run."""
 
 
 class DenseModel(torch.nn.Module):
@@ -108,7 +108,7 @@ class DenseModel(torch.nn.Module):
         return self._program
 
     def named_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The weights under the program's names."""
+        """Return the weights under the program's names."""
         return {name: self.get_parameter(attribute) for name, attribute in self._parameter_names.items()}
 
     def forward(
@@ -117,7 +117,7 @@ class DenseModel(torch.nn.Module):
         positions_T: torch.Tensor | None = None,
         visible_TT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `dense_logits`."""
+        """Compute `dense_logits`."""
         return dense_logits(self._program, self.named_weights(), token_ids_BT, positions_T, visible_TT)
 
 
@@ -129,7 +129,7 @@ def dense_logits(
     visible_TT: torch.Tensor | None = None,
     adapter: int = 0,
 ) -> torch.Tensor:
-    """Logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
+    """Compute the logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
 
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
     key]) say otherwise. `adapter`: the number of the LoRA adapter of all tokens, 0 for none.

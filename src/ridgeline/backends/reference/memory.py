@@ -33,7 +33,7 @@ class StepMemory(Protocol):
     """The memory of one step's sequences; tokens of a span lie side by side in T."""
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        """Keeps the step's keys and values of state `state`."""
+        """Store the step's keys and values of state `state`."""
         ...
 
     def attend(
@@ -44,28 +44,28 @@ class StepMemory(Protocol):
         v_TKD: torch.Tensor,
         sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of the step's queries over everything that `attrs.state` holds of their sequences, [T, N, D]."""
+        """Compute attention of the step's queries over all that `attrs.state` holds of their sequences, [T, N, D]."""
         ...
 
     def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
-        """Keeps the step's latents, their rotated keys behind them, of latent state `state`."""
+        """Store the step's latents, their rotated keys behind them, of latent state `state`."""
         ...
 
     def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
-        """Everything that latent state `state` holds of the step's sequences, in `dtype`; every span once."""
+        """Return all that latent state `state` holds of the step's sequences, in `dtype`; every span once."""
         ...
 
     def spans(self) -> Sequence[slice]:
-        """The rows of T that each span of the step has."""
+        """Return the rows of T that each span of the step has."""
         ...
 
     def load(self, state: int, part: int) -> torch.Tensor:
-        """Part `part` of recurrent state `state` before the step, float32 [S, *shape]; zero where a sequence begins."""
+        """Return part `part` of recurrent state `state` before the step, float32 [S, *shape]; 0 where one begins."""
         ...
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
-        """What `load` gives to the next step of the same sequences."""
+        """Store what `load` gives to the next step of the same sequences."""
         ...
 
 
-Meaning = Callable[[Attrs, Tensors, Tensors, StepMemory], tuple[torch.Tensor, ...]]
+ReferenceOp = Callable[[Attrs, Tensors, Tensors, StepMemory], tuple[torch.Tensor, ...]]

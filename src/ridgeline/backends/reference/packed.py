@@ -1,6 +1,6 @@
 """Weight matrices in the layout of oneDNN's matrix product, made once where `linear` makes it on every call.
 
-Used by the paged executable, and by the meanings of `linear` and `lm_head`, which take either layout.
+Used by the paged executable, and by the reference functions of `linear` and `lm_head`, which take either layout.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.program.op import Op, Program
+from ridgeline.program.ops.dense import MATRIX_OPS
 
-MATRIX_OPS = ("linear", "lm_head")
 ROWS = 16  # of the inputs to lay out for; measured on AVX-512, the layout for 16 is the best one from 1 to 512
 MIN_ELEMENTS = 2**18  # below it, calling oneDNN directly costs more than the layout saves
 
 
 def pack_matrices(program: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Program, Mapping[str, torch.Tensor]]:
-    """The same program over packed copies of its matrices, under new names.
+    """Return the same program over packed copies of its matrices, under new names.
 
     Small matrices stay as they are, and all do where oneDNN is not there. Packed weights have no gradients. A matrix
     that an embedding reads as well is kept in both layouts.
@@ -38,7 +38,7 @@ def pack_matrices(program: Program, weights: Mapping[str, torch.Tensor]) -> tupl
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., I] times weight [O, I] transposed, plus bias, for a plain or a packed weight."""
+    """Compute x [..., I] times weight [O, I] transposed, plus bias, for a plain or a packed weight."""
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

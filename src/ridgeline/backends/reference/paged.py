@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.interpreter import interpret, interpret_each
 from ridgeline.backends.reference.memory import LatentSpans
-from ridgeline.backends.reference.ops import interpret, interpret_each
-from ridgeline.backends.reference.packed import MATRIX_OPS, pack_matrices
+from ridgeline.backends.reference.packed import pack_matrices
+from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
+from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.cost.roofline import OpTiming
+from ridgeline.core.dtypes import Array
 from ridgeline.program.op import (
     ADAPTERS,
     LOGIT_ROWS,
@@ -31,6 +33,7 @@ from ridgeline.program.op import (
     State,
 )
 from ridgeline.program.ops.attention import AttentionAttrs
+from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.pricing import ElementBytes
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
@@ -43,10 +46,11 @@ StateMemory = tuple[torch.Tensor, ...]
 class ReferenceExecutable:
     """A program bound to weights and to cache tensors in the dtype of the weights."""
 
-    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor], layout: CacheLayout) -> None:
-        self._program, self._weights = pack_matrices(program, weights)
+    def __init__(self, program: Program, weights: Mapping[str, Array], layout: CacheLayout) -> None:
+        tensors = as_tensors(weights)
+        self._program, self._weights = pack_matrices(program, tensors)
         self._layout = layout
-        dtype = weights["embed.weight"].dtype
+        dtype = tensors["embed.weight"].dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
         self._memories: dict[int, StateMemory] = {}
@@ -57,15 +61,20 @@ class ReferenceExecutable:
                 self._memories[state] = _allocate(kept, group.num_blocks + 1, layout.block_size, dtype)
                 self._group_of[state] = index
 
+    @property
+    def weight_bytes(self) -> int:
+        """Return the size of the weights, each counted once."""
+        return sum({id(weight): weight.nbytes for weight in self._weights.values()}.values())
+
     @torch.inference_mode()
     def run(self, step: StepBatch) -> StepOutput:
-        """Computes the step and updates the cache; draws no tokens."""
+        """Compute the step and update the cache; draw no tokens."""
         values, memory = self._start(step)
-        return StepOutput(interpret(self._program, self._weights, values, memory)[self._program.result])
+        return _output(interpret(self._program, self._weights, values, memory)[self._program.result])
 
     @torch.inference_mode()
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
-        """`run`, and how long each op took."""
+        """Do as `run`, and return how long each op took."""
         values, memory = self._start(step)
         timings: list[OpTiming] = []
         since = time.perf_counter()
@@ -74,10 +83,10 @@ class ReferenceExecutable:
             inputs = "bf16" if self._is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
             timings.append(OpTiming(op.label, op.kind, (op.label,), now - since, self._element, inputs))
             since = time.perf_counter()
-        return StepOutput(values[self._program.result]), timings
+        return _output(values[self._program.result]), timings
 
     def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
-        """The program's inputs and its keys and values for one step."""
+        """Return the program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
         inputs = {
             TOKEN_IDS: torch.from_numpy(step.token_ids_T),
@@ -88,10 +97,14 @@ class ReferenceExecutable:
         return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
 
     def _copy_blocks(self, step: StepBatch) -> None:
-        for copy in step.copies:
-            for state in self._layout.groups[copy.group].states:
+        for group, source, target in step.copies_C3.tolist():
+            for state in self._layout.groups[group].states:
                 for memory in self._memories[state]:
-                    memory[copy.target] = memory[copy.source]
+                    memory[target] = memory[source]
+
+
+def _output(result_RV: torch.Tensor) -> StepOutput:
+    return StepOutput(result_RV.float().numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class _SpanBatch:
     mask_SQL: torch.Tensor
 
     def gather(self, memory: torch.Tensor) -> torch.Tensor:
-        """Keys or values of the spans' sequences out of a state's blocks, [S, K, L, D]."""
+        """Gather keys or values of the spans' sequences out of a state's blocks, [S, K, L, D]."""
         _, heads, size, head_dim = memory.shape
         num_seqs, num_blocks = self.tables_SB.shape
         rows_SKB = self.tables_SB[:, None] * heads + torch.arange(heads)[None, :, None]
@@ -195,7 +208,7 @@ class _PagedMemory:
         self._memories[state][part][self._slots_S(state)] = value_S
 
     def _slots_S(self, state: int) -> torch.Tensor:
-        """The block of each span that holds its recurrent state: its table's only one."""
+        """Return the block of each span that holds its recurrent state: its table's only one."""
         return torch.from_numpy(self._step.groups[self._group_of[state]].tables_SB[:, 0])
 
     def _span_batches(self, group: int, window: int | None) -> list[_SpanBatch]:
@@ -220,8 +233,8 @@ class _PagedMemory:
         rows_SQ = step.span_start_S[spans][:, None] + np.arange(length)
         queries_SQ = torch.from_numpy(step.positions_T[rows_SQ])
         keys_SL = torch.from_numpy(first_S[:, None] + np.arange(used_S.max() * size))
-        mutual_S = torch.from_numpy(step.mutual_S[spans])
-        visible = visible_keys_SQL(queries_SQ, keys_SL, torch.from_numpy(end_S), mutual_S, window)
+        bidirectional_block_S = torch.from_numpy(step.bidirectional_block_S[spans])
+        visible = visible_keys_SQL(queries_SQ, keys_SL, torch.from_numpy(end_S), bidirectional_block_S, window)
         mask = mask_of(visible, self._memories[self._layout.groups[index].states[0]][0].dtype)
         return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), queries_SQ, keys_SL, mask)
 
@@ -238,7 +251,7 @@ def _allocate(state: State, num_blocks: int, block_size: int, dtype: torch.dtype
 
 
 def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for blocks, the last one zero. The others take no physical memory before they are written."""
+    """Allocate blocks, the last one zero. The others take no physical memory before they are written."""
     memory = torch.empty(shape, dtype=dtype)
     memory[-1] = 0
     return memory

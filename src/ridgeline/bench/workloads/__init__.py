@@ -28,12 +28,12 @@ class WorkloadFacts:
 
 
 def workload_kinds() -> list[str]:
-    """Names accepted by `parse_workload`."""
+    """List the names accepted by `parse_workload`."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def workload_class(kind: str) -> type[Workload]:
-    """The class of one kind. Raises ConfigError for an unknown one."""
+    """Return the class of one kind. Raises ConfigError for an unknown one."""
     if kind not in workload_kinds():
         raise ConfigError(f"unknown workload {kind!r}; choose one of {', '.join(workload_kinds())}")
     return importlib.import_module(f"{__name__}.{kind}").WORKLOAD
@@ -60,7 +60,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def describe_workload(workload: Workload) -> WorkloadFacts:
-    """Kind and options of a workload, with the hash of the file it reads, if any."""
+    """Return the kind and options of a workload, with the hash of the file it reads, if any."""
     options = {name: cast("OptionValue", getattr(workload, name)) for name in _options_of(type(workload))}
     sha256 = None
     if "path" in options:

@@ -39,7 +39,7 @@ class Azure:
         require(self.max_output_tokens >= 1, "max_output_tokens", self.max_output_tokens, "1 or more")
 
     def requests(self) -> list[BenchRequest]:
-        """Raises ConfigError when the file cannot be read as this trace."""
+        """Read the requests. Raises ConfigError when the file cannot be read as this trace."""
         try:
             with Path(self.path).open(newline="") as file:
                 rows = [

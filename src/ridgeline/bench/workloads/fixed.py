@@ -21,7 +21,7 @@ class Fixed:
         require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
 
     def requests(self) -> list[BenchRequest]:
-        """Prompts share no prefix but by chance."""
+        """Return prompts that share no prefix but by chance."""
         return [
             BenchRequest(
                 prompt=random_tokens(self.seed, index, self.input_tokens, self.vocab_size),

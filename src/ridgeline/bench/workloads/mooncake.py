@@ -51,7 +51,7 @@ class Mooncake:
         require(self.max_output_tokens >= 1, "max_output_tokens", self.max_output_tokens, "1 or more")
 
     def requests(self) -> list[BenchRequest]:
-        """Raises ConfigError when the file cannot be read as this trace."""
+        """Read the requests. Raises ConfigError when the file cannot be read as this trace."""
         decoder = msgspec.json.Decoder(_Row)
         try:
             with Path(self.path).open("rb") as file:
@@ -76,7 +76,9 @@ class Mooncake:
         ]
 
     def _prompt(self, row: _Row) -> list[int]:
-        """Blocks one after the other, cut to the prompt's length; the hash id is the block's random stream."""
+        """Return the blocks one after the other, cut to the prompt's length; the hash id is the block's random
+        stream.
+        """
         block_tokens = round(TRACE_BLOCK_TOKENS * self.length_scale)
         length = min(self.max_prompt_tokens, max(1, round(row.input_length * self.length_scale)))
         ids = row.hash_ids[: -(-length // block_tokens)]

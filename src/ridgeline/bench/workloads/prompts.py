@@ -32,7 +32,7 @@ class Prompts:
         require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
 
     def requests(self) -> list[BenchRequest]:
-        """Raises ConfigError for a file that cannot be read, a line without a prompt, or an empty category."""
+        """Read the prompts. Raises ConfigError for an unreadable file, a line without prompt, or an empty category."""
         try:
             data = Path(self.path).read_bytes()
             lines = (gzip.decompress(data) if self.path.endswith(".gz") else data).splitlines()

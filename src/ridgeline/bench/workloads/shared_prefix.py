@@ -30,7 +30,7 @@ class SharedPrefix:
         require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
 
     def requests(self) -> list[BenchRequest]:
-        """Streams 0..num_prefixes-1 are the prefixes, the later ones the suffixes."""
+        """Draw prefixes from streams 0..num_prefixes-1, suffixes from the later ones."""
         prefixes = [
             random_tokens(self.seed, index, self.prefix_tokens, self.vocab_size) for index in range(self.num_prefixes)
         ]

@@ -30,7 +30,7 @@ class Uniform:
         )
 
     def requests(self) -> list[BenchRequest]:
-        """More requests with the same seed begin with the same ones."""
+        """Return the requests; a larger number with the same seed begins with the same ones."""
         low, high = (self.input_min, self.output_min), (self.input_max, self.output_max)
         lengths = lengths_rng(self.seed).integers(low, high, size=(self.num_requests, 2), endpoint=True).tolist()
         return [

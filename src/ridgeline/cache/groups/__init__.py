@@ -45,24 +45,29 @@ class CacheGroup(Protocol):
         """Why this group could not serve a hit that the tokens allowed, in words for an operator."""
         ...
 
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether fewer tokens than a step has computed may be committed: the others are computed again later."""
+        ...
+
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
-        """The longest hit of at most `num_blocks` blocks along `path`, the nodes from the root's child on."""
+        """Return the longest hit of at most `num_blocks` blocks along `path`, the nodes from the root's child on."""
         ...
 
     def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
-        """What making [computed, end) writable needs. Takes nothing: the manager does, in all groups or in none."""
+        """Return what making [computed, end) writable needs. Takes nothing: the manager does, in all groups or none."""
         ...
 
     def span_end(self, computed: int, end: int) -> int:
-        """Where in (computed, end] a span from `computed` on should end, so that later prompts find what it leaves."""
+        """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it."""
         ...
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
-        """The table's block to publish for block index `index`, once positions `before .. computed` are written."""
+        """Return the block to publish for block index `index`, once positions `before .. computed` are written."""
         ...
 
     def commit(self, table: SequenceTable, computed: int) -> None:
-        """Positions below `computed` are written: release what no later query of this sequence can see."""
+        """Release what no later query of this sequence can see, now that positions below `computed` are written."""
         ...
 
     def truncate(self, table: SequenceTable, end: int) -> None:
@@ -74,11 +79,11 @@ class CacheGroup(Protocol):
         ...
 
     def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
-        """The blocks that writing positions computed .. reserved changes: nobody else may hold them."""
+        """Return the blocks that writing positions computed .. reserved changes: nobody else may hold them."""
         ...
 
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
-        """The block that a published node of block index `index` must share with the table; None where it need not."""
+        """Return the block that a published node of index `index` must share with the table; None: it need not."""
         ...
 
     def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
@@ -87,21 +92,13 @@ class CacheGroup(Protocol):
 
 
 def kinds() -> tuple[str, ...]:
-    """The names of all kinds: the files of this folder."""
+    """Return the names of all kinds: the files of this folder."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def build_group(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
-    """The group object of group `index`. Raises ConfigError for a kind without a file."""
+    """Build the group object of group `index`. Raises ConfigError for a kind without a file."""
     if layout.kind not in kinds():
         raise ConfigError(f"unknown cache group kind {layout.kind!r}; known: {', '.join(kinds())}")
     module = import_module(f"{__name__}.{layout.kind}")
     return cast("CacheGroup", module.build(index, layout, block_size, pool))
-
-
-def append_need(table: SequenceTable, computed: int, end: int, block_size: int, pool: BlockPool) -> Need:
-    """The Need of a kind that appends one slot per token: blocks up to `end`, and a copy of a shared partial block."""
-    num_new = -(-end // block_size) - table.end_block
-    tail = computed // block_size
-    copies_tail = computed % block_size != 0 and pool.ref_count(table.block_at(tail)) > 1
-    return Need(max(num_new, 0), tail if copies_tail else None) if num_new > 0 or copies_tail else NO_NEED

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.cache.groups import CacheGroup, Hit, Need, append_need
+from ridgeline.cache.groups import NO_NEED, CacheGroup, Hit, Need
 from ridgeline.cache.layout import GroupLayout
 from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode
@@ -19,17 +19,22 @@ class FullGroup:
 
     whole_prefix = True
     miss_reason = "evicted or never seen"
+    can_roll_back = True
 
     def __init__(self, block_size: int, pool: BlockPool) -> None:
         self._block_size = block_size
         self._pool = pool
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
-        """Every node of the path has a block here (the tree's invariant for `whole_prefix`)."""
+        """Match every node of the path: each has a block here (the tree's invariant for `whole_prefix`)."""
         return Hit(num_blocks, 0)
 
     def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
-        return append_need(table, computed, end, self._block_size, self._pool)
+        """Return the blocks needed up to `end`, and a copy of a partial block at the end that others hold too."""
+        num_new = -(-end // self._block_size) - table.end_block
+        tail = computed // self._block_size
+        copies_tail = computed % self._block_size != 0 and self._pool.ref_count(table.block_at(tail)) > 1
+        return Need(max(num_new, 0), tail if copies_tail else None) if num_new > 0 or copies_tail else NO_NEED
 
     def span_end(self, computed: int, end: int) -> int:
         return end
@@ -38,7 +43,7 @@ class FullGroup:
         return table.block_at(index)
 
     def commit(self, table: SequenceTable, computed: int) -> None:
-        """Nothing goes out of sight."""
+        """Do nothing: every block stays visible."""
 
     def truncate(self, table: SequenceTable, end: int) -> None:
         table.drop_from(-(-end // self._block_size), self._pool)

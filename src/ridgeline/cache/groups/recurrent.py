@@ -29,6 +29,7 @@ class RecurrentGroup:
 
     whole_prefix = False
     miss_reason = "no checkpoint of the recurrent state"
+    can_roll_back = False
 
     def __init__(self, index: int, block_size: int, pool: BlockPool) -> None:
         self._index = index
@@ -36,7 +37,7 @@ class RecurrentGroup:
         self._pool = pool
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
-        """The last node that holds a checkpoint."""
+        """Match up to the last node that holds a checkpoint."""
         for length in range(num_blocks, 0, -1):
             if path[length - 1].blocks[self._index] is not None:
                 return Hit(length, length - 1)
@@ -54,7 +55,7 @@ class RecurrentGroup:
         return boundary if end - computed > 1 and boundary > computed else end
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
-        """The state, where it is that after block `index`: after spans of a prompt, and now and then of an answer."""
+        """Return the state where it is that after block `index`: after prompt spans, and now and then of an answer."""
         if (index + 1) * self._block_size != computed:
             return None
         spacing = max(DECODE_CHECKPOINT_TOKENS // self._block_size, 1)
@@ -64,17 +65,17 @@ class RecurrentGroup:
         table.first_block = max(computed - 1, 0) // self._block_size
 
     def truncate(self, table: SequenceTable, end: int) -> None:
-        """A reservation has no size; what was computed cannot be undone."""
+        """Do nothing: a reservation has no size, and what was computed cannot be undone."""
 
     def release(self, table: SequenceTable) -> None:
         table.release(self._pool)
 
     def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
-        """Known only until the commit: every reservation makes the state private anew."""
+        """Return none: they are known only until the commit, since every reservation makes the state private anew."""
         return ()
 
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
-        """The sequence moves on to a copy."""
+        """Return None: the sequence moves on to a copy."""
         return None
 
     def check(self, table: SequenceTable, computed: int, reserved: int) -> None:

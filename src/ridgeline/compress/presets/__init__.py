@@ -35,12 +35,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def names() -> list[str]:
-    """All presets."""
+    """Return the names of all presets."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def load_preset(name: str) -> Preset:
-    """The preset `name`. Raises ConfigError where there is none, and where its file is not a preset's."""
+    """Load the preset `name`. Raises ConfigError where there is none, and where its file is not a preset's."""
     if name not in names():
         raise ConfigError(f"no preset {name!r}; there are {', '.join(names())}")
     path = FOLDER / f"{name}.json"

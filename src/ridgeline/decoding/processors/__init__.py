@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import ClassVar, Protocol
 
-from torch import Tensor
-
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
 
 # From this order number on, a processor may see a selection of the columns, in ascending order of token id, and must
@@ -22,18 +21,19 @@ class Processor(Protocol):
     """Changes logits of the rows that use it and of no other. Holds no state between calls."""
 
     order: ClassVar[int]
+    in_step: ClassVar[bool]  # a backend that draws tokens within the step applies it there
 
     def uses(self, row: SampleRow) -> bool:
-        """Whether `apply` could change this row; `apply` is only called when some row says yes."""
+        """Tell whether `apply` could change this row; `apply` is only called when some row says yes."""
         ...
 
-    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-        """Processed logits, float32 [R, V], row i of SampleRow i. May write into `logits_RV`: it is the sampler's."""
+    def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
+        """Return processed logits, float32 [R, V], row i of SampleRow i. May write into `logits_RV`, the sampler's."""
         ...
 
 
 def load_processors() -> tuple[Processor, ...]:
-    """One instance of every processor in this folder, in order."""
+    """Return one instance of every processor in this folder, in order."""
     processors: list[Processor] = []
     for module_info in pkgutil.iter_modules(__path__):
         module = import_module(f"{__name__}.{module_info.name}")

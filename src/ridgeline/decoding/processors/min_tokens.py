@@ -1,24 +1,24 @@
 """Suppresses end-of-sequence and stop tokens while the output is shorter than `min_tokens`."""
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
 from ridgeline.decoding.cells import cells
 
 
 class MinTokens:
     order: ClassVar[int] = 20
+    in_step: ClassVar[bool] = False
 
     def uses(self, row: SampleRow) -> bool:
         return row.num_output < row.params.min_tokens
 
-    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
         edits = (
-            (i, (*row.stop_ids, *row.params.stop_token_ids), -torch.inf) for i, row in enumerate(rows) if self.uses(row)
+            (i, (*row.stop_ids, *row.params.stop_token_ids), -math.inf) for i, row in enumerate(rows) if self.uses(row)
         )
         rows_E, ids_E, values_E = cells(edits, logits_RV)
         logits_RV[rows_E, ids_E] = values_E

@@ -4,20 +4,21 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
 from ridgeline.decoding.cells import Values, cells
 
 
 class PresenceFrequency:
     order: ClassVar[int] = 40
+    in_step: ClassVar[bool] = False
 
     def uses(self, row: SampleRow) -> bool:
         penalized = row.params.presence_penalty != 0.0 or row.params.frequency_penalty != 0.0
         return penalized and len(row.output_ids) > 0
 
-    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
         rows_E, ids_E, penalties_E = cells(self._edits(rows), logits_RV)
         logits_RV[rows_E, ids_E] -= penalties_E
         return logits_RV

@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
+from array_api_compat import array_namespace
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
 from ridgeline.decoding.cells import cells
 
 
 class Repetition:
     order: ClassVar[int] = 30
+    in_step: ClassVar[bool] = False
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.repetition_penalty != 1.0
 
-    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
         edits = (
             (i, token_ids, row.params.repetition_penalty)
             for i, row in enumerate(rows)
@@ -26,5 +27,6 @@ class Repetition:
         rows_E, ids_E, penalties_E = cells(edits, logits_RV)
         seen_E = logits_RV[rows_E, ids_E]
         # A token seen twice is written twice with the same value, so nothing needs to be made unique.
-        logits_RV[rows_E, ids_E] = torch.where(seen_E > 0, seen_E / penalties_E, seen_E * penalties_E)
+        punished_E = array_namespace(logits_RV).where(seen_E > 0, seen_E / penalties_E, seen_E * penalties_E)
+        logits_RV[rows_E, ids_E] = punished_E
         return logits_RV

@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
+from array_api_compat import array_namespace, device
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
 
 
 class Temperature:
     order: ClassVar[int] = 60
+    in_step: ClassVar[bool] = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.temperature != 1.0 and not row.params.greedy
 
-    def apply(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
         divisors = [row.params.temperature if self.uses(row) else 1.0 for row in rows]
-        return logits_RV.div_(torch.tensor(divisors, device=logits_RV.device).unsqueeze(1))
+        xp = array_namespace(logits_RV)
+        logits_RV /= xp.asarray(divisors, dtype=xp.float32, device=device(logits_RV))[:, None]
+        return logits_RV

@@ -1,4 +1,4 @@
-"""DecoderSpec -> Program. Reads like the forward pass that it writes down; one file for each kind of mixer.
+"""Lower a DecoderSpec to a Program. Reads like the forward pass; one file for each kind of mixer.
 
 Called once per model by the engine, the trainer and `ridgeline inspect`. No torch.
 """
@@ -43,7 +43,7 @@ from ridgeline.spec.spec import (
 
 
 def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool = False) -> Program:
-    """The program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
+    """Return the program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
 
     It ends in the logits of the selected rows; with `hidden`, and for a model without a head, in what the head would
     read. Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.

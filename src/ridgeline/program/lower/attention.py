@@ -10,7 +10,7 @@ from ridgeline.spec.spec import GroupedQueryAttention
 
 
 def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> str:
-    """`at`: layers.<number>.attn."""
+    """Lower attention; `at` is layers.<number>.attn."""
     q = _heads(b, at, "q", mixer, x)
     if mixer.kv_from is None:
         b.kept[at] = _keys_and_values(b, at, mixer, x)
@@ -25,7 +25,7 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
 
 
 def _keys_and_values(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> KeptKv:
-    """The layer's own, written to a state of its own."""
+    """Compute keys and values and write them to the layer's own state."""
     k = _heads(b, at, "k", mixer, x)
     v = b.linear(f"{at}.v", x, mixer.num_kv_heads * mixer.head_dim, mixer.qkv_bias)
     (v,) = b.emit("split_heads", f"{at}.v.heads", (v,), (), SplitHeadsAttrs(mixer.num_kv_heads))
@@ -35,7 +35,7 @@ def _keys_and_values(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) 
 
 
 def _heads(b: Builder, at: str, which: Literal["q", "k"], mixer: GroupedQueryAttention, x: str) -> str:
-    """Queries or keys of `x` by head: normalised and rotated where the mixer says so."""
+    """Return the queries or keys of `x` by head: normalised and rotated where the mixer says so."""
     label, norm = f"{at}.{which}", mixer.qk_norm
     num_heads = mixer.num_heads if which == "q" else mixer.num_kv_heads
     x = b.linear(label, x, num_heads * mixer.head_dim, mixer.qkv_bias)

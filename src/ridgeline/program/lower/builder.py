@@ -2,13 +2,10 @@
 
 from typing import NamedTuple, assert_never
 
-import numpy as np
-
 from ridgeline.program.op import POSITIONS, STEP_INPUTS, Attrs, Op, Plain, Program, Shape, State
 from ridgeline.program.ops.attention import RopeAnglesAttrs
 from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.opset import OPSET
-from ridgeline.spec.rope import frequencies
 from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope, UnweightedRmsNorm
 
 
@@ -21,7 +18,7 @@ class KeptKv(NamedTuple):
 
 
 class Builder:
-    """A value's name is the label of the op that makes it; weights are named after the op that reads them."""
+    """Appends ops to a program: a value is named after the op that makes it, a weight after the op that reads it."""
 
     def __init__(self, spec: DecoderSpec, context_length: int) -> None:
         self.spec = spec
@@ -34,7 +31,7 @@ class Builder:
         self.kept: dict[str, KeptKv] = {}  # by the label of the attention that writes it
 
     def program(self) -> Program:
-        """What has been written down."""
+        """Return the program written so far."""
         return Program(
             tuple(self._ops),
             self.shapes,
@@ -45,34 +42,33 @@ class Builder:
         )
 
     def width(self, x: str) -> int:
-        """Entries in the last dimension of value `x`."""
+        """Return the entries in the last dimension of value `x`."""
         width = self.shapes[x][-1]
         assert isinstance(width, int)
         return width
 
     def heads(self, x: str) -> int:
-        """Heads of value `x` [T, N, D]."""
+        """Return the heads of value `x` [T, N, D]."""
         _, heads, _ = self.shapes[x]
         assert isinstance(heads, int)
         return heads
 
     def state(self, state: State) -> int:
-        """A new state's number."""
+        """Return a new state's number."""
         self._states.append(state)
         return len(self._states) - 1
 
     def rope_angles(self, rope: Rope) -> tuple[str, str]:
-        """cos and sin of a rope, computed once for all layers that share it."""
+        """Return cos and sin of a rope, computed once for all layers that share it."""
         if rope not in self._angles:
-            table, scale = frequencies(rope, self.context_length)
-            attrs = RopeAnglesAttrs(tuple(np.asarray(table, dtype=np.float64).tolist()), scale)
+            attrs = RopeAnglesAttrs.of_rope(rope, self.context_length)
             name = f"rope.{len(self._angles)}"
             cos, sin = self.emit("rope_angles", name, (POSITIONS,), (), attrs, (f"{name}.cos", f"{name}.sin"))
             self._angles[rope] = (cos, sin)
         return self._angles[rope]
 
     def norm(self, at: str, norm: Norm, x: str) -> str:
-        """`x`, normalised over its last dimension."""
+        """Add the norm of `x` over its last dimension."""
         if isinstance(norm, UnweightedRmsNorm):
             return self.emit("rmsnorm", at, (x,), (), NormAttrs(norm.eps))[0]
         width = self.width(x)
@@ -89,7 +85,7 @@ class Builder:
         assert_never(norm)
 
     def linear(self, at: str, x: str, out_features: int, bias: bool) -> str:
-        """x W^T, plus bias."""
+        """Add x W^T, plus bias."""
         weights = [self.weight(f"{at}.weight", out_features, self.width(x))]
         if bias:
             weights.append(self.weight(f"{at}.bias", out_features))

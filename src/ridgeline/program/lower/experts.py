@@ -24,7 +24,7 @@ def lower_experts(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> str:
 
 
 def _route(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> tuple[str, str]:
-    """The numbers of each token's experts, and their weights."""
+    """Return the numbers of each token's experts, and their weights."""
     routing = ffn.routing
     logits = b.linear(f"{at}.router", x, ffn.num_experts, routing.router_bias)
     bias = (b.weight(f"{at}.route.bias", ffn.num_experts),) if routing.selection_bias else ()

@@ -1,4 +1,4 @@
-"""State-space and linear-attention mixers. What is fused on disk is cut into its parts when it is loaded.
+"""State-space and linear-attention mixers. Weights that are fused on disk are split when they are loaded.
 
 A mixer has one recurrent state: a part for each convolution, and last the part of its recurrence.
 """

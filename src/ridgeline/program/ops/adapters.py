@@ -16,7 +16,7 @@ def _lora_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightS
 
 
 def _lora_cost(x: Operands) -> OpCost:
-    """As if every token had an adapter and every adapter a token."""
+    """Count as if every token had an adapter and every adapter a token."""
     tokens, (_, rank, num_inputs), (_, num_outputs, _) = x.inputs[0][0], *x.weights
     flops = tokens * (2 * rank * (num_inputs + num_outputs) + num_outputs)
     return OpCost(flops=flops, weight_bytes=weight_bytes(x), activation_bytes=activation_bytes(x))

@@ -3,22 +3,39 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Shape
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
+from ridgeline.spec.rope import frequencies
+from ridgeline.spec.spec import Rope
 
 
 @dataclass(frozen=True, slots=True)
 class RopeAnglesAttrs(Attrs):
-    """Angular frequencies in radians per position, and the factor on cos and sin."""
+    """Angular frequencies in radians per position, and the factor on cos and sin.
+
+    `rope` is what they were computed from for the program's context length; see `passes/context.py`.
+    """
 
     frequencies: tuple[float, ...] = field(repr=False)
     scale: float = 1.0
+    rope: Rope | None = field(default=None, repr=False)
+
+    @classmethod
+    def of_rope(cls, rope: Rope, context_length: int) -> "RopeAnglesAttrs":
+        """Return the angles of `rope` in contexts of up to `context_length` tokens.
+
+        Raises ConfigError for parameters that describe no frequencies.
+        """
+        table, scale = frequencies(rope, context_length)
+        return cls(tuple(table.astype(np.float64).tolist()), scale, rope)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeAttrs(Attrs):
-    """Which entries of a head turn: the 2 * len(cos) from `offset` on, halves against each other or neighbours."""
+    """Rotated entries of a head: 2 * len(cos) from `offset` on, as two halves or as interleaved pairs."""
 
     interleaved: bool = False
     offset: int = 0
@@ -43,12 +60,12 @@ class AttentionAttrs(Attrs):
 
 
 def _rope_angles_cost(x: Operands) -> OpCost:
-    """One product and two functions for each pair of outputs."""
+    """Count one product and two functions for each pair of outputs."""
     return OpCost(flops=1.5 * sum(elements(s) for s in x.outputs), activation_bytes=activation_bytes(x))
 
 
 def _rope_cost(x: Operands) -> OpCost:
-    """Two products and a sum for each rotated entry; the entries beyond pass through."""
+    """Count two products and a sum for each rotated entry; the entries beyond pass through."""
     (tokens, num_heads, _), angles, _ = x.inputs
     return OpCost(flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=activation_bytes(x))
 
@@ -59,7 +76,9 @@ def _kv_write_cost(x: Operands) -> OpCost:
 
 
 def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[int, int]:
-    """(query-key pairs, distinct keys read) for the last `num_tokens` positions of a causal sequence of `kv_length`."""
+    """Return (query-key pairs, distinct keys read) for the last `num_tokens` positions of a causal sequence of
+    `kv_length`.
+    """
     start = kv_length - num_tokens
     if window is None or kv_length <= window:
         return num_tokens * start + num_tokens * (num_tokens + 1) // 2, kv_length
@@ -70,7 +89,7 @@ def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[i
 
 
 def _attention_cost(x: Operands) -> OpCost:
-    """Keys and values come from the cache, not from the operands that name them."""
+    """Count keys and values as read from the cache, not from the operands that name them."""
     attrs = x.attrs
     assert isinstance(attrs, AttentionAttrs)
     _, num_heads, head_dim = x.inputs[0]

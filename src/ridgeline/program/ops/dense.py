@@ -18,6 +18,9 @@ from ridgeline.program.pricing import (
 )
 from ridgeline.spec.spec import Activation
 
+NORMS = ("rmsnorm", "layernorm")  # kinds that normalise rows or heads
+MATRIX_OPS = ("linear", "lm_head")  # kinds that multiply by a matrix, their first weight
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedAttrs(Attrs):
@@ -70,7 +73,7 @@ class ScaleAttrs(Attrs):
 
 
 def _embed_cost(x: Operands) -> OpCost:
-    """A table look-up reads only the rows it needs."""
+    """Count only the rows that a look-up in a table needs."""
     assert isinstance(x.attrs, EmbedAttrs)
     (out,) = map(elements, x.outputs)
     return OpCost(
@@ -81,19 +84,19 @@ def _embed_cost(x: Operands) -> OpCost:
 
 
 def _add_row_cost(x: Operands) -> OpCost:
-    """One row of the table is read."""
+    """Count one row of the table as read."""
     row_bytes = x.element.weight * x.weights[0][1]
     return OpCost(flops=elements(x.outputs[0]), weight_bytes=row_bytes, activation_bytes=activation_bytes(x))
 
 
 def _select_rows_cost(x: Operands) -> OpCost:
-    """Rows that are not selected are not read."""
+    """Count only the selected rows as read."""
     moved = (x.input_bytes[0] + x.output_bytes[0]) * elements(x.outputs[0])
     return OpCost(activation_bytes=x.input_bytes[1] * elements(x.inputs[1]) + moved)
 
 
 def _matmul_cost(x: Operands) -> OpCost:
-    """2 MNK, a bias being where the sums start; without rows the weights stay unread."""
+    """Count 2 MNK, a bias being where the sums start; without rows the weights stay unread."""
     rows, (out_features, in_features) = x.inputs[0][0], x.weights[0]
     if not rows:
         return OpCost()
@@ -111,7 +114,7 @@ def _same_pair(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightSh
 
 
 def _norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    """The weight is that of every head, or each head has its own: [N, D] over [T, N, D]."""
+    """Accept a weight shared by all heads, or one for each head: [N, D] over [T, N, D]."""
     rows = inputs[0]
     for weight in weights:
         if weight not in (rows[-1:], rows[1:]):

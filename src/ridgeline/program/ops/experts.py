@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a token goes to, and what they make of it."""
+"""Mixture of experts: routing, and the experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,18 +41,20 @@ class ExpertsAttrs(Attrs):
 
 
 def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
-    """How many experts `num_tokens` tokens go to, on average, if every choice is equally likely and independent."""
+    """Return how many experts `num_tokens` tokens go to, on average, if every choice is equally likely and
+    independent.
+    """
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 
 def routers(program: Program) -> frozenset[str]:
-    """The matrices that make the logits of routes. They are small, and what they decide is all or nothing."""
+    """Return the matrices that make the logits of routes. They are small, and what they decide is all or nothing."""
     logits = {op.inputs[0] for op in program.ops if op.kind == "route"}
     return frozenset(op.weights[0] for op in program.ops if op.kind == "linear" and op.outputs[0] in logits)
 
 
 def expert_matrices(op: Op) -> tuple[Sequence[str], Sequence[str]]:
-    """The weights of experts that are computed as one matrix: gate and up, and down."""
+    """Return the weights of experts that are computed as one matrix: gate and up, and down."""
     return op.weights[:2], op.weights[2:3]
 
 
@@ -75,7 +77,7 @@ def _route_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weight
 
 
 def _route_cost(x: Operands) -> OpCost:
-    """A function of every logit; finding the best few is not counted."""
+    """Count a function of every logit; finding the best few is not counted."""
     return OpCost(8 * elements(x.inputs[0]), weight_bytes(x), activation_bytes=activation_bytes(x))
 
 
@@ -93,7 +95,7 @@ def _experts_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weig
 
 
 def _experts_cost(x: Operands) -> OpCost:
-    """Every routed row passes one expert; an expert that no token goes to stays unread."""
+    """Count one expert for every routed row; an expert that no token goes to stays unread."""
     num_tokens, top_k = x.inputs[1]
     num_experts, size, width = x.weights[0]
     flops_per_row = 6 * width * size + 9 * size + 2 * width

@@ -40,35 +40,36 @@ class LatentSizes:
 
     @classmethod
     def of(cls, q: Sequence[int], latent: Sequence[int], k_rope: Sequence[int], weight: Sequence[int]) -> "LatentSizes":
-        """From the shapes of a latent_attention's operands."""
+        """Read the sizes off the shapes of a latent_attention's operands."""
         nope_dim = q[-1] - k_rope[-1]
         return cls(q[-2], latent[-1], k_rope[-1], nope_dim, weight[0] // q[-2] - nope_dim)
 
     @classmethod
     def of_op(cls, program: Program, op: Op) -> "LatentSizes":
-        """Of a latent_attention of the program."""
+        """Return the sizes of a latent_attention of the program."""
         shapes = [[dim for dim in program.shapes[name] if isinstance(dim, int)] for name in op.inputs]
         return cls.of(shapes[0], shapes[1], shapes[2], program.weights[op.weights[0]])
 
     @property
     def absorbed_entries(self) -> int:
-        """Of W_k, which the absorbed form has once more, the other way around."""
+        """Return the elements of the transposed copy of W_k that the absorbed form needs."""
         return self.num_heads * self.nope_dim * self.latent_dim
 
     def absorbed_flops(self, num_tokens: int, kv_length: int) -> int:
-        """Queries meet the latents themselves: q W_k before the softmax, (weights times latents) W_v behind it."""
+        """Return the FLOPs over the latents: q W_k before the softmax, (weights times latents) W_v after it."""
         pairs, _ = visible_keys(num_tokens, kv_length, None)
         per_pair = 2 * (self.latent_dim + self.rope_dim) + 2 * self.latent_dim
         return self.num_heads * (num_tokens * self._per_row + pairs * per_pair)
 
     def expanded_flops(self, num_tokens: int, kv_length: int) -> int:
-        """Every latent of the sequence becomes the keys and values of all heads first."""
+        """Return the FLOPs if every latent of the sequence is expanded to the keys and values of all heads first."""
         pairs, _ = visible_keys(num_tokens, kv_length, None)
         per_pair = 2 * (self.nope_dim + self.rope_dim) + 2 * self.value_dim
         return self.num_heads * (kv_length * self._per_row + pairs * per_pair)
 
     def expands(self, num_tokens: int, kv_length: int) -> bool:
-        """Whether the last `num_tokens` of `kv_length` take fewer FLOPs in the expanded form than in the absorbed.
+        """Return whether the last `num_tokens` of `kv_length` take fewer FLOPs in the expanded form than in the
+        absorbed.
 
         Backends choose by this rule; native/runtime/latent.cpp says it once more.
         """
@@ -85,7 +86,7 @@ def _write_cost(x: Operands) -> OpCost:
 
 
 def _attention_cost(x: Operands) -> OpCost:
-    """Latents come from the cache, once for all heads; the softmax and its scale are 5 FLOPs a pair and head."""
+    """Count latents as read from the cache, once for all heads; softmax and scale are 5 FLOPs per pair and head."""
     q, latent, k_rope = x.inputs
     sizes = LatentSizes.of(q, latent, k_rope, x.weights[0])
     flops = kv_read = 0.0

@@ -64,7 +64,7 @@ class GatedNormAttrs(Attrs):
 
 
 def _recurrence(state: Callable[[Operands], int], flops_per_entry: float) -> Callable[[Operands], OpCost]:
-    """The cost of an op with `state(x)` entries of state, `flops_per_entry` for each of them at every token.
+    """Return the cost of an op with `state(x)` entries of state, `flops_per_entry` for each of them at every token.
 
     The state is read once for each span that continues a sequence, and written once for every span.
     """
@@ -89,7 +89,7 @@ def _conv_state(x: Operands) -> int:
 
 
 def _conv_cost(x: Operands) -> OpCost:
-    """A multiply-add for each tap, of which one is the token itself; the activation after it."""
+    """Count a multiply-add for each tap, of which one is the token itself; the activation after it."""
     assert isinstance(x.attrs, CausalConvAttrs)
     once = 2 if x.attrs.activation is None else 10
     return _recurrence(_conv_state, 2)(x) + OpCost(flops=once * elements(x.outputs[0]))
@@ -169,7 +169,7 @@ def _gated_norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[W
 
 
 def _sizes(shape: Shape) -> tuple[str, int, int]:
-    """(T, heads, entries) of a value by head."""
+    """Return (T, heads, entries) of a value by head."""
     tokens, heads, size = shape
     assert isinstance(tokens, str)
     assert isinstance(heads, int)

@@ -1,1 +1,1 @@
-"""Views and rewrites of a Program, each a function in a file of its own. No torch."""
+"""Passes over a Program: views and rewrites, each a function in a file of its own. No torch."""

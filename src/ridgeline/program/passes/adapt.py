@@ -1,4 +1,4 @@
-"""Program -> the same program with low-rank adapters on some of its linear layers.
+"""Add LoRA adapters to some linear layers of a Program.
 
 Called by the engine's build and by tests, once, before a backend sees the program. No torch.
 """
@@ -10,13 +10,13 @@ from ridgeline.program.op import ADAPTERS, Op, Program
 
 
 def adapter_weights(weight: str) -> tuple[str, str]:
-    """The names of the adapters' two factors on the linear weight of that name."""
+    """Return the names of the adapters' two factors on the linear weight of that name."""
     at = weight.removesuffix(".weight")
     return f"{at}.lora_a", f"{at}.lora_b"
 
 
 def adapted(program: Program, ranks: Mapping[str, int], num_adapters: int) -> Program:
-    """`program` with an op `lora` behind every linear whose weight is in `ranks`.
+    """Return `program` with an op `lora` behind every linear whose weight is in `ranks`.
 
     Its factors are weights [num_adapters, rank, inputs] and [num_adapters, outputs, rank] of the program.
     """

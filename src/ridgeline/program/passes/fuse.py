@@ -1,4 +1,4 @@
-"""Program -> groups of ops that a backend may run as one.
+"""Fuse the ops of a Program into groups that a backend may run as one kernel.
 
 Pattern matching on who produces and who consumes a value; no model is known by name. Called by backends, `cost/` and
 `ridgeline inspect`. A group means its ops one after the other, so a backend may run any group op by op. No torch.
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from ridgeline.program.op import LOGITS, Op, Program
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs
-
-NORMS = ("rmsnorm", "layernorm")
-MATRIX_OPS = ("linear", "lm_head")
+from ridgeline.program.ops.dense import MATRIX_OPS, NORMS
 
 # What each kind of group holds, parts in brackets where the program has them:
 #   norm_qkv         [norm], linears of q, k and v, their heads, [norms and rope of q and k], kv_write
@@ -47,7 +45,7 @@ class Group:
 
 
 def fuse(program: Program) -> tuple[Group, ...]:
-    """Every op of `program` in exactly one group, the groups in an order that can be executed.
+    """Return every op of `program` in exactly one group, the groups in an order that can be executed.
 
     All that leaves a group is made by its last op, but for the q, k and v of a norm_qkv, which only attentions read
     that come after all of its ops. Groups in the order of their last ops therefore run after what they read. A
@@ -88,21 +86,21 @@ class _Dataflow:
                 self._consumers.setdefault(name, []).append(op)
 
     def position(self, op: Op) -> int:
-        """Where in the program `op` stands."""
+        """Return where in the program `op` stands."""
         return self._position[op.label]
 
     def consumers(self, name: str) -> list[Op]:
         return self._consumers.get(name, [])
 
     def next(self, op: Op, kind: str) -> Op | None:
-        """The op of `kind` that alone reads what `op` alone makes."""
+        """Return the op of `kind` that alone reads what `op` alone makes."""
         if len(op.outputs) != 1 or op.outputs[0] == LOGITS:
             return None
         consumers = self.consumers(op.outputs[0])
         return consumers[0] if len(consumers) == 1 and consumers[0].kind == kind else None
 
     def source(self, name: str, kinds: Sequence[str], readers: Sequence[Op]) -> Op | None:
-        """The op of one of `kinds` that makes `name`, where nobody but `readers` reads it."""
+        """Return the op of one of `kinds` that makes `name`, where nobody but `readers` reads it."""
         op = self._producer.get(name)
         if op is None or op.kind not in kinds or len(op.outputs) != 1 or name == LOGITS:
             return None
@@ -110,7 +108,7 @@ class _Dataflow:
         return op if all(consumer.label in labels for consumer in self.consumers(name)) else None
 
     def with_norm(self, readers: Sequence[Op]) -> list[Op]:
-        """`readers`, and the norm whose output they and only they read."""
+        """Return `readers`, and the norm whose output only they read."""
         norm = self.source(readers[0].inputs[0], NORMS, readers)
         return [norm, *readers] if norm else list(readers)
 
@@ -119,7 +117,9 @@ _Match = tuple[str, list[Op]]
 
 
 def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
-    """From a kv_write back to the three linears, the queries being those of the first attention to what is written."""
+    """Match from a kv_write back to the three linears; the queries are those of the first attention to what is
+    written.
+    """
     assert isinstance(write.attrs, KvWriteAttrs)
     k, v = write.inputs
     readers = [op for op in (*flow.consumers(k), *flow.consumers(v)) if op.label != write.label]
@@ -142,7 +142,7 @@ def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
 
 
 def _made_alike(queries: Sequence[Op], keys: Sequence[Op]) -> bool:
-    """Whether both chains have the same steps in the same order, and turn by the same angles if they do."""
+    """Tell whether both chains have the same steps in the same order, and rotate by the same angles if they do."""
 
     def steps(chain: Sequence[Op]) -> list[object]:
         return [(op.kind, op.inputs[1:], op.attrs) if op.kind == "rope" else op.kind for op in chain]
@@ -151,7 +151,7 @@ def _made_alike(queries: Sequence[Op], keys: Sequence[Op]) -> bool:
 
 
 def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:
-    """Whether `op` reads what `write` wrote, from the cache."""
+    """Return whether `op` reads what `write` wrote, from the cache."""
     assert isinstance(write.attrs, KvWriteAttrs)
     return (
         isinstance(op.attrs, AttentionAttrs)
@@ -163,7 +163,7 @@ def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:
 
 
 def _heads(flow: _Dataflow, name: str, readers: Sequence[Op], *, rotated: bool) -> list[Op]:
-    """linear and split_heads, with a norm and a rope if `rotated`; nothing but the end is read elsewhere.
+    """Match linear and split_heads, with a norm and a rope if `rotated`; nothing but the end is read elsewhere.
 
     Empty where `name` is made otherwise.
     """
@@ -179,7 +179,7 @@ def _heads(flow: _Dataflow, name: str, readers: Sequence[Op], *, rotated: bool) 
 
 
 def _q(flow: _Dataflow, attention: Op) -> _Match | None:
-    """The queries of an attention that is not the first to what it reads: no norm_qkv has them."""
+    """Return the queries of an attention that is not the first to what it reads: no norm_qkv has them."""
     first = next(op for op in flow.consumers(attention.inputs[1]) if op.kind == "attention")
     queries = _heads(flow, attention.inputs[0], [attention], rotated=True)
     if first.label == attention.label or not queries:
@@ -188,7 +188,7 @@ def _q(flow: _Dataflow, attention: Op) -> _Match | None:
 
 
 def _linear_add(flow: _Dataflow, add: Op) -> _Match | None:
-    """Of two linears, the later one is added onto the other's output."""
+    """Match two linears and their sum: the later linear is added onto the other's output."""
     x, y = add.inputs
     linears = [op for op in (flow.source(name, ("linear",), [add]) for name in (x, y)) if op]
     return ("linear_add", [max(linears, key=flow.position), add]) if linears and x != y else None
@@ -214,7 +214,7 @@ def _head(flow: _Dataflow, head: Op) -> _Match | None:
 
 
 def _linears(flow: _Dataflow, ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """Linears of the same input, with its norm, but for routers: those are not stored as other matrices are."""
+    """Match linears of the same input, with its norm, but for routers: those are not stored as other matrices are."""
     of_input: dict[str, list[Op]] = {}
     for op in ops:
         if op.kind == "linear" and not any(reader.kind == "route" for reader in flow.consumers(op.outputs[0])):

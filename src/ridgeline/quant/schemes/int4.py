@@ -5,60 +5,45 @@ more range than -7 to 7, an error 12 % lower on normal weights, at the price tha
 the other sign is held to 7. Choosing the better of the two group by group gains less than 1 % more.
 """
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
-from ridgeline.core.config import GROUP_SIZES
+from ridgeline.core.dtypes import Float32s
 from ridgeline.core.errors import ConfigError
-from ridgeline.quant.scheme import Quantized, require_finite, row_chunks
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
 
-LEVELS = 16
-ZERO = 8
-SCALE_BYTES = 2
+LARGEST = 15
+GROUP_SIZES = (32, 64, 128)
 
 
-def quantize(weight_NK: torch.Tensor, group_size: int, zero_points: bool) -> Quantized:
-    """Scales are rounded to float16 before the values are: the values are the nearest ones to what is stored."""
+def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
+    """Return the format with these groups, of 128 inputs where `group_size` is None."""
+    group_size = 128 if group_size is None else group_size
     if group_size not in GROUP_SIZES:
-        raise ConfigError(f"int4 groups have {', '.join(map(str, GROUP_SIZES))} inputs, got group_size={group_size}")
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        raise ConfigError(f"quantize_group_size must be one of {sizes} with int4, got {group_size}")
+    return StoredFormat("uniform", 4, group_size, "points" if zero_points else "fixed")
+
+
+def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:
+    """Round the scales to float16 before the values, which are then the nearest ones to what is stored."""
     num_outputs, num_inputs = weight_NK.shape
-    num_groups = -(-num_inputs // group_size)
-    values = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
-    scales = torch.zeros(num_outputs, num_groups)
-    zeros = torch.zeros(num_outputs, num_groups, dtype=torch.uint8) if zero_points else None
-    for rows, w in row_chunks(weight_NK):
-        w = F.pad(w, (0, num_groups * group_size - num_inputs)).unflatten(1, (num_groups, group_size))
-        low, high = w.amin(dim=2, keepdim=True), w.amax(dim=2, keepdim=True)
-        if zeros is None:
-            scale = torch.where(high > -low, high, low) / -ZERO
-        else:
-            low, high = low.clamp(max=0), high.clamp(min=0)  # zero is one of the levels
-            scale = (high - low) / (LEVELS - 1)
-        scale = scale.half().float()
-        require_finite(scale, rows.start)
-        divisor = torch.where(scale == 0, torch.inf, scale)
-        zero = torch.full_like(scale, ZERO) if zeros is None else (-low / divisor).round_().clamp_(0, LEVELS - 1)
-        steps = (w / divisor).round_().add_(zero).clamp_(0, LEVELS - 1)
-        values[rows] = steps.to(torch.int16).to(torch.uint8).flatten(1)[:, :num_inputs]
-        scales[rows] = scale.squeeze(2)
-        if zeros is not None:
-            zeros[rows] = zero.to(torch.uint8).squeeze(2)
-    return Quantized(values, scales, zeros, group_size)
-
-
-def dequantize(quantized: Quantized) -> torch.Tensor:
-    """float32 [N, K]."""
-    num_inputs = quantized.values.shape[1]
-    zero = torch.full_like(quantized.scales, ZERO) if quantized.zero_points is None else quantized.zero_points.float()
-
-    def spread(per_group_NG: torch.Tensor) -> torch.Tensor:
-        return per_group_NG.repeat_interleave(quantized.group_size, dim=1)[:, :num_inputs]
-
-    return (quantized.values.float() - spread(zero)) * spread(quantized.scales)
-
-
-def stored_bytes(shape: tuple[int, int], group_size: int, zero_points: bool) -> int:
-    """Half a byte per weight, and per group a scale and maybe a byte of zero point."""
-    num_outputs, num_inputs = shape
-    num_groups = -(-num_inputs // group_size)
-    return num_outputs * (-(-num_inputs // 2) + num_groups * (SCALE_BYTES + (1 if zero_points else 0)))
+    if num_inputs % form.group:
+        weight_NK = np.pad(weight_NK, ((0, 0), (0, -num_inputs % form.group)))
+    w_gM = np.array(weight_NK.reshape(-1, form.group).T, order="C")  # a group a column: numpy is slow over short rows
+    low, high = w_gM.min(axis=0), w_gM.max(axis=0)
+    has_points = form.zero == "points"
+    if has_points:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)  # zero is one of the levels
+        scale = (high - low) / np.float32(LARGEST)
+    else:
+        scale = np.where(high > -low, high, low) / np.float32(-form.fixed_zero)
+    scale = scale.astype(np.float16).astype(np.float32)
+    divisor = np.where(scale == 0, np.float32(np.inf), scale)
+    zero = np.clip(np.rint(-low / divisor), 0, LARGEST) if has_points else np.full_like(scale, form.fixed_zero)
+    w_gM /= divisor
+    steps = np.rint(w_gM, out=w_gM)
+    steps += zero
+    np.clip(steps, 0, LARGEST, out=steps)
+    codes = np.ascontiguousarray(steps.astype(np.uint8).T).reshape(num_outputs, -1)[:, :num_inputs]
+    points = zero.astype(np.uint8).reshape(num_outputs, -1) if has_points else None
+    return StoredMatrix(form, codes, scale.reshape(num_outputs, -1), points)

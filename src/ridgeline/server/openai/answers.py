@@ -26,7 +26,7 @@ class Reply:
     note: RequestNote
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """(prompt index, delta) until all answers have ended; closing it aborts those that have not.
+        """Yield (prompt index, delta) until all answers have ended; closing it aborts those that have not.
 
         Raises OverloadedError if the queue is full or the deadline passed, EngineError if a step failed.
         """
@@ -47,7 +47,7 @@ class Reply:
                 yield index, delta
 
     async def outputs(self) -> list[RequestOutput]:
-        """All answers, whole."""
+        """Return all answers, whole."""
         outputs = [
             RequestOutput(
                 request.request_id,
@@ -93,7 +93,7 @@ class Answer(Protocol):
 
 
 async def respond(answer: Answer, reply: Reply, http: HttpRequest, *, stream: bool) -> Response:
-    """The whole answer, or a stream that is opened once its first message is there.
+    """Return the whole answer, or a stream that is opened once its first message is there.
 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
@@ -110,13 +110,13 @@ async def respond(answer: Answer, reply: Reply, http: HttpRequest, *, stream: bo
 
 
 def finish_name(reason: str) -> FinishName:
-    """The finish reason of an answer that ended normally, in OpenAI's words."""
+    """Return the finish reason of an answer that ended normally, in OpenAI's words."""
     assert reason in ("stop", "length"), f"{reason} is an error and never reaches an answer"
     return "stop" if reason == "stop" else "length"
 
 
 def timings_body(timings: Timings) -> TimingsBody:
-    """Seconds to milliseconds."""
+    """Convert seconds to milliseconds."""
     return TimingsBody(
         queue_ms=_ms(timings.queue_s),
         ttft_ms=None if timings.ttft_s is None else _ms(timings.ttft_s),

@@ -25,6 +25,7 @@ from ridgeline.server.openai.fields import (
     include_usage,
     refuse_unsupported,
     sampling_params,
+    with_parameters,
 )
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
@@ -41,11 +42,11 @@ from ridgeline.server.openai.protocol import (
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
-_DECODER = msgspec.json.Decoder(ChatRequest)
+_DECODER = msgspec.json.Decoder(with_parameters(ChatRequest))
 
 
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
-    """The endpoint. Raises what errors.py maps."""
+    """Answer /v1/chat/completions. Raises what errors.py maps."""
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     chat = await asyncio.to_thread(_prepare, service, body)
@@ -53,11 +54,14 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
 
 
 def _prepare(service: Service, body: ChatRequest) -> "_Chat":
-    """In a worker thread: everything that is checked, and the tokens of the prompt. Raises RequestError."""
+    """Check everything and compute the prompt's tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body, NEUTRAL)
     if service.chat_template is None:
-        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        raise RequestError(
+            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
+            param="messages",
+        )
     if not body.messages:
         raise RequestError("messages is empty: give at least one", param="messages")
     usage_chunk = include_usage(body)
@@ -66,17 +70,17 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
     )
-    engine = service.engine.engine
+    generation = service.info.generation
     prompt_ids = service.encode(text, add_special_tokens=False)
     params = sampling_params(
         body,
-        engine.generation,
-        max_tokens=_max_tokens(body, engine.generation.max_new_tokens, engine.intake.max_model_len - len(prompt_ids)),
+        generation,
+        max_tokens=_max_tokens(body, generation.max_new_tokens, service.info.max_model_len - len(prompt_ids)),
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
     chat_id = f"chatcmpl-{uuid.uuid4().hex}"
-    request = engine.intake.request(
+    request = service.intake.request(
         prompt_ids,
         params,
         request_id=chat_id,
@@ -84,11 +88,11 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         deadline_s=service.settings.request_timeout_s,
         adapter=service.adapter_of(model),
     )
-    return _Chat(model, int(time.time()), body, request, TokenNames(engine.tokenizer), usage_chunk)
+    return _Chat(model, int(time.time()), body, request, TokenNames(service.tokenizer), usage_chunk)
 
 
 def _message(message: ChatMessage, where: str) -> Mapping[str, object]:
-    """A message as templates know it: text content, and `system` for what OpenAI now calls `developer`."""
+    """Convert a message for templates: text content, and `system` for what OpenAI now calls `developer`."""
     refuse_unsupported(message, NEUTRAL_IN_MESSAGE, where)
     if message.role in ("tool", "function"):
         raise RequestError(f"{where}role {message.role!r} is not supported: there are no tools", param=f"{where}role")
@@ -100,7 +104,7 @@ def _message(message: ChatMessage, where: str) -> Mapping[str, object]:
 
 
 def _text(content: str | list[dict[str, object]], where: str) -> str:
-    """Text parts are joined by line breaks, as other servers do for templates that take plain text."""
+    """Join text parts by line breaks, as other servers do for templates that take plain text."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -116,7 +120,7 @@ def _text(content: str | list[dict[str, object]], where: str) -> str:
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
-    """What is asked for, else the model's own default, as far as the context has room."""
+    """Return what is asked for, else the model's own default, as far as the context has room."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         raise RequestError("max_tokens is the old name of max_completion_tokens: give one", param="max_tokens")
@@ -146,7 +150,7 @@ class _Chat:
     usage_chunk: bool
 
     def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
-        """The response."""
+        """Return the response."""
         (output,) = outputs
         message = ChatBody(
             id=self.request.request_id,
@@ -162,7 +166,7 @@ class _Chat:
         return msgspec.json.encode(message)
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """The chunks of a stream: each answer's role once, then one for each delta with tokens."""
+        """Yield the chunks of a stream: each answer's role once, then one for each delta with tokens."""
         opened: set[int] = set()
         async with aclosing(reply.deltas()) as deltas:
             async for _, delta in deltas:

@@ -19,7 +19,7 @@ from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.answers import Reply, finish_name, respond, timings_body
-from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params
+from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     CompletionBody,
@@ -31,11 +31,11 @@ from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
-_DECODER = msgspec.json.Decoder(CompletionRequest)
+_DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
-    """The endpoint. Raises what errors.py maps."""
+    """Answer /v1/completions. Raises what errors.py maps."""
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     completion = await asyncio.to_thread(_prepare, service, body)
@@ -43,7 +43,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
-    """One prompt for each answer: a text and a list of ids are one, a list of either is many. Raises RequestError."""
+    """Return one prompt per answer: a text and a list of ids are one, a list of either is many. Raises RequestError."""
     if isinstance(prompt, str):
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
@@ -61,7 +61,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list
 
 
 def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
-    """In a worker thread: everything that is checked, and the tokens of the prompts. Raises RequestError."""
+    """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body, NEUTRAL)
     if body.suffix:
@@ -71,7 +71,7 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
     usage_chunk = include_usage(body)
     params = sampling_params(
         body,
-        service.engine.engine.generation,
+        service.info.generation,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
@@ -83,10 +83,9 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
             param="n",
         )
     completion_id = f"cmpl-{uuid.uuid4().hex}"
-    intake = service.engine.engine.intake
     try:
         requests = [
-            intake.request(
+            service.intake.request(
                 service.encode(prompt),
                 params,
                 request_id=f"{completion_id}-{index}",
@@ -99,14 +98,14 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    names = TokenNames(service.engine.engine.tokenizer)
+    names = TokenNames(service.tokenizer)
     return _Completion(completion_id, model, int(time.time()), body, requests, echoes, names, usage_chunk)
 
 
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = service.engine.engine.tokenizer
+    tokenizer = service.tokenizer
     if tokenizer is None:
         raise RequestError("echo needs a tokenizer, which this model lacks", param="echo")
     return tokenizer.decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
@@ -126,14 +125,14 @@ class _Completion:
     usage_chunk: bool
 
     def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
-        """The response."""
+        """Return the response."""
         choices = [
             choice for index, output in enumerate(outputs) for choice in self._choices(index, output)
         ]  # answers of one prompt stand together, as in OpenAI's API
         return msgspec.json.encode(self._message(choices, reply.usage))
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """The chunks of a stream, one for each delta with tokens."""
+        """Yield the chunks of a stream, one for each delta with tokens."""
         writers: dict[int, _AnswerWriter] = {}
         scores: list[list[TokenLogprob | None]] = [[None] for _ in self.requests]
         no_usage = None if self.usage_chunk else UNSET
@@ -202,7 +201,7 @@ class _AnswerWriter:
     def choice(
         self, number: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
     ) -> CompletionChoice:
-        """The next tokens of the answer, as choice `number`."""
+        """Return the next tokens of the answer, as choice `number`."""
         first, self._first = self._first, False
         tokens: list[tuple[int, TokenLogprob | None]] = list(zip(token_ids, logprobs))
         if first and self._echo is not None:

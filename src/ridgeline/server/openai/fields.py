@@ -1,16 +1,19 @@
 """Request fields -> SamplingParams, and the refusal of fields that cannot be honoured. No torch, no engine."""
 
 from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ridgeline.core.errors import RequestError
+from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import DiffusionFields, SamplingFields, StreamOptions
+from ridgeline.server.openai.protocol import SamplingFields, StreamOptions
 from ridgeline.weights.folder import GenerationDefaults
 
 MAX_PRIORITY = 2**31 - 1
+Body = TypeVar("Body", bound=SamplingFields)
 
 # The values of each field that ask for nothing beyond what Ridgeline does; null is always one of them.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -41,8 +44,23 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
 }
 
 
+def with_parameters(request: type[Body]) -> type[Body]:
+    """Add to a request body a field for each parameter of SamplingParams that it does not declare itself.
+
+    Their ranges are checked by SamplingParams; null is the same as absent.
+    """
+    fields: dict[str | None, list[tuple[str, Any, None]]] = {}
+    for row in table(SamplingParams):
+        if row.field not in request.__struct_fields__:
+            fields.setdefault(row.part, []).append((row.field, row.type | None, None))
+    diffusion = msgspec.defstruct("DiffusionFields", fields["diffusion"], kw_only=True, forbid_unknown_fields=True)
+    added = [*fields[None], ("diffusion", diffusion | None, None)]
+    made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
+    return cast("type[Body]", made)
+
+
 def refuse_unsupported(fields: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:
-    """Raises RequestError for the first field with a value that would change the answer if it were honoured."""
+    """Raise RequestError for the first field with a value that would change the answer if it were honoured."""
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
         if value is None or name not in neutral:
@@ -64,42 +82,20 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Fields that are set, else the model's generation_config.json, else the API's defaults. Raises RequestError."""
+    """Return the fields that are set, else generation_config.json's, else the API's defaults. Raises RequestError."""
     if fields.priority is not None and abs(fields.priority) > MAX_PRIORITY:
         raise RequestError(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
-    return default_params(
-        generation,
-        n=fields.n,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        repetition_penalty=fields.repetition_penalty,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        logit_bias=fields.logit_bias,
-        seed=fields.seed,
-        stop=fields.stop,
-        stop_token_ids=fields.stop_token_ids,
-        max_tokens=max_tokens,
-        min_tokens=fields.min_tokens,
-        ignore_eos=fields.ignore_eos,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        skip_special_tokens=fields.skip_special_tokens,
-        include_stop_str_in_output=fields.include_stop_str_in_output,
-        diffusion=None if fields.diffusion is None else diffusion_params(fields.diffusion),
-    )
-
-
-def diffusion_params(fields: DiffusionFields) -> DiffusionParams:
-    """Fields that are set, else the defaults. Raises RequestError."""
-    given = {name: getattr(fields, name) for name in fields.__struct_fields__ if getattr(fields, name) is not None}
-    return DiffusionParams(**given)
+    values = msgspec.structs.asdict(fields)
+    given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if (diffusion := values["diffusion"]) is not None:
+        set_fields = {name: value for name, value in msgspec.structs.asdict(diffusion).items() if value is not None}
+        given["diffusion"] = DiffusionParams(**set_fields)
+    return default_params(generation, **given)
 
 
 def include_usage(fields: SamplingFields) -> bool:
-    """Whether a stream ends with a usage chunk. Raises RequestError for stream options that make no sense."""
+    """Tell whether a stream ends with a usage chunk. Raises RequestError for stream options that make no sense."""
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise RequestError("stream_options needs stream=true", param="stream_options")

@@ -28,7 +28,7 @@ class TokenNames:
         self._tokenizer = tokenizer
 
     def raw(self, token_id: int) -> bytes:
-        """The token's bytes inside a text."""
+        """Return the token's bytes inside a text."""
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
 
     def name(self, token_id: int) -> str:
@@ -41,12 +41,12 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the text of an answer may leave the token out."""
+        """Tell whether the text of an answer may leave the token out."""
         return self._tokenizer is not None and token_id in self._tokenizer.special_ids
 
 
 def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """One entry per token, in order."""
+    """Return one entry per token, in order."""
     return ChatLogprobs(
         [
             ChatTokenLogprob(
@@ -61,7 +61,7 @@ def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> ChatLo
 
 
 def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) -> PromptLogprobs:
-    """Candidates by token id; the first prompt token has none."""
+    """Return candidates by token id; the first prompt token has none."""
     positions: PromptLogprobs = []
     for entry in logprobs:
         if entry is None:
@@ -93,13 +93,13 @@ class CompletionLogprobsWriter:
         self._offset = 0
 
     def start(self, text: str, token_ids: Iterable[int]) -> None:
-        """The answer begins with `text`, which may lack the space that its first token would have inside a text."""
+        """Start the answer with `text`, which may lack the space that its first token would have inside a text."""
         raw = b"".join(self._names.raw(token_id) for token_id in token_ids if not self._left_out(token_id))
         if text and raw.startswith(b" ") and not text.startswith(" "):
             self._offset = -1
 
     def write(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
-        """The next tokens; None for a token that nothing predicted."""
+        """Write the next tokens; None for a token that nothing predicted."""
         lists = CompletionLogprobs([], [], [], [] if self._with_top else None)
         for token_id, entry in tokens:
             lists.text_offset.append(max(0, self._offset))
@@ -115,6 +115,6 @@ class CompletionLogprobsWriter:
         return self._skip_special and self._names.is_special(token_id)
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likely tokens and, like OpenAI, the chosen one if it is not among them."""
+        """Return the likely tokens and, like OpenAI, the chosen one if it is not among them."""
         pairs = (*entry.top, (entry.token_id, entry.logprob))
         return {self._names.name(token_id): max(value, LOWEST) for token_id, value in pairs}

@@ -9,17 +9,17 @@ from ridgeline.server.service import Service
 
 
 async def list_models(service: Service, http: Request) -> Response:
-    """Every name under which the model is served."""
+    """List every name under which the model is served."""
     return _json(ModelList(data=[_model(service, name) for name in service.model_names]))
 
 
 async def retrieve_model(service: Service, http: Request) -> Response:
-    """One of them. Raises ModelNotFoundError."""
+    """Return one of the served models. Raises ModelNotFoundError."""
     return _json(_model(service, service.require_model(str(http.path_params["model_id"]))))
 
 
 def _model(service: Service, name: str) -> ModelBody:
-    return ModelBody(id=name, created=service.created_unix_s, max_model_len=service.engine.engine.intake.max_model_len)
+    return ModelBody(id=name, created=service.created_unix_s, max_model_len=service.info.max_model_len)
 
 
 def _json(body: msgspec.Struct) -> Response:

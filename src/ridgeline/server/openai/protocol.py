@@ -19,40 +19,15 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class DiffusionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How a masked diffusion model fills in its blocks: the fields of `ridgeline.DiffusionParams`."""
-
-    block_length: int | None = None
-    steps: int | None = None
-    remasking: Literal["confidence", "random"] | None = None
-    threshold: float | None = None
-
-
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both request bodies share; ranges are checked by SamplingParams. null is the same as absent."""
+    """What both request bodies share, beside the other parameters of SamplingParams, which `with_parameters` adds."""
 
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    diffusion: DiffusionFields | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used

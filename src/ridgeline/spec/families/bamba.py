@@ -7,16 +7,16 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_LAYERS,
+    decoder,
     head_size,
     llama_renames,
     read_attention,
     read_gated_mlp,
     read_rope,
 )
-from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames, tiny_hybrid
+from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mamba2, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Rename, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -26,15 +26,8 @@ def read(config: ConfigReader) -> DecoderSpec:
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     attending = config.integers("attn_layer_indices", high=num_layers - 1)
     mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
-    return DecoderSpec(
-        model_type="bamba",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings", 262144),
-        layers=tuple(Layer(attention if i in attending else mamba, mlp, norm, norm) for i in range(num_layers)),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    layers = [Layer(attention if i in attending else mamba, mlp, norm, norm) for i in range(num_layers)]
+    return decoder(config, layers, norm, positions=262144)
 
 
 def _attention(config: ConfigReader) -> GroupedQueryAttention:
@@ -71,23 +64,3 @@ def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return llama_renames(*hybrid_renames(), *mamba2_renames("model.layers.{i}.mamba"))
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    config = tiny_hybrid(choose)
-    groups = choose(1, 2)
-    num_layers = config["num_hidden_layers"]
-    assert isinstance(num_layers, int)
-    return {
-        "model_type": "bamba",
-        **config,
-        "attention_bias": choose(False, True),
-        "mlp_bias": choose(False, True),
-        "attn_layer_indices": [i for i in range(num_layers) if choose(False, True)],
-        "rope_theta": choose(10000.0, 500000.0),
-        "mamba_n_groups": groups,
-        "mamba_n_heads": groups * choose(2, 4),
-        "mamba_d_head": "auto",
-        "mamba_chunk_size": choose(4, 16),
-        "time_step_limit": choose((0.0, float("inf")), (0.05, 0.6)),
-    }

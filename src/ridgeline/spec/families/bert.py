@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, LayerNorm, Mlp, PostNormLayer, Rename
-from ridgeline.spec.tiny import Choose
 
 HEADS = ("cls.", "bert.pooler.", "pooler.", "classifier.", "qa_outputs.")  # tasks beside the encoder
 BUFFERS = ("bert.embeddings.position_ids", "embeddings.position_ids")
@@ -67,19 +66,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         for part in ("weight", "bias")
     ]
     return [*stored, *(Rename(source, ()) for source in (*HEADS, *BUFFERS))]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads = choose(1, 2, 3)
-    return {
-        "model_type": "bert",
-        "vocab_size": choose(97, 131),
-        "hidden_size": heads * choose(8, 20),
-        "num_hidden_layers": choose(1, 2, 3),
-        "num_attention_heads": heads,
-        "intermediate_size": choose(40, 72),
-        "hidden_act": choose("gelu", "relu"),
-        "max_position_embeddings": choose(64, 128),
-        "type_vocab_size": choose(1, 2),
-        "layer_norm_eps": choose(1e-12, 1e-5),
-    }

@@ -1,25 +1,14 @@
 """Command R7B and Command A: Command R with three sliding layers to a full one, which has no positions."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import (
-    head_size,
-    llama_renames,
-    read_attention,
-    read_gated_mlp,
-    read_pattern_windows,
-    read_rope,
-)
+from ridgeline.spec.common import decoder, head_size, read_attention, read_gated_mlp, read_pattern_windows, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer, Rename
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = head_size(hidden, heads)
+    head_dim = head_size(config.integer("hidden_size"), config.integer("num_attention_heads"))
     config.expect("head_dim", head_dim)
     config.expect("use_qk_norm", False)
     config.expect("use_embedding_sharing", True)
@@ -41,32 +30,6 @@ def read(config: ConfigReader) -> DecoderSpec:
         return ParallelLayer(replace(attention, window=window, rope=rope if window else None), mlp, norm)
 
     windows = read_pattern_windows(config, config.optional_integer("sliding_window", 4096), 4)
-    return DecoderSpec(
-        model_type="cohere2",
-        vocab_size=config.integer("vocab_size", 256000),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 8192),
-        layers=tuple(layer(window) for window in windows),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", True), scale=config.number("logit_scale", 0.0625)),
-    )
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames()
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose, filled=True)
-    sizes = tiny_sizes(choose)
-    sizes["layer_norm_eps"] = sizes.pop("rms_norm_eps")
-    return {
-        "model_type": "cohere2",
-        **attention,
-        "attention_bias": choose(False, True),
-        "logit_scale": choose(0.0625, 0.8, 1.0),
-        "sliding_window": choose(1, 4, 16, 64),
-        **choose({"layer_types": tiny_layer_types(choose, sizes)}, {"sliding_window_pattern": choose(2, 4)}),
-        **sizes,
-        **tiny_rope(choose, head_dim),
-    }
+    layers = [layer(window) for window in windows]
+    head = Head(tied=True, scale=config.number("logit_scale", 0.0625))
+    return decoder(config, layers, norm, vocab_size=256000, positions=8192, head=head)

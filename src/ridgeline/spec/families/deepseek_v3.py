@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.families.deepseek_v2 import read_deepseek, tiny_deepseek
+from ridgeline.spec.families.deepseek_v2 import read_deepseek
 from ridgeline.spec.families.deepseek_v2 import renames as renames_of_deepseek_v2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename, Routing
-from ridgeline.spec.tiny import Choose
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -23,21 +22,9 @@ def read(config: ConfigReader) -> DecoderSpec:
         top_groups=config.integer("topk_group", 4),
         group_score="top2_sum",
     )
-    interleaved = config.flag("rope_interleave", True)
-    return read_deepseek(config, "deepseek_v3", routing, interleaved=interleaved)
+    return read_deepseek(config, routing, interleaved=config.flag("rope_interleave", True))
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     predicts_further = Rename(f"model.layers.{len(spec.layers)}.", ())  # for speculative decoding
     return [*renames_of_deepseek_v2(spec), predicts_further]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    common = tiny_deepseek(choose)
-    return {
-        "model_type": "deepseek_v3",
-        **common,
-        "topk_group": choose(1, common["n_group"]),
-        "norm_topk_prob": choose(False, True),
-        "rope_interleave": choose(False, True),
-    }

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import (
     ACTIVATIONS,
-    MAX_LAYERS,
+    TIED,
     alibi_slopes,
+    decoder,
     fused_qkv,
     head_size,
     module_renames,
@@ -17,14 +18,12 @@ from ridgeline.spec.spec import (
     AnyLayer,
     DecoderSpec,
     GroupedQueryAttention,
-    Head,
     Layer,
     LayerNorm,
     Mlp,
     ParallelLayer,
     Rename,
 )
-from ridgeline.spec.tiny import Choose, tiny_rope
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -36,15 +35,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     mlp = Mlp(size, config.choice("activation", ACTIVATIONS, "gelu"), bias)
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
     layer = _read_layer(config, attention, mlp, norm)
-    return DecoderSpec(
-        model_type="falcon",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 2048),
-        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", True)),
-    )
+    return decoder(config, layer, norm, positions=2048, head=TIED)
 
 
 def _read_attention(config: ConfigReader, hidden: int, bias: bool) -> GroupedQueryAttention:
@@ -107,33 +98,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         ),
         *module_renames({f"{at}.self_attention.query_key_value": fused_qkv(to)}, groups=layer.mixer.num_kv_heads),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    kv_heads = choose(1, 2)
-    heads, head_dim = kv_heads * choose(1, 2, 3, 4), choose(8, 20, 64)  # whose ALiBi slopes are exact in bfloat16
-    kind = choose("multi query", "grouped", "one norm", "alibi", "alibi, multi query")
-    shapes: dict[str, dict[str, object]] = {
-        "multi query": {"multi_query": True, "parallel_attn": choose(True, False)},
-        "grouped": {"new_decoder_architecture": True, "num_kv_heads": kv_heads},
-        "one norm": {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1},
-        "alibi": {"alibi": True, "multi_query": False, "parallel_attn": False},
-        "alibi, multi query": {"alibi": True, "multi_query": True},
-    }
-    return {
-        "model_type": "falcon",
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_hidden_layers": choose(1, 2, 3),
-        "bias": choose(False, True),
-        "activation": choose("gelu", "relu"),
-        "ffn_hidden_size": choose(None, 40),
-        "layer_norm_epsilon": choose(1e-5, 1e-3),
-        "max_position_embeddings": choose(24, 128),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **tiny_rope(choose, head_dim),
-        **shapes[kind],
-    }

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common_recurrent import backbone_renames, mamba_renames, read_mamba, read_pure_mamba, tiny_mamba
+from ridgeline.spec.common_recurrent import backbone_renames, mamba_renames, read_mamba, read_pure_mamba
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename, UnweightedRmsNorm
-from ridgeline.spec.tiny import Choose
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -15,7 +14,3 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return [*backbone_renames(), *mamba_renames("backbone.layers.{i}.mixer")]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    return {"model_type": "falcon_mamba", **tiny_mamba(choose), "mixer_rms_eps": choose(1e-6, 1e-2)}

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, llama_renames, read_attention, read_rope, read_windows
+from ridgeline.spec.common import ACTIVATIONS, TIED, decoder, llama_renames, read_attention, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Layer, Rename, RmsNorm
 
 NORMS = {  # Llama's name of the second norm is the first block's post-norm here
     "post_attention_layernorm": "mixer_post_norm",
@@ -16,7 +15,6 @@ NORMS = {  # Llama's name of the second norm is the first block's post-norm here
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
     head_dim = config.integer("head_dim", 256, high=1024)
     bias = config.flag("attention_bias", False)
     config.expect("use_bidirectional_attention", None, False)
@@ -32,40 +30,13 @@ def read(config: ConfigReader) -> DecoderSpec:
         config.integer("intermediate_size"), config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
     )
     windows = read_windows(config, config.optional_integer("sliding_window", 4096), lambda index: index % 2 == 0)
-    return DecoderSpec(
-        model_type="gemma2",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 8192),
-        layers=tuple(Layer(replace(attention, window=window), mlp, norm, norm, norm, norm) for window in windows),
-        final_norm=norm,
-        head=Head(
-            tied=config.flag("tie_word_embeddings", True),
-            softcap=config.optional_number("final_logit_softcapping", 30.0, low=1e-6),
-        ),
-        embedding=Embedding(scale=hidden**0.5),
-    )
+    layers = [Layer(replace(attention, window=window), mlp, norm, norm, norm, norm) for window in windows]
+    head = replace(TIED, softcap=config.optional_number("final_logit_softcapping", 30.0, low=1e-6))
+    spec = decoder(config, layers, norm, positions=8192, head=head)
+    return replace(spec, embedding=Embedding(scale=spec.hidden_size**0.5))
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return llama_renames(
         *(Rename(f"model.layers.{{i}}.{x}.weight", (f"layers.{{i}}.{y}.weight",)) for x, y in NORMS.items())
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose)
-    sizes = tiny_sizes(choose)
-    return {
-        "model_type": "gemma2",
-        **attention,
-        "query_pre_attn_scalar": choose(16, 224),
-        "attn_logit_softcapping": choose(None, 2.0, 50.0),
-        "final_logit_softcapping": choose(None, 2.0, 30.0),
-        "hidden_activation": choose("gelu_pytorch_tanh", "gelu"),
-        "attention_bias": choose(False, True),
-        "sliding_window": choose(1, 4, 16, 64),
-        "layer_types": choose(None, tiny_layer_types(choose, sizes)),
-        **sizes,
-        **tiny_rope(choose, head_dim),
-    }

@@ -7,7 +7,6 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.spec.families import gemma3_text
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Rename
-from ridgeline.spec.tiny import Choose
 
 VISION = ("vision_tower", "multi_modal_projector")
 
@@ -30,23 +29,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     held = [replace(r, source=r.source.replace("model.", "model.language_model.", 1)) for r in text]
     unread = [Rename(f"{prefix}{part}.", ()) for prefix in ("", "model.") for part in VISION]
     return [*published, *held, *unread]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    text = gemma3_text.tiny(choose) | {"final_logit_softcapping": None}  # no published one has a cap
-    tied = text.pop("tie_word_embeddings")
-    return {
-        "model_type": "gemma3",
-        "text_config": text,
-        "tie_word_embeddings": tied,
-        "mm_tokens_per_image": 4,
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": 8,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-    }

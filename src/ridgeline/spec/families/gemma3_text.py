@@ -1,13 +1,13 @@
 """Gemma 3, text alone: five local layers to a global one, a rope for each kind, RMSNorm on queries and keys."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.spec.common import ACTIVATIONS, read_local_global_ropes, read_pattern_windows
-from ridgeline.spec.families.gemma2 import renames as renames_of_gemma2
+from ridgeline.spec.families import gemma2
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_layer_types, tiny_local_global_ropes, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, RmsNorm
+
+renames = gemma2.renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -52,24 +52,3 @@ def read(config: ConfigReader) -> DecoderSpec:
         ),
         embedding=Embedding(scale=hidden**0.5),
     )
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return renames_of_gemma2(spec)
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose)
-    sizes = tiny_sizes(choose)
-    return {
-        "model_type": "gemma3_text",
-        **attention,
-        "query_pre_attn_scalar": choose(head_dim, 224),
-        "final_logit_softcapping": choose(None, 2.0),
-        "hidden_activation": choose("gelu_pytorch_tanh", "gelu"),
-        "attention_bias": choose(False, True),
-        "sliding_window": choose(1, 4, 16, 64),
-        **choose({"layer_types": tiny_layer_types(choose, sizes)}, {"sliding_window_pattern": choose(2, 6)}),
-        **sizes,
-        **tiny_local_global_ropes(choose, head_dim, local_key="rope_local_base_freq"),
-    }

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
+from ridgeline.spec.common import decoder, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_partial_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Layer, Rename, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -15,15 +14,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     rope = replace(read_rope(config, head_dim, default_partial=0.5), interleaved=True)
     attention = replace(read_attention(config, head_dim, rope), qkv_bias=config.flag("attention_bias", True))
     mlp = read_gated_mlp(config)
-    return DecoderSpec(
-        model_type="glm",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings", 131072),
-        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, Layer(attention, mlp, norm, norm), norm, positions=131072)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -31,14 +22,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return llama_renames(
         Rename(f"model.{at}.mlp.gate_up_proj.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight")),
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose)
-    return {
-        "model_type": "glm",
-        **attention,
-        "attention_bias": choose(False, True),
-        **tiny_sizes(choose),
-        **tiny_partial_rope(choose, head_dim),
-    }

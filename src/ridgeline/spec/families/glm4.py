@@ -6,7 +6,6 @@ from dataclasses import replace
 from ridgeline.spec.families import glm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Layer, Rename
-from ridgeline.spec.tiny import Choose
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -14,7 +13,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     layer = plain.layers[0]  # as all of them
     assert isinstance(layer, Layer)
     layer = replace(layer, mixer_post_norm=layer.mixer_norm, ffn_post_norm=layer.ffn_norm)
-    return replace(plain, model_type="glm4", layers=(layer,) * len(plain.layers))
+    return replace(plain, layers=(layer,) * len(plain.layers))
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -24,7 +23,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename(f"model.{at}.post_self_attn_layernorm.weight", (f"{at}.mixer_post_norm.weight",)),
         Rename(f"model.{at}.post_mlp_layernorm.weight", (f"{at}.ffn_post_norm.weight",)),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    return {**glm.tiny(choose), "model_type": "glm4"}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_qkv, head_size, module_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
-from ridgeline.spec.tiny import Choose, tiny_heads
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -73,23 +72,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         ),
         *module_renames({f"{at}.attn.c_attn": fused_qkv(to)}, groups=mixer.num_kv_heads),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads, _, head_dim = tiny_heads(choose)
-    return {
-        "model_type": "gpt_bigcode",
-        "vocab_size": choose(97, 131, 256),
-        "n_embd": heads * head_dim,
-        "n_head": heads,
-        "n_layer": choose(1, 2, 3),
-        "n_inner": choose(None, 40),
-        "n_positions": choose(48, 64),
-        "multi_query": choose(True, True, False),
-        "activation_function": choose("gelu_pytorch_tanh", "relu", "gelu"),
-        "layer_norm_epsilon": choose(1e-5, 1e-3),
-        "scale_attn_weights": choose(True, True, False),
-        "tie_word_embeddings": choose(True, False),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }

@@ -2,19 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_qkv, head_size, module_renames, read_rope
+from ridgeline.spec.common import ACTIVATIONS, decoder, fused_qkv, head_size, module_renames, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    LayerNorm,
-    Mlp,
-    ParallelLayer,
-    Rename,
-)
-from ridgeline.spec.tiny import Choose, tiny_partial_rope
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, LayerNorm, Mlp, ParallelLayer, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -39,15 +29,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu"))
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0))
     kind = ParallelLayer if config.flag("use_parallel_residual", True) else Layer
-    return DecoderSpec(
-        model_type="gpt_neox",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 2048),
-        layers=(kind(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, kind(attention, mlp, norm, norm), norm, positions=2048)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -69,26 +51,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         ),
         *module_renames({f"{at}.attention.query_key_value": fused_qkv(to)}, groups=mixer.num_heads),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads, head_dim = choose(1, 2, 3, 8), choose(16, 24, 64)
-    rope = tiny_partial_rope(choose, head_dim)
-    old_names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-    return {
-        "model_type": "gpt_neox",
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_hidden_layers": choose(1, 2, 3),
-        "intermediate_size": choose(40, 72),
-        "attention_bias": choose(True, False),
-        "use_parallel_residual": choose(True, False),
-        "hidden_act": choose("gelu", "gelu_new", "relu"),
-        "layer_norm_eps": choose(1e-5, 1e-3),
-        "max_position_embeddings": choose(24, 128),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **{old_names.get(key, key): value for key, value in rope.items()},
-    }

@@ -4,10 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_EXPERTS, head_size, llama_renames, read_attention, read_rope, read_windows
+from ridgeline.spec.common import (
+    MAX_EXPERTS,
+    decoder,
+    head_size,
+    llama_renames,
+    read_attention,
+    read_rope,
+    read_windows,
+)
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_rope, tiny_sizes
+from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -35,19 +42,12 @@ def read(config: ConfigReader) -> DecoderSpec:
         bias=True,
     )
     windows = read_windows(config, config.optional_integer("sliding_window", 128), lambda index: index % 2 == 0)
-    return DecoderSpec(
-        model_type="gpt_oss",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 131072),
-        layers=tuple(Layer(replace(attention, window=window), experts, norm, norm) for window in windows),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    layers = [Layer(replace(attention, window=window), experts, norm, norm) for window in windows]
+    return decoder(config, layers, norm, positions=131072)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    """Plain tensors hold all experts [E, in, out], gate and up in turn; MXFP4 has the same turn in [E, out, in]."""
+    """Return the renames: plain tensors hold experts [E, in, out], MXFP4 [E, out, in], both gate and up in turn."""
     at, to = "model.layers.{i}", "layers.{i}"
     layout = [Rename(f"{at}.self_attn.sinks", (f"{to}.attn.sinks",))]
     layout += [Rename(f"{at}.mlp.router.{part}", (f"{to}.ffn.router.{part}",)) for part in ("weight", "bias")]
@@ -61,26 +61,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
             Rename(f"{source}_bias", biases, experts=True, groups=groups),
         ]
     return [*llama_renames(), *layout]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
-    num_experts = choose(1, 3, 8)
-    rope = tiny_rope(choose, head_dim)
-    if not (rope.get("rope_parameters") or rope.get("rope_scaling")):
-        rope = {"rope_parameters": {"rope_type": "default", "rope_theta": rope["rope_theta"]}}
-    return {
-        "model_type": "gpt_oss",
-        "hidden_size": choose(24, 54),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "attention_bias": choose(False, True),
-        "sliding_window": choose(1, 4, 64),
-        "num_local_experts": num_experts,
-        "num_experts_per_tok": choose(1, min(2, num_experts), num_experts),
-        "swiglu_limit": choose(0.5, 7.0),
-        "swiglu_alpha": choose(1.0, 1.702),
-        **tiny_sizes(choose),
-        **rope,
-    }

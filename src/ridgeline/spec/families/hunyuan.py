@@ -7,6 +7,7 @@ from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
     MAX_LAYERS,
+    decoder,
     expert_renames,
     head_size,
     llama_renames,
@@ -14,8 +15,7 @@ from ridgeline.spec.common import (
     read_attention,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
-from ridgeline.spec.tiny import Choose, tiny_heads, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 
 # Token ids of a multimodal sibling, which the same configuration class writes; and settings of training.
 IGNORED = (
@@ -49,19 +49,12 @@ def read(config: ConfigReader) -> DecoderSpec:
         mixer = replace(attention, kv_from=index - index % share if index % share else None)
         return Layer(mixer, dense if experts is None or index < num_dense else experts, norm, norm)
 
-    return DecoderSpec(
-        model_type="hunyuan",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 2048),
-        layers=tuple(layer(index) for index in range(config.integer("num_hidden_layers", high=MAX_LAYERS))),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    layers = [layer(index) for index in range(config.integer("num_hidden_layers", high=MAX_LAYERS))]
+    return decoder(config, layers, norm, positions=2048)
 
 
 def _read_feed_forwards(config: ConfigReader) -> tuple[GatedMlp, MixtureOfExperts | None]:
-    """That of dense layers, and that of layers with experts if there are any."""
+    """Read the feed-forward of dense layers, and that of layers with experts if there are any."""
     size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")
     bias = config.flag("mlp_bias", False)
     num_experts, top_k = config.integer("num_experts", 1, high=MAX_EXPERTS), config.integer("moe_topk", 1)
@@ -88,29 +81,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     )
     router = Rename(f"model.{at}.mlp.gate.wg.weight", (f"{at}.ffn.router.weight",))
     return [*names, router, *expert_renames(shared="shared_mlp")]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, head_dim = tiny_heads(choose)
-    num_experts = choose(1, 1, 4, 5)
-    return {
-        "model_type": "hunyuan",
-        "hidden_size": choose(32, 54),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "attention_head_dim": head_dim,
-        "attention_bias": choose(False, True),
-        "mlp_bias": num_experts == 1 and choose(False, True),
-        "num_experts": num_experts,
-        "moe_topk": choose(1, min(2, num_experts)),
-        "moe_layer_num_skipped": choose(0, 1),
-        "moe_intermediate_size": choose(12, 40),
-        "num_shared_expert": choose(1, 2),
-        "use_mixed_mlp_moe": choose(True, True, False),
-        "use_qk_norm": choose(True, True, False),
-        "use_cla": choose(True, True, False),
-        "cla_share_factor": choose(2, 3),
-        "rope_theta": 10000.0,
-        "rope_scaling": choose(None, {"type": "dynamic", "alpha": choose(8.0, 1000.0), "factor": 1.0}),
-        **tiny_sizes(choose),
-    }

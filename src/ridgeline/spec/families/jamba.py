@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, MAX_LAYERS, expert_renames, head_size, llama_renames
-from ridgeline.spec.common_recurrent import NOT_COMPUTED, hybrid_renames, mamba_renames, tiny_hybrid
+from ridgeline.spec.common import (
+    ACTIVATIONS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    decoder,
+    expert_renames,
+    head_size,
+    llama_renames,
+)
+from ridgeline.spec.common_recurrent import NOT_COMPUTED, hybrid_renames, mamba_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
     GatedMlp,
     GroupedQueryAttention,
-    Head,
     Layer,
     Mamba,
     MixtureOfExperts,
@@ -17,7 +24,6 @@ from ridgeline.spec.spec import (
     RmsNorm,
     Routing,
 )
-from ridgeline.spec.tiny import Choose
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -35,22 +41,15 @@ def read(config: ConfigReader) -> DecoderSpec:
     size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")
     dense, experts = GatedMlp(size, activation), _experts(config, size)
     sparse = _every(config, "expert_layer", 2, 1)
-    return DecoderSpec(
-        model_type="jamba",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 262144),
-        layers=tuple(
-            Layer(attention if i in attends else mamba, experts if experts and i in sparse else dense, norm, norm)
-            for i in range(num_layers)
-        ),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    layers = [
+        Layer(attention if i in attends else mamba, experts if experts and i in sparse else dense, norm, norm)
+        for i in range(num_layers)
+    ]
+    return decoder(config, layers, norm, positions=262144)
 
 
 def _every(config: ConfigReader, kind: str, period: int, offset: int) -> range:
-    """The layers of a kind: every `period`-th from `offset` on."""
+    """Read which layers are of a kind: every `period`-th from `offset` on."""
     period = config.integer(f"{kind}_period", period)
     offset = config.integer(f"{kind}_offset", offset, low=0, high=period - 1)
     return range(offset, MAX_LAYERS, period)
@@ -70,7 +69,7 @@ def _mamba(config: ConfigReader, hidden: int, norm: RmsNorm) -> Mamba:
 
 
 def _experts(config: ConfigReader, size: int) -> MixtureOfExperts | None:
-    """None where a layer has one expert, which is then an ordinary feed-forward."""
+    """Read the experts; None where a layer has one expert, which is then an ordinary feed-forward."""
     count, top_k = config.integer("num_experts", 16, high=MAX_EXPERTS), config.integer("num_experts_per_tok", 2)
     if count == 1:
         return None
@@ -84,18 +83,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename("model.layers.{i}.feed_forward.router.weight", ("layers.{i}.ffn.router.weight",)),
         *expert_renames("feed_forward"),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    num_experts, attn_period, expert_period = choose(1, 4), choose(2, 3), choose(1, 2)
-    return {
-        "model_type": "jamba",
-        **tiny_hybrid(choose),
-        "num_experts": num_experts,
-        "num_experts_per_tok": choose(1, min(2, num_experts)),
-        "attn_layer_period": attn_period,
-        "attn_layer_offset": choose(0, attn_period - 1),
-        "expert_layer_period": expert_period,
-        "expert_layer_offset": expert_period - 1,
-        "mamba_dt_rank": choose("auto", 3),
-    }

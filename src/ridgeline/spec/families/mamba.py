@@ -2,16 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common_recurrent import (
-    backbone_renames,
-    mamba_renames,
-    read_mamba,
-    read_pure_mamba,
-    tiny_mamba,
-)
+from ridgeline.spec.common_recurrent import backbone_renames, mamba_renames, read_mamba, read_pure_mamba
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename
-from ridgeline.spec.tiny import Choose
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -20,7 +13,3 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return [*backbone_renames(), *mamba_renames("backbone.layers.{i}.mixer")]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    return {"model_type": "mamba", **tiny_mamba(choose)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
-    MAX_EXPERTS,
+    decoder,
     expert_renames,
     llama_renames,
     read_attention,
@@ -13,18 +13,9 @@ from ridgeline.spec.common import (
     read_rope,
 )
 from ridgeline.spec.common_recurrent import read_attending
+from ridgeline.spec.families.mixtral import read_experts
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    Head,
-    LightningAttention,
-    MixtureOfExperts,
-    NormedResidualLayer,
-    Rename,
-    RmsNorm,
-    Routing,
-)
-from ridgeline.spec.tiny import Choose, tiny_by_layer, tiny_heads, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, LightningAttention, NormedResidualLayer, Rename, RmsNorm
 
 OUTPUT_NORM = RmsNorm(1e-6)  # of lightning attention, whatever rms_norm_eps is
 
@@ -39,12 +30,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
         window=config.optional_integer("sliding_window"),
     )
-    experts = MixtureOfExperts(
-        num_experts=config.integer("num_local_experts", 8, high=MAX_EXPERTS),
-        size=config.integer("intermediate_size"),
-        activation=activation,
-        routing=Routing(config.integer("num_experts_per_tok", 2)),
-    )
+    experts = read_experts(config)
     full, linear, ffn = (_factors(config, kind) for kind in ("full_attn", "linear_attn", "mlp"))
     attends = read_attending(config, lambda index: index % 2 == 0)  # every other one from the first
 
@@ -53,24 +39,16 @@ def read(config: ConfigReader) -> DecoderSpec:
         mixer, factors = (attention, full) if attends[index] else (lightning, linear)
         return NormedResidualLayer(mixer, experts, norm, norm, factors, ffn)
 
-    return DecoderSpec(
-        model_type="minimax",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings"),
-        layers=tuple(layer(index) for index in range(len(attends))),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, [layer(index) for index in range(len(attends))], norm)
 
 
 def _factors(config: ConfigReader, kind: str) -> tuple[float, float]:
-    """Of the residual and of what is added to it."""
+    """Read the factors of the residual and of what is added to it."""
     return config.number(f"{kind}_alpha_factor", 1.0), config.number(f"{kind}_beta_factor", 1.0)
 
 
 def _rates(num_heads: int, layer: int, num_layers: int) -> tuple[float, ...]:
-    """How fast each head forgets: powers of 2^(-8 / heads), slower from layer to layer."""
+    """Compute how fast each head forgets: powers of 2^(-8 / heads), slower from layer to layer."""
     slower = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
     return tuple(2.0 ** (-8 * (head + 1) / num_heads) * slower for head in range(num_heads))
 
@@ -89,28 +67,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename(f"{source}.out_proj.weight", (f"{to}.out.weight",)),
         *(Rename(f"{source}.{name}", ()) for name in tables),
     ]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    heads, kv_heads, _ = tiny_heads(choose)
-    sizes = tiny_sizes(choose)
-    types = tiny_by_layer(choose, sizes, "linear_attention", "linear_attention", "full_attention")
-    factors = {
-        f"{kind}_{name}_factor": choose(1, 0.5, 3.5)
-        for kind in ("full_attn", "linear_attn", "mlp")
-        for name in ("alpha", "beta")
-    }
-    return {
-        "model_type": "minimax",
-        "hidden_size": choose(32, 54),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": choose(8, 20),
-        "rope_theta": choose(10000.0, 500000.0),
-        "layer_types": choose(types, None),
-        "block_size": choose(4, 16),
-        "num_local_experts": choose(2, 5),
-        "num_experts_per_tok": choose(1, 2),
-        **factors,
-        **sizes,
-    }

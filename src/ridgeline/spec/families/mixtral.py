@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
-    MAX_LAYERS,
+    decoder,
     expert_renames,
     llama_renames,
     read_attention,
@@ -14,8 +14,7 @@ from ridgeline.spec.common import (
     read_rope,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,36 +24,18 @@ def read(config: ConfigReader) -> DecoderSpec:
         read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
         window=config.optional_integer("sliding_window"),
     )
-    experts = MixtureOfExperts(
+    return decoder(config, Layer(attention, read_experts(config), norm, norm), norm)
+
+
+def read_experts(config: ConfigReader) -> MixtureOfExperts:
+    """Read the experts of a config that spells them as Mixtral's do."""
+    return MixtureOfExperts(
         num_experts=config.integer("num_local_experts", 8, high=MAX_EXPERTS),
         size=config.integer("intermediate_size"),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         routing=Routing(config.integer("num_experts_per_tok", 2)),
     )
-    return DecoderSpec(
-        model_type="mixtral",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings"),
-        layers=(Layer(attention, experts, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     return [*llama_renames(), *expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2")]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose)
-    num_experts = choose(1, 3, 8)
-    return {
-        "model_type": "mixtral",
-        **attention,
-        "num_local_experts": num_experts,
-        "num_experts_per_tok": choose(1, min(2, num_experts), num_experts),
-        "sliding_window": choose(None, 4, 64),
-        **tiny_sizes(choose),
-        **tiny_rope(choose, head_dim),
-    }

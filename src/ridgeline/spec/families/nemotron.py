@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
-    MAX_LAYERS,
+    decoder,
     llama_renames,
     module_renames,
     read_attention,
@@ -12,8 +12,7 @@ from ridgeline.spec.common import (
     read_rope,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, LayerNorm, Mlp, Rename
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_partial_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Layer, LayerNorm, Mlp, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -26,15 +25,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         config.choice("hidden_act", ACTIVATIONS, "relu2"),
         config.flag("mlp_bias", False),
     )
-    return DecoderSpec(
-        model_type="nemotron",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings", 4096),
-        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, Layer(attention, mlp, norm, norm), norm, positions=4096)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -45,18 +36,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         f"model.{at}.post_attention_layernorm": f"{at}.ffn_norm",
     }
     return llama_renames(*module_renames(names))
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose)
-    sizes = tiny_sizes(choose)
-    sizes["norm_eps"] = sizes.pop("rms_norm_eps")
-    return {
-        "model_type": "nemotron",
-        **attention,
-        "hidden_act": choose("relu2", "gelu"),
-        "attention_bias": choose(False, True),
-        "mlp_bias": choose(False, True),
-        **sizes,
-        **tiny_partial_rope(choose, head_dim),
-    }

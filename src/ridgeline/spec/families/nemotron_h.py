@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder
 from ridgeline.spec.common_recurrent import NOT_COMPUTED, backbone_renames, mamba2_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Head, Layer, Mamba2, Mlp, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Mlp, Rename, RmsNorm
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"} | {kind: kind for kind in LETTERS.values()}
@@ -31,19 +30,11 @@ def read(config: ConfigReader) -> DecoderSpec:
         "full_attention": Layer(_attention(config), None, mixer_norm=norm),
         "mlp": Layer(None, _mlp(config), ffn_norm=norm),
     }
-    return DecoderSpec(
-        model_type="nemotron_h",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings", 4096),
-        layers=tuple(layer_of[kind] for kind in _kinds(config)),
-        final_norm=norm,
-        head=Head(tied=False),
-    )
+    return decoder(config, [layer_of[kind] for kind in _kinds(config)], norm, positions=4096)
 
 
 def _kinds(config: ConfigReader) -> Sequence[str]:
-    """What each layer is, in either spelling."""
+    """Read what each layer is, in either spelling."""
     if config.has("layers_block_type"):
         config.ignore("hybrid_override_pattern")
         names = [KINDS.get(name, name) for name in config.texts("layers_block_type")]
@@ -86,42 +77,10 @@ def _mlp(config: ConfigReader) -> Mlp:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    """A layer has one norm and one mixer: what they are called here depends on what the layer is."""
+    """Return the renames: a layer has one norm and one mixer, whose program weights depend on what the layer is."""
     source, at = "backbone.layers.{i}", "layers.{i}"
     names = [*backbone_renames(), Rename(f"{source}.norm.weight", (f"{at}.ffn_norm.weight",))]
     names += [Rename(f"{source}.mixer.{x}_proj.weight", (f"{at}.attn.{x}.weight",)) for x in "qkvo"]
     for part in ("weight", "bias"):
         names += [Rename(f"{source}.mixer.{x}_proj.{part}", (f"{at}.ffn.{x}.{part}",)) for x in ("up", "down")]
     return [*names, *mamba2_renames(f"{source}.mixer")]
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    groups, kv_heads = choose(1, 2), choose(1, 2)
-    pattern = choose("M", "*") + "".join(choose("M", "M", "*", "-") for _ in range(choose(1, 2, 3)))
-    return {
-        "model_type": "nemotron_h",
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": choose(32, 54),
-        "hybrid_override_pattern": pattern,
-        "num_hidden_layers": len(pattern),
-        "layer_norm_epsilon": choose(1e-6, 1e-5),
-        "intermediate_size": choose(40, 72),
-        "mlp_hidden_act": choose("relu2", "silu"),
-        "mlp_bias": choose(False, True),
-        "num_attention_heads": kv_heads * choose(1, 2, 3),
-        "num_key_value_heads": kv_heads,
-        "head_dim": choose(8, 20),
-        "mamba_num_heads": groups * choose(2, 4),
-        "mamba_head_dim": choose(4, 8),
-        "ssm_state_size": choose(4, 16),
-        "n_groups": groups,
-        "conv_kernel": choose(2, 4),
-        "use_bias": choose(False, True),
-        "use_conv_bias": choose(False, True),
-        "time_step_min": choose(0.001, 0.4),
-        "chunk_size": choose(4, 16),
-        "max_position_embeddings": choose(24, 128),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
+from ridgeline.spec.common import decoder, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Layer, Rename, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -20,15 +19,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
     mlp = read_gated_mlp(config)
     layer = Layer(attention, mlp, mixer_post_norm=norm, ffn_post_norm=norm)
-    return DecoderSpec(
-        model_type="olmo2",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings", 2048),
-        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, layer, norm, positions=2048)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -37,14 +28,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename(f"model.{at}.post_attention_layernorm.weight", (f"{at}.mixer_post_norm.weight",)),
         Rename(f"model.{at}.post_feedforward_layernorm.weight", (f"{at}.ffn_post_norm.weight",)),
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose, filled=True)
-    return {
-        "model_type": "olmo2",
-        **attention,
-        "attention_bias": choose(False, True),
-        **tiny_sizes(choose),
-        **tiny_rope(choose, head_dim),
-    }

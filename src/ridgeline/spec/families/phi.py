@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames, read_attention, read_rope
+from ridgeline.spec.common import ACTIVATIONS, decoder, head_size, module_renames, read_attention, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, Mlp, ParallelLayer, Rename
-from ridgeline.spec.tiny import Choose, tiny_partial_rope
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -18,15 +17,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         qk_norm=norm if config.flag("qk_layernorm", False) else None,
     )
     mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu_new"))
-    return DecoderSpec(
-        model_type="phi",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 2048),
-        layers=(ParallelLayer(attention, mlp, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False), bias=True),
-    )
+    return decoder(config, ParallelLayer(attention, mlp, norm), norm, positions=2048, head=Head(tied=False, bias=True))
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -44,25 +35,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
             f"{at}.mlp.fc2": f"{to}.ffn.down",
         }
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    kv_heads = choose(1, 2, 3)
-    heads, head_dim = kv_heads * choose(1, 2), choose(16, 24, 64)
-    return {
-        "model_type": "phi",
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "num_hidden_layers": choose(1, 2, 3),
-        "intermediate_size": choose(40, 72),
-        "hidden_act": choose("gelu_new", "gelu", "relu"),
-        "layer_norm_eps": choose(1e-5, 1e-3),
-        "max_position_embeddings": choose(24, 128),
-        "qk_layernorm": choose(False, True),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **tiny_partial_rope(choose, head_dim),
-    }

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_LAYERS, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
+from ridgeline.spec.common import decoder, llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, LongRope, PlainRope, Rename, RmsNorm
-from ridgeline.spec.tiny import ORIGINAL_CONTEXT, Choose, tiny_attention, tiny_longrope, tiny_sizes
+from ridgeline.spec.spec import DecoderSpec, Layer, LongRope, PlainRope, Rename, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,15 +24,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         window=config.optional_integer("sliding_window"),
     )
     mlp = read_gated_mlp(config)
-    return DecoderSpec(
-        model_type="phi3",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings"),
-        layers=(Layer(attention, mlp, norm, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, Layer(attention, mlp, norm, norm), norm)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -42,20 +33,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename(f"model.{at}.self_attn.qkv_proj.weight", tuple(f"{at}.attn.{x}.weight" for x in "qkv")),
         Rename(f"model.{at}.mlp.gate_up_proj.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight")),
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose, filled=True)
-    partial = choose(1.0, 0.5)
-    rope: dict[str, object] = {"rope_theta": 10000.0}
-    if choose(False, True):
-        rope["rope_scaling"] = {"type": "longrope", **tiny_longrope(choose, int(head_dim * partial))}
-    return {
-        "model_type": "phi3",
-        **attention,
-        "partial_rotary_factor": partial,
-        "original_max_position_embeddings": ORIGINAL_CONTEXT,
-        "sliding_window": choose(None, 1, 4, 16, 64),
-        **tiny_sizes(choose),
-        **rope,
-    }

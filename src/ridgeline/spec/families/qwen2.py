@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import llama_renames, read_attention, read_gated_mlp, read_head_dim, read_rope, read_windows
+from ridgeline.spec.common import decoder, read_attention, read_gated_mlp, read_head_dim, read_rope, read_windows
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, Rename, RmsNorm
-from ridgeline.spec.tiny import Choose, tiny_attention, tiny_rope, tiny_sizes, tiny_windows
+from ridgeline.spec.spec import DecoderSpec, Layer, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -19,37 +18,14 @@ def read(config: ConfigReader) -> DecoderSpec:
         qkv_bias=True,
     )
     mlp = read_gated_mlp(config)
-    return DecoderSpec(
-        model_type="qwen2",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=config.integer("max_position_embeddings"),
-        layers=tuple(Layer(replace(attention, window=window), mlp, norm, norm) for window in read_qwen_windows(config)),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    layers = [Layer(replace(attention, window=window), mlp, norm, norm) for window in read_qwen_windows(config)]
+    return decoder(config, layers, norm)
 
 
 def read_qwen_windows(config: ConfigReader) -> Sequence[int | None]:
-    """Windows of Qwen 2 and 3: `use_sliding_window` allows them at all; they begin at layer `max_window_layers`."""
+    """Read the windows of Qwen 2 and 3: `use_sliding_window` allows any; they begin at layer `max_window_layers`."""
     window = config.optional_integer("sliding_window", 4096)
     if not config.flag("use_sliding_window", False):
         window = None
     first = config.integer("max_window_layers", 28, low=0)
     return read_windows(config, window, lambda index: window is not None and index >= first)
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames()
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    attention, head_dim = tiny_attention(choose, filled=True)
-    sizes = tiny_sizes(choose)
-    return {
-        "model_type": "qwen2",
-        **attention,
-        **sizes,
-        **tiny_rope(choose, head_dim),
-        **tiny_windows(choose, sizes),
-    }

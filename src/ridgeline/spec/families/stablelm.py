@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import MAX_LAYERS, head_size, llama_renames, read_attention, read_gated_mlp, read_rope
+from ridgeline.spec.common import decoder, head_size, llama_renames, read_attention, read_gated_mlp, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, LayerNorm, ParallelLayer, Rename
-from ridgeline.spec.tiny import Choose, tiny_partial_rope
+from ridgeline.spec.spec import DecoderSpec, Layer, LayerNorm, ParallelLayer, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -22,15 +21,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     mlp = read_gated_mlp(config)
     parallel = config.flag("use_parallel_residual", False)
     layer = ParallelLayer(attention, mlp, norm) if parallel else Layer(attention, mlp, norm, norm)
-    return DecoderSpec(
-        model_type="stablelm",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("max_position_embeddings", 4096),
-        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", False)),
-    )
+    return decoder(config, layer, norm, positions=4096)
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
@@ -44,26 +35,3 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
             for letter in "qk"
         ),
     )
-
-
-def tiny(choose: Choose) -> dict[str, object]:
-    kv_heads = choose(1, 2, 3)
-    heads, head_dim = kv_heads * choose(1, 2), choose(16, 24, 64)
-    return {
-        "model_type": "stablelm",
-        "vocab_size": choose(97, 131, 256),
-        "hidden_size": heads * head_dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "num_hidden_layers": choose(1, 2, 3),
-        "intermediate_size": choose(40, 72),
-        "layer_norm_eps": choose(1e-5, 1e-3),
-        "max_position_embeddings": choose(24, 128),
-        "use_qkv_bias": choose(False, True),
-        "qk_layernorm": choose(False, True),
-        "use_parallel_residual": choose(False, True),
-        "tie_word_embeddings": choose(False, True),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **tiny_partial_rope(choose, head_dim),
-    }

@@ -33,12 +33,12 @@ class Architecture(Protocol):
 
 
 def names() -> list[str]:
-    """All supported values of general.architecture, with underscores for hyphens."""
+    """Return all supported values of general.architecture, with underscores for hyphens."""
     return sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
 
 
 def architecture(name: str) -> Architecture:
-    """Raises ConfigError naming what is supported."""
+    """Return the module of an architecture. Raises ConfigError naming what is supported."""
     module = name.replace("-", "_")
     if module not in names():
         raise ConfigError(f"general.architecture {name[:80]!r} is not supported; supported: {', '.join(names())}")
@@ -46,7 +46,7 @@ def architecture(name: str) -> Architecture:
 
 
 def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> dict[str, object]:
-    """The config.json of architecture `name` with these metadata and tensors.
+    """Return the config.json of architecture `name` with these metadata and tensors.
 
     Raises ConfigError for an unknown architecture, key or value: what is not understood is refused, never dropped.
     """

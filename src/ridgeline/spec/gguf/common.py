@@ -1,4 +1,4 @@
-"""What most GGUF architectures share: sizes, rope and the names of tensors."""
+"""Sizes, rope and tensor names that most GGUF architectures share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,10 @@ class Stored:
 
 
 def read_sizes(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
-    """What every model has. The vocabulary is the embedding's where no key says it. Raises as read_common does."""
+    """Return the sizes that every model has.
+
+    The vocabulary is the embedding's where no key says it. Raises as read_common does.
+    """
     embedding = shapes.get("token_embd.weight")
     if embedding is None:
         raise ConfigError("there is no tensor token_embd.weight; a file of a vocabulary alone is no model")
@@ -54,7 +57,7 @@ def read_common(
     paired: bool = False,
     free_head_dim: bool = True,
 ) -> dict[str, object]:
-    """The sizes and the rope that every Llama-like config has.
+    """Return the sizes and the rope that every Llama-like config has.
 
     `layer_norm`: the norms are no RMSNorm. `paired`: the rows of queries and keys are stored in pairs. Without
     `free_head_dim` the heads must share the hidden size, and the config does not say theirs. Raises ConfigError for
@@ -82,7 +85,7 @@ def read_common(
 
 
 def read_head_dim(metadata: ConfigReader, hidden: int, heads: int) -> int:
-    """The entries of a head, the same for keys and values."""
+    """Return the entries of a head, the same for keys and values."""
     given = metadata.optional_integer("attention.key_length", high=1024)
     head_dim = head_size(hidden, heads) if given is None else given
     metadata.expect("attention.value_length", head_dim)
@@ -90,7 +93,7 @@ def read_head_dim(metadata: ConfigReader, hidden: int, heads: int) -> int:
 
 
 def read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
-    """Base and scaling of the rope of `partial` of a head. Raises as read_common does."""
+    """Return the base and scaling of the rope of `partial` of a head. Raises as read_common does."""
     config: dict[str, object] = {
         "rope_theta": metadata.number("rope.freq_base", 10000.0, low=1.0),
         "partial_rotary_factor": partial,
@@ -100,7 +103,7 @@ def read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
 
 
 def read_window(metadata: ConfigReader) -> int | None:
-    """The window of all layers but every fourth; None where no layer has one. Raises for any other pattern."""
+    """Return the window of all layers but every fourth; None where no layer has one. Raises for any other pattern."""
     layers = metadata.integer("block_count", high=MAX_LAYERS)
     metadata.expect("attention.sliding_window_pattern", 4, [(index + 1) % 4 != 0 for index in range(layers)])
     return metadata.optional_integer("attention.sliding_window", low=0) or None
@@ -152,7 +155,8 @@ def _divided(
 
 
 def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0.0) -> Sequence[Stored]:
-    """Tensor names of the Llama layout; one of `instead` takes the place of Llama's for the same program weights.
+    """Return the tensor names of the Llama layout; one of `instead` takes the place of Llama's for the same program
+    weights.
 
     `paired_rows` is that of queries and keys, `norm_offset` is added to the weights of norms. What a model does not
     have is named too.
@@ -176,21 +180,23 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
 
 
 def fused_qkv() -> Sequence[Stored]:
-    """Queries, keys and values in one tensor."""
+    """Return the tensors of queries, keys and values stored as one."""
     at = "layers.{i}.attn"
     parts = ("weight", "bias")
     return [Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"{at}.{x}.{part}" for x in "qkv"))) for part in parts]
 
 
 def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    """The Llama layout with the rows of queries and keys in pairs."""
+    """Return the Llama layout with the rows of queries and keys in pairs."""
     attention = spec.layers[0].mixer
     assert isinstance(attention, GroupedQueryAttention)
     return llama_tensors(paired_rows=attention.head_dim)
 
 
 def expert_tensors() -> Sequence[Stored]:
-    """A mixture of experts: each matrix of all experts in one tensor, or in older files one tensor per expert."""
+    """Return the tensors of a mixture of experts: each matrix of all experts in one tensor, or in older files one
+    tensor per expert.
+    """
     at, to = "blk.{i}.ffn", "layers.{i}.ffn"
     renames = [Rename(f"{at}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
     for matrix in ("gate", "up", "down"):
@@ -205,5 +211,5 @@ def expert_tensors() -> Sequence[Stored]:
 
 
 def one(source: str, target: str, part: str = "weight", paired_rows: int = 0, offset: float = 0.0) -> Stored:
-    """A tensor that is one program weight; both names without their last part."""
+    """Return a tensor that is one program weight; both names without their last part."""
     return Stored(Rename(f"{source}.{part}", (f"{target}.{part}",)), paired_rows, offset)

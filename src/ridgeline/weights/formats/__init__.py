@@ -5,52 +5,61 @@ A module declares one function:
     find(entries, settings) -> Sequence[PackedTensor]     what in a checkpoint with these tensors is stored that way
 
 `settings` reads the quantization_config; the format takes from it what it understands, and what is left over is an
-error. Called by loader.py, which then sees the model's tensors as if they were stored plainly.
+error. Called by load.py and stored.py, which then see the model's tensors as if they were stored plainly, or as
+stored matrices.
 """
 
 import importlib
+import math
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-import torch
+import numpy as np
 
+from ridgeline.core.dtypes import Array, assign
 from ridgeline.core.errors import ConfigError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
+from ridgeline.weights.checkpoint import WHOLE, Checkpoint, TensorEntry, take_ranges
 
-Decode = Callable[[Sequence[torch.Tensor], torch.dtype], torch.Tensor]
+ReadMatrix = Callable[[Sequence[Array], slice], StoredMatrix]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor of the model that is stored as several, such as small numbers and their scales.
+    """A tensor [N, K] of the model that is stored as several, such as small numbers and their scales.
 
-    `name` is what renames call it. `decode` takes the stored tensors `parts` and a dtype and returns [*shape].
+    `name` is what renames call it. `matrix` takes the stored tensors `parts` and a range of the N rows; of a stack
+    [E, N, K] it is called for each of its matrices, with its parts.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[str, ...]
-    decode: Decode
+    format: StoredFormat
+    matrix: ReadMatrix
 
 
 class Format(Protocol):
     """What a module of this folder provides."""
 
     def find(self, entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
-        """All packed tensors among `entries`. Raises ModelLoadError where parts are missing or do not fit together."""
+        """Return all packed tensors among `entries`.
+
+        Raises ModelLoadError where parts are missing or do not fit together.
+        """
         ...
 
 
-class DecodedCheckpoint:
+class PackedCheckpoint:
     """A checkpoint's tensors as the model has them: packed ones under one name, decoded whenever they are asked for.
 
     As `weights.checkpoint.Checkpoint`; what is packed becomes `dtype`.
     """
 
-    def __init__(self, stored: Checkpoint, packed: Sequence[PackedTensor], dtype: torch.dtype) -> None:
+    def __init__(self, stored: Checkpoint, packed: Sequence[PackedTensor], dtype: np.dtype[Any]) -> None:
         self.path = stored.path
         self._stored, self._dtype = stored, dtype
         self._packed = {tensor.name: tensor for tensor in packed}
@@ -60,23 +69,45 @@ class DecodedCheckpoint:
             **{t.name: TensorEntry(stored.entries[t.parts[0]].file, t.shape, "F32") for t in packed},
         }
 
-    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The named tensors in any order, one in memory at a time."""
-        yield from self._stored.tensors([name for name in names if name not in self._packed])
-        for name in names:
-            if name in self._packed:
-                packed = self._packed[name]
-                parts = dict(self._stored.tensors(list(packed.parts)))
-                yield name, packed.decode([parts[part] for part in packed.parts], self._dtype)
+    def read(self, name: str, dim: int, ranges: Sequence[slice]) -> Array:
+        """Return `ranges` of the tensor along `dim`, one after the other; of rows nothing else is decoded."""
+        packed = self._packed.get(name)
+        if packed is None:
+            return self._stored.read(name, dim, ranges)
+        by_rows = dim == len(packed.shape) - 2
+        rows = ranges if by_rows else WHOLE
+        *stack, num_rows, num_inputs = packed.shape
+        num_rows = sum(len(range(*part.indices(num_rows))) for part in rows)
+        out = np.empty((math.prod(stack), num_rows, num_inputs), self._dtype)
+        for index, matrix in enumerate(out):
+            begin = 0
+            for part in rows:
+                decoded = dequantize(self.matrix(name, index if stack else None, part), self._dtype)
+                assign(matrix[begin : begin + len(decoded)], decoded)
+                begin += len(decoded)
+        out = out.reshape(*stack, num_rows, num_inputs)
+        return out if by_rows else take_ranges(out, dim, ranges)
+
+    def format_of(self, name: str) -> StoredFormat | None:
+        """Return how the matrix, or every matrix of a stack, is stored; None: as plain numbers."""
+        return self._packed[name].format if name in self._packed else None
+
+    def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
+        """Return rows of a packed matrix, or of matrix `index` of a packed stack."""
+        packed = self._packed[name]
+        parts = [self._stored.tensor(part) for part in packed.parts]
+        return packed.matrix(parts if index is None else [part[index] for part in parts], rows)
 
 
 def names() -> list[str]:
-    """All supported values of `quant_method`."""
+    """Return all supported values of `quant_method`."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def decoded(checkpoint: Checkpoint, config: Mapping[str, object], dtype: torch.dtype) -> Checkpoint | DecodedCheckpoint:
-    """The checkpoint as config.json's quantization_config says that it is stored, decoded to `dtype`.
+def unpacked(
+    checkpoint: Checkpoint, config: Mapping[str, object], dtype: np.dtype[Any]
+) -> Checkpoint | PackedCheckpoint:
+    """Return the checkpoint as config.json's quantization_config says that it is stored, its matrices as `dtype`.
 
     Raises ConfigError for a method or a setting that is not known, ModelLoadError for parts that do not fit together.
     """
@@ -91,4 +122,4 @@ def decoded(checkpoint: Checkpoint, config: Mapping[str, object], dtype: torch.d
         )
     found = cast("Format", importlib.import_module(f"{__name__}.{method}")).find(checkpoint.entries, settings)
     settings.finish()
-    return DecodedCheckpoint(checkpoint, found, dtype)
+    return PackedCheckpoint(checkpoint, found, dtype)

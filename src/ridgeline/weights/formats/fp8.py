@@ -7,9 +7,11 @@ number times its block's scale.
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import torch
+import numpy as np
 
+from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import TensorEntry
 from ridgeline.weights.formats import PackedTensor
@@ -42,14 +44,11 @@ def _packed(name: str, entries: Mapping[str, TensorEntry], rows: int, columns: i
             f"{numbers.file}: {name} is {list(numbers.shape)} and {name + SCALES} is {scales.dtype} "
             f"{list(scales.shape)}; blocks of {rows} x {columns} need a matrix and {' or '.join(SCALE_DTYPES)} scales"
         )
-    return PackedTensor(name, numbers.shape, (name, name + SCALES), partial(_decode, rows, columns))
+    form = StoredFormat("e4m3", 8, columns, scale="float32")
+    return PackedTensor(name, numbers.shape, (name, name + SCALES), form, partial(_matrix, rows, form))
 
 
-def _decode(rows: int, columns: int, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """[O, I] in `dtype`, the blocks of one row of scales at a time."""
+def _matrix(block_rows: int, form: StoredFormat, parts: Sequence[Array], rows: slice) -> StoredMatrix:
     numbers_OI, scales = parts
-    decoded = torch.empty(numbers_OI.shape, dtype=dtype)
-    width = numbers_OI.shape[1]
-    for out_RI, numbers_RI, scales_B in zip(decoded.split(rows), numbers_OI.split(rows), scales.float()):
-        out_RI.copy_(numbers_RI.float() * scales_B.repeat_interleave(columns)[:width])
-    return decoded
+    block_of_row = np.arange(len(numbers_OI))[rows] // block_rows
+    return StoredMatrix(form, numbers_OI[rows].view(np.uint8), float32(scales)[block_of_row])

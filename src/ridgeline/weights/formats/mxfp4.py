@@ -6,17 +6,19 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 
+from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import TensorEntry
 from ridgeline.weights.formats import PackedTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the low three bits; the fourth is the sign
 EXPONENT_BIAS = 127
+FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="float32")
 
 
 def find(entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
@@ -40,21 +42,13 @@ def _packed(name: str, entries: Mapping[str, TensorEntry]) -> PackedTensor:
             f"{list(scales.shape)}; MXFP4 has U8 [.., rows, blocks, {BLOCK_BYTES}] and U8 [.., rows, blocks]"
         )
     *rows, num_blocks = scales.shape
-    return PackedTensor(name, (*rows, num_blocks * 2 * BLOCK_BYTES), (name, scales_name), _decode)
+    return PackedTensor(name, (*rows, num_blocks * 2 * BLOCK_BYTES), (name, scales_name), FORMAT, _matrix)
 
 
-def _decode(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """[.., O, I] in `dtype`, one matrix at a time. A scale of 255 is NaN, as the format has it."""
-    blocks, scales = parts
-    *rows, num_blocks = scales.shape
-    decoded = torch.empty((*rows, num_blocks * 2 * BLOCK_BYTES), dtype=dtype)
-    numbers = torch.tensor([*MAGNITUDES, *(-x for x in MAGNITUDES)])
-    pairs = torch.stack([numbers.repeat(16), numbers.repeat_interleave(16)], dim=1)  # of every byte
-    powers = torch.exp2(torch.arange(256, dtype=torch.float64) - EXPONENT_BIAS).float()
-    powers[255] = float("nan")
-    matrices = (x.view(-1, *x.shape[-num_dims:]) for x, num_dims in ((decoded, 2), (blocks, 3), (scales, 2)))
-    for out_OI, blocks_OGB, scales_OG in zip(*matrices):
-        values = pairs.index_select(0, blocks_OGB.flatten().int()).view(-1, 2 * BLOCK_BYTES)
-        values *= powers.index_select(0, scales_OG.flatten().int())[:, None]
-        out_OI.copy_(values.view(out_OI.shape))
-    return decoded
+def _matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+    """Return the stored matrix; a scale of 255 is NaN, as the format has it."""
+    blocks_OGB, exponents_OG = (part[rows] for part in parts)
+    codes = nibbles(blocks_OGB)
+    scales = np.exp2(np.minimum(exponents_OG, 254) - float(EXPONENT_BIAS)).astype(np.float32)
+    scales[exponents_OG == 255] = np.nan
+    return StoredMatrix(FORMAT, codes.reshape(len(codes), -1), scales)

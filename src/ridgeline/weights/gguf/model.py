@@ -33,7 +33,7 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path) -> "GgufModel":
-        """Raises ModelLoadError for a broken or hostile file, and for a model that this project does not run."""
+        """Open a model. Raises ModelLoadError for a broken or hostile file, or a model that is not supported."""
         file = GgufFile.open(path)
         others = [GgufFile.open(other) for other in _other_splits(file)]
         tensors = dict(file.tensors)
@@ -60,7 +60,7 @@ class GgufModel:
 
 
 def _other_splits(first: GgufFile) -> list[Path]:
-    """The files beside the first one of a split model. Raises ModelLoadError for any file but the first."""
+    """Return the files beside the first one of a split model. Raises ModelLoadError for any file but the first."""
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
     if count in (0, 1) and number == 0:
         return []

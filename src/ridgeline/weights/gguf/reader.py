@@ -7,7 +7,7 @@ mapped: a file that shrinks while it is in use is an error, not a SIGBUS. Knows 
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -41,9 +41,9 @@ SCALARS: Mapping[int, str] = {
     11: "<i8",
     12: "<f8",
 }
-LEAST_BYTES_OF_STRING = 8
-LEAST_BYTES_OF_ENTRY = 13  # key length, type, one byte of value
-LEAST_BYTES_OF_TENSOR = 32  # name length, number of dims, one dim, type, offset
+MIN_BYTES_OF_STRING = 8
+MIN_BYTES_OF_ENTRY = 13  # key length, type, one byte of value
+MIN_BYTES_OF_TENSOR = 32  # name length, number of dims, one dim, type, offset
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -58,8 +58,18 @@ class GgufTensor:
     offset: int  # from the start of the file
     num_bytes: int
 
+    def rows(self, begin: int, end: int) -> "GgufTensor":
+        """Return the part of the tensor with these indices of its first dimension, whose bytes are consecutive."""
+        row_bytes = self.num_bytes // self.shape[0]
+        shape = (end - begin, *self.shape[1:])
+        return replace(self, shape=shape, offset=self.offset + begin * row_bytes, num_bytes=(end - begin) * row_bytes)
+
+    def matrix(self, index: int) -> "GgufTensor":
+        """Return one matrix of a stack."""
+        return replace(self.rows(index, index + 1), shape=self.shape[1:])
+
     def read(self) -> Bytes:
-        """The stored bytes, uint8. Raises ModelLoadError where the file has become shorter or unreadable."""
+        """Read the stored bytes, uint8. Raises ModelLoadError where the file has become shorter or unreadable."""
         data = np.empty(self.num_bytes, dtype=np.uint8)
         try:
             with self.file.open("rb", buffering=0) as file:
@@ -84,7 +94,7 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Raises ModelLoadError for a file that is missing, no GGUF file, broken, hostile or of an unknown type."""
+        """Open a file. Raises ModelLoadError where it is missing, not GGUF, broken, hostile or has an unknown type."""
         try:
             if not path.is_file():  # a FIFO would block for ever
                 raise ModelLoadError(f"{path} is missing or is not a regular file")
@@ -107,8 +117,8 @@ class _Parser:
         version = self._number("<I")
         if version not in VERSIONS:
             self._fail(f"its version is {version}; versions 2 and 3, little-endian, are read")
-        num_tensors = self._count("tensors", self._number("<Q"), LEAST_BYTES_OF_TENSOR, MAX_ENTRIES)
-        num_keys = self._count("metadata keys", self._number("<Q"), LEAST_BYTES_OF_ENTRY, MAX_ENTRIES)
+        num_tensors = self._count("tensors", self._number("<Q"), MIN_BYTES_OF_TENSOR, MAX_ENTRIES)
+        num_keys = self._count("metadata keys", self._number("<Q"), MIN_BYTES_OF_ENTRY, MAX_ENTRIES)
         metadata: dict[str, object] = {}
         for _ in range(num_keys):
             key = self._string("a metadata key", MAX_NAME_BYTES)
@@ -131,7 +141,7 @@ class _Parser:
         return value
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], GgufType, int]:
-        """Name, shape, type, and offset within the tensor data."""
+        """Read the name, shape, type, and offset within the tensor data."""
         name = self._string("a tensor name", MAX_NAME_BYTES)
         num_dims = self._number("<I")
         if not name or not 1 <= num_dims <= 4:
@@ -154,7 +164,7 @@ class _Parser:
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], GgufType, int]], alignment: int
     ) -> Mapping[str, GgufTensor]:
-        """The tensors with their places, found to lie in the file, aligned, and apart."""
+        """Return the tensors with their places, found to lie in the file, aligned, and apart."""
         header_bytes = self._num_bytes - self._left
         start = -(-header_bytes // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
@@ -186,7 +196,7 @@ class _Parser:
 
     def _array(self, key: str) -> list[object]:
         kind, what = self._number("<I"), f"items of {key[:80]!r}"
-        least = LEAST_BYTES_OF_STRING if kind == STRING else 1
+        least = MIN_BYTES_OF_STRING if kind == STRING else 1
         count = self._count(what, self._number("<Q"), least, MAX_ARRAY_ITEMS)
         if kind == STRING:
             what = f"a string of {key[:80]!r}"

@@ -1,18 +1,23 @@
 """The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets that families expect.
 
-Called by weights/loader.py and kept.py. What an architecture's tensors mean is in spec/gguf.
+Called by weights/load.py and stored.py. What an architecture's tensors mean is in spec/gguf.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec import gguf
 from ridgeline.spec.spec import DecoderSpec, Rename
-from ridgeline.weights.checkpoint import DTYPES, TensorEntry
+from ridgeline.weights.checkpoint import FLOATS, WHOLE, TensorEntry, take_ranges
 from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.gguf.reader import GgufTensor
+
+Index = slice | npt.NDArray[np.int64]
 
 
 class GgufCheckpoint:
@@ -41,32 +46,60 @@ class GgufCheckpoint:
                     self._parts[whole.replace("{i}", layer)] = names
         parts = {part for names in self._parts.values() for part in names}
         self.entries: Mapping[str, TensorEntry] = {
-            name: TensorEntry(tensor.file, self._shape(name), tensor.type.name if tensor.type.name in DTYPES else "F32")
+            name: TensorEntry(tensor.file, self._shape(name), tensor.type.name if tensor.type.name in FLOATS else "F32")
             for name, tensor in self._tensors.items()
             if name not in parts
         } | {whole: self._joined_entry(*names) for whole, names in self._parts.items()}
 
-    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The named tensors, one in memory at a time. Raises ModelLoadError for a damaged one."""
-        for name in names:
-            if name in self._parts:
-                columns_HKA, rows_HBK = (_plain(part, self._tensors[part]).float() for part in self._parts[name])
-                yield name, torch.cat([columns_HKA.transpose(1, 2), rows_HBK], dim=1).flatten(0, 1)
-                continue
-            tensor = _plain(name, self._tensors[name])
-            if name in self._changed:
-                tensor = tensor[self.row_order(name, len(tensor))] + self._changed[name].offset
-                tensor = tensor.view(self._shape(name))
-                if self._changed[name].change == "log of negative":
-                    tensor = (-tensor.float()).log()
-            yield name, tensor
+    def read(self, name: str, dim: int, ranges: Sequence[slice]) -> Array:
+        """Return `ranges` of the tensor along `dim`, one after the other; of rows nothing else is decoded.
 
-    def row_order(self, name: str, num_rows: int) -> torch.Tensor:
-        """Where each row is in the file. Of paired rows 0, 1, 2, 3 ... of a head first 0, 2 ... and then 1, 3 ..."""
-        order = torch.arange(num_rows)
-        if name not in self._changed or not self._changed[name].paired_rows:
-            return order
-        return order.view(-1, self._changed[name].paired_rows // 2, 2).transpose(1, 2).flatten()
+        Raises ModelLoadError for a damaged tensor.
+        """
+        if name in self._parts:
+            columns_HKA, rows_HBK = (float32(_plain(part, self._tensors[part])) for part in self._parts[name])
+            joined = np.concatenate([columns_HKA.swapaxes(1, 2), rows_HBK], axis=1)
+            return take_ranges(joined.reshape(-1, joined.shape[-1]), dim, ranges)
+        tensor = self._tensors[name]
+        by_rows = dim == 0 and len(tensor.shape) > 1
+        near, index = self._near(name, tensor, ranges if by_rows else WHOLE)
+        declared = self._declared(name, _plain(name, near)[index])
+        return declared if by_rows else take_ranges(declared, dim, ranges)
+
+    def format_of(self, name: str) -> StoredFormat | None:
+        """Return how a matrix, or every matrix of a stack, is stored as integers; None where it is decoded."""
+        tensor = self._tensors.get(name)
+        return tensor.type.integers if tensor is not None and len(tensor.shape) > 1 else None
+
+    def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
+        """Return rows of a matrix of integers, or of matrix `index` of a stack."""
+        tensor = self._tensors[name]
+        near, at = self._near(name, tensor if index is None else tensor.matrix(index), (rows,))
+        return near.type.stored_matrix(near.read(), near.shape, at)
+
+    def _near(self, name: str, tensor: GgufTensor, ranges: Sequence[slice]) -> tuple[GgufTensor, Index]:
+        """Return the smallest part of a tensor that holds `ranges` of its rows, and where in it they are.
+
+        Of paired rows 0, 1, 2, 3 ... of a head in the file first come 0, 2 ... and then 1, 3 ...
+        """
+        order = np.arange(tensor.shape[0])
+        if name in self._changed and self._changed[name].paired_rows:
+            order = order.reshape(-1, self._changed[name].paired_rows // 2, 2).swapaxes(1, 2).flatten()
+        rows = take_ranges(order, 0, ranges)
+        first, end = int(rows.min()), int(rows.max()) + 1
+        is_whole = len(rows) == end - first and bool((np.diff(rows) == 1).all())
+        return tensor.rows(first, end), slice(None) if is_whole else rows - first
+
+    def _declared(self, name: str, tensor: Array) -> Array:
+        """Return rows of the file's tensor as families expect their numbers."""
+        if name not in self._changed:
+            return tensor
+        change = self._changed[name]
+        if change.offset:
+            tensor = float32(tensor) + np.float32(change.offset)
+        if change.change == "log of negative":
+            tensor = np.log(-tensor.astype(np.float64)).astype(np.float32)
+        return tensor.reshape(1, -1) if change.change == "one row" and tensor.ndim == 1 else tensor
 
     def _shape(self, name: str) -> tuple[int, ...]:
         shape = self._tensors[name].shape
@@ -81,11 +114,11 @@ class GgufCheckpoint:
         return TensorEntry(columns.file, (a[0] * (a[2] + b[1]), a[1]), "F32")
 
 
-def _plain(name: str, tensor: GgufTensor) -> torch.Tensor:
+def _plain(name: str, tensor: GgufTensor) -> Array:
     data = tensor.read()
-    if tensor.type.name in DTYPES:
-        return torch.from_numpy(data).view(DTYPES[tensor.type.name]).view(tensor.shape)
+    if tensor.type.name in FLOATS:
+        return data.view(FLOATS[tensor.type.name]).reshape(tensor.shape)
     try:
-        return torch.from_numpy(tensor.type.dequantize(data, tensor.shape))
+        return tensor.type.dequantize(data, tensor.shape)
     except ValueError as error:
         raise ModelLoadError(f"{tensor.file}: tensor {name!r}: {error}; the file is damaged") from error

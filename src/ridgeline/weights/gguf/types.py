@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -25,16 +27,17 @@ class GgufType:
     block: int
     block_bytes: int
     decode: Callable[[Bytes], Floats] | None = None
+    integers: StoredFormat | None = None  # of types whose blocks are integers behind a scale and maybe a minimum
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor whose rows are whole blocks."""
+        """Return the bytes of a tensor whose rows are whole blocks."""
         elements = 1
         for dim in shape:
             elements *= dim
         return elements // self.block * self.block_bytes
 
     def dequantize(self, data: Bytes, shape: tuple[int, ...]) -> Floats:
-        """Stored bytes as float32 of `shape`. Raises ValueError where a scale is not finite."""
+        """Decode stored bytes to float32 of `shape`. Raises ValueError where a scale is not finite."""
         assert self.decode is not None
         blocks = data.reshape(-1, self.block_bytes)
         out = np.empty((len(blocks), self.block), dtype=np.float32)
@@ -46,19 +49,34 @@ class GgufType:
                     raise ValueError("a scale is NaN, infinite or too large")
         return out.reshape(shape)
 
+    def stored_matrix(self, data: Bytes, shape: tuple[int, ...], rows: slice | npt.NDArray[np.int64]) -> StoredMatrix:
+        """Return `rows` of a matrix of integers of this `shape`, whose bytes are `data`."""
+        assert self.integers is not None
+        blocks = data.reshape(-1, self.block_bytes)
+        begin = self.block_bytes - self.block * self.integers.bits // 8
+        floats = blocks[:, :begin].copy().view(np.float16).astype(np.float32)
+        scales, *minima = floats.T.reshape(begin // 2, shape[0], -1)
+        codes = blocks[:, begin:] ^ np.uint8(128) if self.integers.bits == 8 else _q4_values(blocks, begin)
+        return StoredMatrix(
+            self.integers,
+            codes.reshape(shape)[rows],
+            scales[rows],
+            minima=minima[0][rows] if minima else None,
+        )
+
 
 def _half(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte `at` of each block, [blocks, 1]."""
+    """Return the float16 at byte `at` of each block, [blocks, 1]."""
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[..., n] bytes as [..., 2, n]: the low halves, then the high ones."""
+    """Split [..., n] bytes into [..., 2, n]: the low halves, then the high ones."""
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-2)
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """32 bits from byte `at` of each block, each as 16 or 0, [blocks, 32]."""
+    """Unpack 32 bits from byte `at` of each block, each as 16 or 0, [blocks, 32]."""
     return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -66,31 +84,31 @@ def _q8_0(blocks: Bytes) -> Floats:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
 
 
-def q4_values(blocks: Bytes, at: int) -> Bytes:
-    """The 32 values from 0 to 15 of blocks of Q4_0 and Q4_1, which begin at byte `at`."""
+def _q4_values(blocks: Bytes, at: int) -> Bytes:
+    """Unpack the 32 values from 0 to 15 of blocks of Q4_0 and Q4_1, which begin at byte `at`."""
     return _nibbles(blocks[:, at:]).reshape(len(blocks), 32)
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    return (q4_values(blocks, 2).astype(np.float32) - np.float32(8)) * _half(blocks, 0)
+    return (_q4_values(blocks, 2).astype(np.float32) - np.float32(8)) * _half(blocks, 0)
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    return q4_values(blocks, 4).astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
+    return _q4_values(blocks, 4).astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    values = q4_values(blocks, 6) | _fifth_bits(blocks, 2)
+    values = _q4_values(blocks, 6) | _fifth_bits(blocks, 2)
     return (values.astype(np.float32) - np.float32(16)) * _half(blocks, 0)
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    values = q4_values(blocks, 8) | _fifth_bits(blocks, 4)
+    values = _q4_values(blocks, 8) | _fifth_bits(blocks, 4)
     return values.astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Scale and minimum of the 8 groups of a Q4_K or Q5_K block, [blocks, 8, 1] each.
+    """Unpack scale and minimum of the 8 groups of a Q4_K or Q5_K block, [blocks, 8, 1] each.
 
     Twelve bytes from the fifth on hold them with 6 bits: 4 scales, 4 minima, and 4 bytes of low bits whose two high
     bits fill up the first eight bytes.
@@ -135,11 +153,11 @@ def _mxfp4(blocks: Bytes) -> Floats:
 TYPES: Mapping[int, GgufType] = {
     0: GgufType("F32", 1, 4),
     1: GgufType("F16", 1, 2),
-    2: GgufType("Q4_0", 32, 18, _q4_0),
-    3: GgufType("Q4_1", 32, 20, _q4_1),
+    2: GgufType("Q4_0", 32, 18, _q4_0, StoredFormat("uniform", 4, 32)),
+    3: GgufType("Q4_1", 32, 20, _q4_1, StoredFormat("uniform", 4, 32, "minima")),
     6: GgufType("Q5_0", 32, 22, _q5_0),
     7: GgufType("Q5_1", 32, 24, _q5_1),
-    8: GgufType("Q8_0", 32, 34, _q8_0),
+    8: GgufType("Q8_0", 32, 34, _q8_0, StoredFormat("uniform", 8, 32)),
     12: GgufType("Q4_K", SUPER, 144, _q4_k),
     13: GgufType("Q5_K", SUPER, 176, _q5_k),
     14: GgufType("Q6_K", SUPER, 210, _q6_k),

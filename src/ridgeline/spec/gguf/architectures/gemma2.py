@@ -21,7 +21,9 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def query_scalar(common: Mapping[str, object], *, layers_of_27b: int) -> int:
-    """The size of a head, but for the 27B, whose queries are scaled by another one: which model it is no key says."""
+    """Return the size of a head, but for the 27B, whose queries are scaled by another one: which model it is no key
+    says.
+    """
     hidden, heads, head_dim = (common[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
     assert isinstance(hidden, int)
     assert isinstance(heads, int)

@@ -1,0 +1,164 @@
+// What attention keeps for the rows it computes together, and where the tokens of a tile are.
+#pragma once
+
+#include <utility>
+
+#include "kernels/attention/product.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+inline constexpr int64_t kMaxRows = 48;    // a row is one query head of one query token
+inline constexpr int64_t kTileGroups = 4;  // groups of 16 tokens whose softmax is one update
+inline constexpr int64_t kTileTokens = kTileGroups * kGroup;
+inline constexpr int kTileVectors = kTileTokens / kLanes;
+
+// Maximum of a row that has seen no key: finite, so that no difference of maxima is NaN.
+inline constexpr float kNoMaximum = -3.402823466e38f;
+
+// One call's constants.
+struct Attention {
+  AttentionSpec spec;
+  KvLayout layout;
+  KvShape shape;
+  SpanView span;
+  const uint8_t *keys, *values;  // of the head, in block 0
+  int64_t head;
+  int64_t group_heads;   // query heads per KV head
+  int64_t group_tokens;  // tokens in a group: 16, or the block size where that is smaller
+  int group_shift, block_shift;  // log2 of group_tokens and of the block size
+  int64_t block_stride;  // bytes between a head's slices in consecutive blocks
+  int64_t value_panel_stride;  // bytes from one panel of a group's values to the next
+  int64_t key_begin, key_end;
+};
+
+// The calling thread's working memory.
+struct alignas(64) AttentionRows {
+  uint32_t queries[kMaxRows * kMaxHeadDim];
+  float scores[kMaxRows * kTileTokens];
+  uint32_t weights[kMaxRows * kTileTokens];
+  float outputs[kMaxRows * kMaxHeadDim];  // sums of weighted values
+  uint8_t values[kTileTokens * kMaxHeadDim * 4];  // of a tile whose keys hold them: [groups][dims / 16][steps]
+  float weight_sums[kMaxRows * kGroup];   // one sum a lane
+  float maximum[kMaxRows];
+  float rescale[kMaxRows];       // what sums so far are multiplied by since the running maximum rose
+  float score_scale[kMaxRows];   // from q . k as multiplied to the logit
+  float slope[kMaxRows];         // ALiBi: what a logit gains for each position
+  float weight_scale[kMaxRows];  // int8: of the tile's weights
+  int32_t query_bias[kMaxRows];  // int8: what the keys' offset of 128 adds to q . k, negated
+  int32_t weight_bias[kMaxRows];
+  int64_t position[kMaxRows];                              // of the query
+  int64_t visible_begin[kMaxRows], visible_end[kMaxRows];  // positions
+  int32_t lane_token[kTileTokens];                         // a lane's token in the tile; past every tile where none
+  int64_t count;                                           // rows
+  int64_t query_stride;                                    // words
+};
+
+// Tokens are cut into tiles at multiples of 4 groups from position 0, so a row meets the same tiles whatever else is in
+// the step. Groups outside [begin, end) are hidden from every row.
+struct Tile {
+  int64_t first_token;
+  int64_t begin, end;
+  const uint8_t* keys[kTileGroups];    // panel of each group
+  const uint8_t* values[kTileGroups];  // first step of each group in the first panel
+  const float* key_scales[kTileGroups];
+  const float* value_scales[kTileGroups];
+};
+
+RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
+  Tile tile{};
+  const int64_t width = a.group_tokens, first_group = index * kTileGroups;
+  const int64_t low = (visible_begin >> a.group_shift) - first_group;
+  const int64_t high = ((visible_end + width - 1) >> a.group_shift) - first_group;
+  tile.first_token = first_group * width;
+  tile.begin = low > 0 ? low : 0;
+  tile.end = high < kTileGroups ? high : kTileGroups;
+  for (int64_t g = tile.begin; g < tile.end; g++) {
+    const int64_t token = tile.first_token + g * width - a.span.first_token;
+    const int64_t group = (token & (a.layout.block_size - 1)) / kGroup;
+    const int64_t offset = a.span.table[token >> a.block_shift] * a.block_stride;
+    tile.keys[g] = a.keys + offset + group * a.shape.key_panel_bytes();
+    tile.values[g] = a.layout.values_in_keys ? tile.keys[g]  // until `transpose_keys`
+                                             : a.values + offset + group * kGroup * kGroup * a.shape.element_bytes;
+    tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.keys.data_bytes) + group * kGroup;
+    tile.value_scales[g] = (const float*)(a.values + offset + a.shape.values.data_bytes) + group * kGroup;
+  }
+  // Hidden groups point at one that is there: they are read where whole tiles are, and masked.
+  for (int64_t g = 0; g < kTileGroups; g++) {
+    if (g >= tile.begin && g < tile.end) continue;
+    tile.keys[g] = tile.keys[tile.begin], tile.values[g] = tile.values[tile.begin];
+    tile.key_scales[g] = tile.key_scales[tile.begin], tile.value_scales[g] = tile.value_scales[tile.begin];
+  }
+  return tile;
+}
+
+RL_INLINE int64_t span_start(const SpanView& span) { return span.kv_length - span.length; }
+
+// Positions that row `row` of the span sees, within the keys asked for. May be empty.
+RL_INLINE void visible(const Attention& a, int64_t row, int64_t& begin, int64_t& end) {
+  const int64_t query = span_start(a.span) + row;
+  begin = a.key_begin > a.span.first_token ? a.key_begin : a.span.first_token;
+  end = a.key_end < a.span.kv_length ? a.key_end : a.span.kv_length;
+  const int64_t run_end = span_start(a.span) + (row / a.span.bidirectional_block + 1) * a.span.bidirectional_block;
+  if (run_end < end) end = run_end;
+  if (a.spec.window > 0 && query - a.spec.window + 1 > begin) begin = query - a.spec.window + 1;
+  if (end < begin) end = begin;
+}
+
+template <int By, class Vector, int... Lane>
+RL_INLINE Vector rotate_lanes(Vector v, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(v, v, ((Lane + By) % kLanes)...);
+}
+
+// All lanes by a binary tree of `join`, the result in every lane.
+template <int Distance = kLanes / 2, class Vector, class Join>
+RL_INLINE Vector fold_lanes(Vector v, Join join) {
+  v = join(v, rotate_lanes<Distance>(v, std::make_integer_sequence<int, kLanes>{}));
+  if constexpr (Distance > 1) return fold_lanes<Distance / 2>(v, join);
+  else return v;
+}
+
+RL_INLINE Floats largest_lane(Floats v) {
+  return fold_lanes(v, [](Floats a, Floats b) { return max(a, b); });
+}
+
+RL_INLINE Ints sum_lanes(Ints v) {
+  return fold_lanes(v, [](Ints a, Ints b) { return a + b; });
+}
+
+// Rounds |x| <= 32767 and stores it in order; returns what was stored, also of a NaN.
+RL_INLINE Ints store_int16(int16_t* to, Floats x) {
+  typedef int16_t Packed __attribute__((vector_size(2 * kLanes)));
+  const Packed packed = __builtin_convertvector(truncate_to_ints(round_even(x)), Packed);
+  __builtin_memcpy(to, &packed, sizeof packed);
+  return __builtin_convertvector(packed, Ints);
+}
+
+// A query of `width` entries, a multiple of 32, as a row of `product`.
+RL_INLINE void set_query(F32, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+  __builtin_memcpy(rows.queries + r * rows.query_stride, q, (size_t)width * 4);
+  rows.score_scale[r] = scale;
+}
+
+RL_INLINE void set_query(Bf16, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+  uint16_t* to = (uint16_t*)(rows.queries + r * rows.query_stride);
+  for (int64_t d = 0; d < width; d += 2 * kLanes) store_bf16(to + d, load<Floats>(q + d), load<Floats>(q + d + kLanes));
+  rows.score_scale[r] = scale;
+}
+
+// q as int16 around its largest entry. A query below 1e-30 counts as 0; one that is not finite gives NaN.
+RL_INLINE void set_query(Int8, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+  Floats max_lanes{}, poison{};
+  for (int64_t d = 0; d < width; d += kLanes) {
+    const Floats x = load<Floats>(q + d);
+    max_lanes = max(max(x, -x), max_lanes);
+    poison += x * 0.0f;
+  }
+  const float bound = largest_lane(max_lanes)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
+  int16_t* to = (int16_t*)(rows.queries + r * rows.query_stride);
+  Ints total{};
+  for (int64_t d = 0; d < width; d += kLanes) total += store_int16(to + d, load<Floats>(q + d) * inverse);
+  rows.query_bias[r] = -128 * sum_lanes(total)[0];
+  rows.score_scale[r] = bound / 32767.0f * scale + sum(poison);
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

@@ -1,0 +1,119 @@
+// Kernels of recurrent layers whose channels go their own ways: causal convolution, selective scan, gated norm.
+#pragma once
+
+#include "kernels/recurrent/lanes.h"
+#include "kernels/recurrent/types.h"
+#include "kernels/rows.h"
+
+namespace ridgeline::RIDGELINE_LEVEL::recurrent {
+
+// log(1 + u) for 0 <= u <= 1, to the last digits also where u is small: Cephes' logf around 1 and around 2.
+RL_INLINE Floats log1p(Floats u) {
+  const auto high = u > 0.41421356f;
+  const Floats z = high ? 0.5f * (u - 1.0f) : u, s = z * z;
+  Floats p = splat(7.0376836292e-2f);
+  p = fma(p, z, splat(-1.1514610310e-1f));
+  p = fma(p, z, splat(1.1676998740e-1f));
+  p = fma(p, z, splat(-1.2420140846e-1f));
+  p = fma(p, z, splat(1.4249322787e-1f));
+  p = fma(p, z, splat(-1.6668057665e-1f));
+  p = fma(p, z, splat(2.0000714765e-1f));
+  p = fma(p, z, splat(-2.4999993993e-1f));
+  p = fma(p, z, splat(3.3333331174e-1f));
+  const Floats y = fma(p * z, s, -0.5f * s) + z;
+  return high ? y + 0.69314718056f : y;
+}
+
+// log(1 + e^x)
+RL_INLINE Floats softplus(Floats x) {
+  const Floats magnitude = x < 0.0f ? -x : x;
+  return max(x, Floats{}) + log1p(exp(-magnitude));
+}
+
+RL_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline constexpr int64_t kConvChannels = 128;  // whose past fits in the nearest cache
+
+// Channels [begin, end) of a span. Not in place.
+static inline void convolve(const Convolution& conv, const RecurrentSpan& span, Columns x, Columns out, int64_t begin,
+                            int64_t end) {
+  const int64_t kept = conv.taps - 1;
+  alignas(64) float before[Convolution::kMaxTaps - 1][kConvChannels];
+  for (int64_t first = begin; first < end; first += kConvChannels) {
+    const int64_t width = end - first < kConvChannels ? end - first : kConvChannels;
+    float* state = span.state + first * kept;
+    for (int64_t c = 0; c < width; c++)
+      for (int64_t i = 0; i < kept; i++) before[i][c] = span.begins ? 0.0f : state[c * kept + i];
+    // Token `t` of the span, which is one before it where t < 0.
+    const auto token = [&](int64_t t) { return t < 0 ? before[kept + t] : x.row(span.first_row + t) + first; };
+    for (int64_t t = 0; t < span.length; t++) {
+      const float* seen[Convolution::kMaxTaps];
+      for (int64_t i = 0; i <= kept; i++) seen[i] = token(t - kept + i);
+      float* to = out.row(span.first_row + t) + first;
+      for_vectors(width, [&](int64_t c, int64_t count) {
+        Floats y = conv.bias ? load_first(conv.bias + first + c, count) : Floats{};
+        for (int64_t i = 0; i <= kept; i++)
+          y = fma(load_first(conv.weight + i * conv.channels + first + c, count), load_first(seen[i] + c, count), y);
+        store_first(to + c, conv.has_activation ? apply(conv.activation, y) : y, count);
+      });
+    }
+    for (int64_t i = 0; i < kept; i++) {
+      const float* last = token(span.length - kept + i);
+      for (int64_t c = 0; c < width; c++) state[c * kept + i] = last[c];
+    }
+  }
+}
+
+// One token of `count` <= kLanes channels: h <- exp(dt A) h + dt x B, and y = C h + D x for each.
+RL_INLINE Floats scan_token(const SelectiveScan& scan, float* state, int64_t first, int64_t count, Floats x, Floats dt,
+                            const float* b, const float* c) {
+  alignas(64) float steps[kLanes], inputs[kLanes];
+  store(steps, dt), store(inputs, dt * x);
+  Floats products[kLanes] = {};
+  const float* rate = scan.rate + first * scan.size;
+  for (int64_t i = 0; i < count; i++)
+    for_vectors(scan.size, [&](int64_t n, int64_t rest) {
+      const int64_t at = i * scan.size + n;
+      const Floats decay = exp(steps[i] * load_first(rate + at, rest));
+      const Floats h = fma(decay, load_first(state + at, rest), inputs[i] * load_first(b + n, rest));
+      store_first(state + at, h, rest);
+      products[i] = fma(h, load_first(c + n, rest), products[i]);
+    });
+  return fma(load_first(scan.skip + first, count), x, sums_of(products));
+}
+
+// Channels [begin, end) of a span.
+static inline void selective_scan(const SelectiveScan& scan, const RecurrentSpan& span, Columns x, Columns dt,
+                                  Columns b, Columns c, Columns out, int64_t begin, int64_t end) {
+  for (int64_t first = begin; first < end; first += kLanes) {
+    const int64_t count = end - first < kLanes ? end - first : kLanes;
+    float* state = span.state + first * scan.size;
+    if (span.begins) __builtin_memset(state, 0, (size_t)(count * scan.size) * sizeof(float));
+    for (int64_t t = span.first_row; t < span.first_row + span.length; t++) {
+      const Floats step = softplus(load_first(dt.row(t) + first, count));
+      const Floats y = scan_token(scan, state, first, count, load_first(x.row(t) + first, count), step, b.row(t),
+                                  c.row(t));
+      store_first(out.row(t) + first, y, count);
+    }
+  }
+}
+
+// Not in place.
+static inline void gated_norm(const GatedNorm& norm, const float* x, const float* z, const float* weight, float* out) {
+  const auto gate = [&](int64_t i, int64_t count) { return apply(Activation::silu, load_first(z + i, count)); };
+  Floats squares{};
+  for_vectors(norm.width, [&](int64_t i, int64_t count) {
+    Floats y = load_first(x + i, count);
+    if (!norm.norm_before_gate) y *= gate(i, count);
+    squares = fma(y, y, squares);
+    store_first(out + i, y, count);
+  });
+  const float factor = 1.0f / square_root(sum(squares) / (float)norm.width + norm.eps);
+  for_vectors(norm.width, [&](int64_t i, int64_t count) {
+    Floats y = load_first(out + i, count) * factor * load_first(weight + i, count);
+    if (norm.norm_before_gate) y *= gate(i, count);
+    store_first(out + i, y, count);
+  });
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL::recurrent

@@ -1,0 +1,92 @@
+// Decides one token from one row of logits by the rules of ridgeline/decoding (its docstring gives the order, draw.py
+// the draw): top_k, temperature, min_p, top_p, then the inverse CDF in integers. Nothing is ever sorted.
+//
+// Tokens are those of the Python implementation but where the last bit of exp decides: here exp is rounded correctly
+// (nearly always), torch's may be one unit away.
+#pragma once
+
+#include "kernels/sample/cut.h"
+#include "kernels/sample/scan.h"
+#include "kernels/sample/types.h"
+#include "kernels/sample/weights.h"
+
+namespace ridgeline::RIDGELINE_LEVEL {
+
+// One thread's memory. Candidates are the tokens that top_k leaves, or all, in order of id.
+struct SampleScratch {
+  float* z;        // of the candidates: their logits, later divided by the temperature
+  float* weight;   // of the candidates
+  int32_t* ids;    // of the candidates, where these are not the whole vocabulary
+  uint64_t* sums;  // of the blocks of weights
+  CutScratch cut;
+
+  static inline int64_t array_bytes(int64_t vocab_size) { return (4 * (vocab_size + kPanel) + 63) / 64 * 64; }
+  static inline int64_t sums_bytes(int64_t vocab_size) { return 8 * (vocab_size / kWeightBlock + 8) / 64 * 64; }
+
+  inline SampleScratch(void* memory, int64_t vocab_size) {
+    uint8_t* at = (uint8_t*)memory;
+    const auto take = [&](int64_t bytes) { return (void*)((at += bytes) - bytes); };
+    z = (float*)take(array_bytes(vocab_size));
+    weight = (float*)take(array_bytes(vocab_size));
+    ids = (int32_t*)take(array_bytes(vocab_size));
+    cut.x = (float*)take(array_bytes(vocab_size));
+    cut.weight = (float*)take(array_bytes(vocab_size));
+    sums = (uint64_t*)take(sums_bytes(vocab_size));
+    cut.buckets = (uint64_t*)at;
+  }
+};
+
+static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
+  return 5 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
+}
+
+// The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
+// row's groups: the k-th largest of them is a floor that few other logits reach.
+static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k, const SampleScratch& scratch) {
+  const int64_t num_groups = vocab_size / kScanBlock * kLanes;
+  float floor = -kInfinity;
+  if (k <= num_groups) floor = find_cut<false>({scratch.z, nullptr, num_groups}, floor, (uint64_t)k, scratch.cut).value;
+  const int64_t num_candidates = gather(logits, vocab_size, floor, kInfinity, [&](int64_t i, int64_t at) {
+    scratch.z[at] = logits[i];
+    scratch.ids[at] = (int32_t)i;
+  });
+  const Cut cut = find_cut<false>({scratch.z, nullptr, num_candidates}, floor, (uint64_t)k, scratch.cut);
+  keep(cut, scratch.z, scratch.ids, num_candidates);
+}
+
+// Gives weight 0 to what lies outside of the nucleus; returns the sum of the weights inside.
+//
+// Candidates whose weight is below `rest` / n sum up to less than `rest`, the mass that may stay outside: none of them
+// is in the nucleus. The floor is set a little lower than that, so that rounding does not matter.
+static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64_t total, const SampleScratch& scratch) {
+  constexpr double kSlack = 0.01;
+  const double rest = (1.0 - top_p) * (double)total;
+  const double distance = kLogOfOne - __builtin_log(rest / (double)n);
+  const float floor = maximum - (float)((distance < -kAllZero ? distance : -kAllZero) + kSlack);
+  const Cut cut = find_cut<true>({scratch.z, scratch.weight, n}, floor, min_mass(top_p, total), scratch.cut);
+  return drop(cut, scratch.z, scratch.weight, n, scratch.sums);
+}
+
+static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
+  const SampleScratch scratch(scratch_memory, vocab_size);
+  const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
+  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.z : nullptr);
+  row.token = -1;
+  if (!scan.finite) return;
+  row.token = scan.at;
+  if (!(row.temperature > 0)) return;
+  const int64_t n = narrow ? row.top_k : vocab_size;
+  if (narrow) take_top_k(logits, vocab_size, n, scratch);
+  const float maximum = scan.maximum / row.temperature;
+  row.token = -1;
+  if (!(maximum - maximum == 0)) return;  // a small temperature took even the largest to an infinity
+  const float floor = row.min_p > 0 ? maximum + (float)__builtin_log(row.min_p) : -kInfinity;
+  uint64_t total = softmax_weights(narrow ? scratch.z : logits, n, row.temperature, maximum, floor, scratch.z,
+                                   scratch.weight, scratch.sums);
+  if (row.top_p < 1) total = take_top_p(row.top_p, maximum, n, total, scratch);
+  const uint64_t target = (uint64_t)((UInt128)random_word(row.seed, row.num_output) * total >> 64);
+  const int64_t at = locate(scratch.weight, scratch.sums, target);
+  row.token = narrow ? scratch.ids[at] : at;
+}
+
+}  // namespace ridgeline::RIDGELINE_LEVEL

@@ -1,0 +1,101 @@
+"""What a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would take.
+
+A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
+module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ridgeline.cache.layout import CacheLayout, StateSize
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.program.op import Program, State
+from ridgeline.spec.spec import DecoderSpec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.lora import Adapter
+
+if TYPE_CHECKING:
+    from ridgeline.backends.step import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
+
+    folder: ModelFolder
+    spec: DecoderSpec
+    base: Program
+    program: Program
+    adapters: Sequence[Adapter] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step: tokens, rows that need logits, sequences, and tokens of the longest context."""
+
+    num_tokens: int
+    num_rows: int
+    num_seqs: int
+    context: int
+
+
+class BackendPlan(Protocol):
+    """How a backend would compute one model under one configuration, before memory is taken."""
+
+    @property
+    def choices(self) -> Mapping[str, Choice]:
+        """What was chosen, by the name of the option, and why."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights will take."""
+        ...
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory of the device that weights, cache and workspace may take together."""
+        ...
+
+    def state_size(self, state: State) -> StateSize:
+        """Return what one state of the program keeps in the cache."""
+        ...
+
+    def workspace_bytes(self, limits: StepLimits) -> int:
+        """Return the memory that the largest step takes beside weights and cache; 0 where it is not known."""
+        ...
+
+    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+        """Load the weights and take the memory. `program` is the planned one for the context length that was chosen.
+
+        Raises ModelLoadError for broken weights.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A way to compute programs. Of those that can compute a model, the one with the highest `preference` does.
+
+    `caveat` says in a few words what is lost where a preferred backend refused; empty for nothing.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def preference(self) -> int: ...
+
+    @property
+    def caveat(self) -> str: ...
+
+    def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
+        """Return why this backend cannot compute the model as configured, None where it can."""
+        ...
+
+    def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
+        """Choose everything that is left open. Called only where `refuses` gave None.
+
+        Raises ConfigError for values of this backend's own options that cannot be honoured.
+        """
+        ...

@@ -1,0 +1,97 @@
+"""What backends on the CPU share: the memory that this process may still take, its threads, and the choice of a dtype.
+
+Must not import torch.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.core.config import Choice, Dtype, EngineConfig, QuantizeConfig
+from ridgeline.core.machine import usable_cores
+from ridgeline.quant import chosen_format
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+# glibc's parameters for mallopt, and the largest threshold that it accepts
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MAX_HEAP_BYTES = 32 << 20
+_KEPT_BYTES = 512 << 20
+
+
+def choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[DtypeName, Choice]:
+    """Return the dtype of what is not quantized, the checkpoint's unless CPUs are slow in it, and why."""
+    if asked != "auto":
+        return asked, Choice(asked, "as asked")
+    match model_config.get("dtype", model_config.get("torch_dtype")):
+        case "float16":
+            return "bfloat16", Choice("bfloat16", "the checkpoint is float16, which CPUs compute slowly")
+        case "bfloat16":
+            return "bfloat16", Choice("bfloat16", "the checkpoint's dtype")
+        case "float32":
+            return "float32", Choice("float32", "the checkpoint's dtype")
+        case _:
+            return "float32", Choice("float32", "config.json names no dtype")
+
+
+def choose_threads(config: EngineConfig) -> tuple[int, Choice]:
+    """Return the number of threads to compute with, and why."""
+    if config.num_threads is not None:
+        return config.num_threads, Choice(str(config.num_threads), "as asked")
+    return (cores := usable_cores()), Choice(str(cores), "the cores this process may use")
+
+
+def describe_quantize(quantize: QuantizeConfig) -> Choice:
+    """Return the quantization that was asked for, in words."""
+    if quantize.scheme is None:
+        return Choice("none", "not asked for")
+    parts, form = [quantize.scheme], chosen_format(quantize)
+    if form.group:
+        parts.append(f"groups of {form.group}{' with zero points' if form.zero == 'points' else ''}")
+    if quantize.inputs != "int16":
+        parts.append(f"{quantize.inputs} inputs")
+    if not quantize.embeddings:
+        parts.append("but for embeddings and head")
+    return Choice(", ".join(parts), "as asked")
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep up to 512 MiB of what is freed; does nothing where the C library is not glibc.
+
+    By default glibc gives every large temporary tensor back to the kernel and takes it anew, page by page, on the next
+    step: a tenth to a quarter of a prompt's time, by the luck of what the process allocated before.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAX_HEAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def available_bytes() -> int:
+    """Return the bytes that can be allocated without swapping; the physical memory where the system does not tell."""
+    limits = [limit for limit in (_machine_bytes(), _cgroup_bytes()) if limit is not None]
+    return min(limits) if limits else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _machine_bytes() -> int | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if kib is None else int(kib) * 1024
+
+
+def _cgroup_bytes() -> int | None:
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

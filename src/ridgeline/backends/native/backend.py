@@ -1,0 +1,259 @@
+"""What the native backend offers: which models it runs, in which formats and instructions, and what memory that takes.
+
+Imported on every start, also where the native code is missing: what needs it, or torch, is imported where it is used.
+"""
+
+import math
+import sys
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
+from ridgeline.backends.host import (
+    ELEMENT_BYTES,
+    available_bytes,
+    choose_dtype,
+    choose_threads,
+    describe_quantize,
+    keep_freed_memory,
+)
+from ridgeline.backends.native.settings import KV_KINDS, LAYOUT_VERSION, NativeSettings, kept_formats, settings_of
+from ridgeline.backends.probe import find_native
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.dtypes import DTYPES, Array
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import get_logger
+from ridgeline.core.machine import cache_folder
+from ridgeline.cost.account import weight_bytes
+from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
+from ridgeline.program.ops.latent import LatentSizes
+from ridgeline.quant import chosen_format, quantized_names
+from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.lora import stacked
+from ridgeline.weights.stored import PrequantizedWeights, prequantized
+
+if TYPE_CHECKING:
+    from ridgeline.backends.native.measure import MeasuredTape
+    from ridgeline.backends.native.packs.store import PackStore
+    from ridgeline.backends.step import Executable
+
+MAX_HEAD_DIM = 576  # of the attention kernels
+MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
+MIN_PACK_BYTES = 32 << 20  # of weights that are kept packed; fewer are packed again in no time
+
+log = get_logger("native")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSupport:
+    """The native code on this machine: its ISA levels, narrowest first, and the widest that is no emulation.
+
+    `missing` says why there is none; it is empty otherwise.
+    """
+
+    levels: tuple[str, ...] = ()
+    best: str = ""
+    missing: str = ""
+
+
+def native_support() -> NativeSupport:
+    """Return whether this installation has the native code, and what of it this machine runs."""
+    native = find_native()
+    if native.module is None:
+        return NativeSupport(missing=f"this installation has no native code: {native.reason}")
+    return NativeSupport(tuple(native.module.runnable_levels()), native.module.best_level())
+
+
+class NativePlan:
+    """A tape's settings and the sizes that follow from them. `kept` are matrices that stay as the file has them."""
+
+    def __init__(
+        self,
+        model: ModelSource,
+        config: EngineConfig,
+        settings: NativeSettings,
+        choices: Mapping[str, Choice],
+        kept: PrequantizedWeights | None,
+    ) -> None:
+        self.settings, self.choices = settings, choices
+        self._model, self._config, self._kept = model, config, kept
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights, padding not counted."""
+        program, quantize = self._model.program, self._config.quantize
+        element_bytes = ELEMENT_BYTES[self.settings.dtype]
+        latent = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
+        plain = int(weight_bytes(program, element_bytes))
+        plain += sum(sizes.absorbed_entries for sizes in latent) * element_bytes
+        if self._kept is not None:
+            forms = {name: self._kept.formats[name] for name in self.settings.kept}
+        elif quantize.scheme is not None:
+            forms = dict.fromkeys(quantized_names(program, embeddings=quantize.embeddings), chosen_format(quantize))
+        else:
+            return plain
+        shapes = {name: program.weights[name] for name in forms}
+        return plain + sum(
+            forms[name].num_bytes(shape) - math.prod(shape) * element_bytes for name, shape in shapes.items()
+        )
+
+    @property
+    def available_bytes(self) -> int:
+        return available_bytes()
+
+    def state_size(self, state: State) -> StateSize:
+        if isinstance(state, RecurrentState):
+            return RecurrentStateSize(state.num_bytes)
+        return KvStateSize(state.bytes_per_token({"f32": 4, "bf16": 2, "int8": 1}[self.settings.kv]), state.window)
+
+    def workspace_bytes(self, limits: StepLimits) -> int:
+        return self._measured.workspace_bytes(limits)
+
+    @cached_property
+    def _measured(self) -> "MeasuredTape":
+        from ridgeline.backends.native.measure import MeasuredTape
+
+        program = self._model.program
+        sizes = [self.state_size(state) for state in program.states]
+        return MeasuredTape(program, self.settings, sizes, self._config.cache.block_size)
+
+    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+        """Build the tape over weights that an earlier start packed, or that are packed now and kept for the next."""
+        from ridgeline.backends.native.executable import NativeExecutable
+
+        keep_freed_memory()
+        torch = sys.modules.get("torch")
+        if torch is not None:  # ops that fall back use it, and its threads would spin beside the pool's
+            torch.set_num_threads(1)
+        store = self._open_store(program)
+        executable = NativeExecutable(program, self._load, layout, self.settings, store, kept=self._kept)
+        if store is not None:
+            store.commit()
+        return executable
+
+    def _load(self) -> Mapping[str, Array]:
+        """Return the checkpoint's tensors, each read when it is asked for: memory holds what is packed of them."""
+        model, dtype = self._model, DTYPES[self.settings.dtype]
+        weights = StreamedWeights(model.folder, model.spec, model.base, dtype)
+        if not model.adapters:
+            return weights
+        return ChainMap(dict(stacked(model.adapters, dtype)), cast("dict[str, Array]", weights))
+
+    def _open_store(self, program: Program) -> "PackStore | None":
+        """Return where packed weights are kept between starts; None where they are not."""
+        if self._model.adapters or not self._config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
+            return None
+        from ridgeline.backends.native.memory import checksum
+        from ridgeline.backends.native.packs.store import PackName, PackStore
+
+        folder = self._model.folder
+        try:
+            name = PackName.of(folder.path, folder.weight_files(), pack_settings(self.settings, program))
+            return PackStore(cache_folder() / "packs", name, checksum, self.settings.num_threads)
+        except (OSError, ConfigError) as error:
+            log.warning("packed weights are not kept between starts: %s", error)
+            return None
+
+
+class NativeBackend:
+    """The C++ tape, where this installation has it. `support` is what of it runs here; None: found when asked."""
+
+    name = "native"
+    preference = 10
+    caveat = ""
+
+    def __init__(self, support: NativeSupport | None = None) -> None:
+        self._given = support
+
+    @property
+    def support(self) -> NativeSupport:
+        """What of the native code runs on this machine."""
+        return self._given or native_support()
+
+    def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
+        """Return that the code is missing, or what of the model its kernels do not have."""
+        if self.support.missing:
+            return self.support.missing
+        if choose_dtype(config.model.dtype, model.folder.config)[0] == "float16":
+            return "it does not compute in float16"
+        head_dim = max((_key_entries(state) for state in model.program.states), default=0)
+        if head_dim > MAX_HEAD_DIM:
+            return f"it has keys of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"
+        return None
+
+    def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
+        """Choose the instructions, the number of threads, and the formats of weights, inputs, keys and values.
+
+        Raises ConfigError for an ISA level that does not run here, and for keys that int8 cannot hold.
+        """
+        dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
+        kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
+        if kv_dtype == "int8":
+            _check_int8(model.program)
+        level, why_level = _choose_level(config.backend.isa, self.support)
+        num_threads, why_threads = choose_threads(config)
+        kept = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
+        formats = kept_formats(kept.formats, model.base) if kept is not None else {}
+        kept = kept if formats else None
+        quantized = describe_quantize(config.quantize)
+        if kept is not None:
+            quantized = Choice("as stored", f"{len(formats)} matrices keep the file's integers")
+        choices = {
+            "isa": why_level,
+            **({"deterministic": Choice("on", "as asked")} if config.backend.deterministic else {}),
+            "kv_dtype": Choice(kv_dtype, "the model's dtype" if config.cache.kv_dtype == "auto" else "as asked"),
+            "quantize": quantized,
+            "threads": why_threads,
+            "dtype": why_dtype,
+        }
+        settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
+        return NativePlan(model, config, settings, choices, kept)
+
+
+BACKEND = NativeBackend()
+
+
+def pack_settings(settings: NativeSettings, program: Program) -> Mapping[str, object]:
+    """Return all that decides the packed bytes beside the weight files themselves."""
+    return {
+        "layout": LAYOUT_VERSION,
+        "formats": repr((settings.dtype, settings.matrices, settings.head, settings.embeddings)),
+        "kept": {name: repr(form) for name, form in settings.kept.items()},
+        "ops": [(op.kind, op.weights, repr(op.attrs)) for op in program.ops],
+        "weights": dict(program.weights),
+    }
+
+
+def _key_entries(state: State) -> int:
+    """Return the entries of the keys that queries meet in the cache."""
+    match state:
+        case KvState():
+            return state.head_dim
+        case LatentState():
+            return state.latent_dim + state.rope_dim
+        case RecurrentState():
+            return 0
+
+
+def _check_int8(program: Program) -> None:
+    """Raise ConfigError where keys and values cannot be kept as int8."""
+    if any(isinstance(state, LatentState) for state in program.states):
+        raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
+    head_dim = max((_key_entries(state) for state in program.states), default=0)
+    if head_dim > MAX_INT8_HEAD_DIM:
+        raise ConfigError(
+            f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}: use "
+            "bfloat16 or float32"
+        )
+
+
+def _choose_level(asked: str | None, support: NativeSupport) -> tuple[str, Choice]:
+    if asked is None:
+        return support.best, Choice(support.best, "the widest that this machine runs")
+    if asked not in support.levels:
+        raise ConfigError(f"isa {asked!r} is not one that this machine runs: {', '.join(support.levels)}")
+    return asked, Choice(asked, "as asked")

@@ -1,0 +1,67 @@
+"""What a tape will take, asked of the tape itself: compiled without weights and cache, it can be measured and not run.
+
+Called by `backend.py` before anything is loaded. The sizes are those of the C++ that allocates; none is said here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline import _native
+from ridgeline.backends.base import StepLimits
+from ridgeline.backends.native.compile import Compiler
+from ridgeline.backends.native.emit import EMITTERS
+from ridgeline.backends.native.memory import address, allocate, kv_memory, logits_width
+from ridgeline.backends.native.settings import NativeSettings
+from ridgeline.backends.native.weights import NativeWeights, Tensors
+from ridgeline.cache.layout import StateSize, plan_layout
+from ridgeline.program.op import Program, RecurrentState
+
+FLOAT32_BYTES = 4
+UNLIMITED_BYTES = 1 << 60
+
+
+class MeasuredTape:
+    """The tape of a program, for its sizes. `sizes` are those of the program's states."""
+
+    def __init__(self, program: Program, settings: NativeSettings, sizes: Sequence[StateSize], block_size: int) -> None:
+        self._num_threads = settings.num_threads
+        self._logits_width = logits_width(program)
+        self._tape = _native.Tape(settings.level, None, settings.deterministic)
+        memories: dict[int, tuple[_native.KvMemory, int]] = {}
+        recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}
+        nothing = allocate(64).view(np.float32)
+        for index, group in enumerate(plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1).groups):
+            for number in group.states:
+                state = program.states[number]
+                if isinstance(state, RecurrentState):
+                    recurrent[number] = ([np.broadcast_to(nothing[0], (1, *shape)) for shape in state.parts], index)
+                else:
+                    memories[number] = (kv_memory(settings.kv, state, block_size, address(nothing)), index)
+        weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None)
+        Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
+        self._tape.draw(program.vocab_size)
+
+    def workspace_bytes(self, limits: StepLimits) -> int:
+        """Return the most that a step within `limits` allocates beside weights and cache, its logits included."""
+        logits_bytes = limits.num_rows * self._logits_width * FLOAT32_BYTES
+        return logits_bytes + self._tape.workspace_bytes(
+            limits.num_tokens, limits.num_seqs, limits.num_rows, limits.context, self._num_threads
+        )
+
+
+class _Nothing:
+    """A store that has every part of the weights, with nothing in it."""
+
+    def __init__(self, table_kind: str) -> None:
+        self._kind = np.frombuffer(table_kind.encode(), dtype=np.uint8)
+        self._bytes = allocate(64)
+
+    def find(self, name: str) -> np.ndarray:
+        return self._kind if name.endswith(".kind") else self._bytes
+
+    def keep(self, name: str, data: np.ndarray) -> None: ...
+
+
+def _no_tensors() -> Tensors:
+    raise AssertionError("a tape is measured without reading weights")

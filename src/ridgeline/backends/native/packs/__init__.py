@@ -1,0 +1,1 @@
+"""Packed weights kept on disk from one start to the next."""

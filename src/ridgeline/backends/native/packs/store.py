@@ -1,0 +1,154 @@
+"""Which packs the cache folder holds: by what they are found, when they are written, and when they are removed.
+
+    packs/<model>-<checkpoint>-<settings>.pack      three hashes: of the model's path, its weight files, everything
+
+Called by `native/backend.py`. A cache that cannot be read or written costs a warning, never the start. Must not import
+torch.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.backends.native.packs.file import PARTIAL, Checksum, PackWriter, open_pack
+from ridgeline.core.log import get_logger
+
+MAX_BYTES = 32 << 30  # of all packs; beyond it the ones that were used longest ago go
+FREE_BYTES = 1 << 30  # that a new pack leaves on the disk
+ABANDONED_S = 3600.0  # without a write, after which an unfinished file is one that nobody will finish
+
+Bytes = npt.NDArray[np.uint8]
+
+log = get_logger("packcache")
+
+
+@dataclass(frozen=True, slots=True)
+class PackName:
+    """What a pack is made from. `key` covers all of it; the others tell which packs it replaces."""
+
+    model: str
+    checkpoint: str
+    key: str
+
+    @classmethod
+    def of(cls, model: Path, weight_files: Sequence[Path], settings: Mapping[str, object]) -> "PackName":
+        """Return the name for the weights of `model` as they are, and for `settings`: all else that decides the bytes.
+
+        Raises OSError where a file cannot be looked at.
+        """
+        files = [(path.name, stat.st_size, stat.st_mtime_ns) for path in weight_files for stat in (path.stat(),)]
+        return cls(_hash(str(model.resolve()))[:12], _hash(files)[:12], _hash([files, dict(settings)]))
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.model}-{self.checkpoint}-{self.key[:16]}.pack"
+
+
+class PackStore:
+    """The parts of one pack: found in the file of an earlier start, or kept for the next one's.
+
+    `find` and `keep` while the weights are laid out, then `commit`. Arrays given to `keep` must stay until then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: PackName,
+        checksum: Checksum = zlib.crc32,
+        num_threads: int = 1,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._folder, self._name, self._checksum, self._max_bytes = folder, name, checksum, max_bytes
+        self._path = folder / name.file_name
+        self._pack = open_pack(self._path, name.key, checksum, num_threads)
+        self._new: dict[str, Bytes] = {}
+
+    @property
+    def was_found(self) -> bool:
+        """Whether an earlier start left a pack."""
+        return self._pack is not None
+
+    def find(self, name: str) -> Bytes | None:
+        """Return the bytes of part `name`, read-only and mapped from the file, or None."""
+        entry = self._pack.entries.get(name) if self._pack else None
+        return None if entry is None else np.frombuffer(entry.data, dtype=np.uint8)
+
+    def keep(self, name: str, data: Bytes) -> None:
+        """Record part `name`, for `commit` to write."""
+        self._new[name] = data
+
+    def commit(self) -> None:
+        """Write what was kept, beside what was found; remove packs that are of no more use, or too much."""
+        if not self._new:
+            return
+        found = self._pack.entries if self._pack else {}
+        parts = {name: entry.data for name, entry in found.items()}
+        parts |= {name: data.data for name, data in self._new.items()}
+        try:
+            self._remove_useless()
+            num_bytes = sum(part.nbytes for part in parts.values())
+            self._folder.mkdir(parents=True, exist_ok=True)
+            free_bytes = shutil.disk_usage(self._folder).free
+            if num_bytes > min(self._max_bytes, free_bytes - FREE_BYTES):
+                log.warning(
+                    "%s: no room for %s bytes of packed weights (%s free); the next start packs them again",
+                    self._folder,
+                    f"{num_bytes:,}",
+                    f"{free_bytes:,}",
+                )
+                return
+            self._write(parts)
+            self._remove_excess()
+        except OSError as error:
+            log.warning("packed weights could not be kept, the next start packs them again: %s", error)
+        self._new.clear()
+
+    def _write(self, parts: Mapping[str, memoryview]) -> None:
+        writer = PackWriter(self._path, self._name.key, self._checksum)
+        try:
+            for name, data in parts.items():
+                writer.add(name, {}, data)
+            writer.commit()
+        except BaseException:  # Ctrl-C too leaves nothing behind
+            writer.discard()
+            raise
+
+    def _remove_useless(self) -> None:
+        """Remove packs of this model's earlier weight files, and files that nobody finished."""
+        now_s = time.time()
+        for path in self._folder.glob(f"*{PARTIAL}"):
+            with contextlib.suppress(OSError):
+                if now_s - path.stat().st_mtime > ABANDONED_S:
+                    path.unlink()
+        for path in self._folder.glob(f"{self._name.model}-*.pack"):
+            if not path.name.startswith(f"{self._name.model}-{self._name.checkpoint}-"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _remove_excess(self) -> None:
+        """Remove other packs, those used longest ago first, until all together are within bounds."""
+        sizes: dict[Path, tuple[float, int]] = {}
+        for path in self._folder.glob("*.pack"):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                sizes[path] = (stat.st_mtime, stat.st_size)
+        total = sum(num_bytes for _, num_bytes in sizes.values())
+        for path in sorted(sizes.keys() - {self._path}, key=lambda path: sizes[path]):
+            if total <= self._max_bytes:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= sizes[path][1]
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

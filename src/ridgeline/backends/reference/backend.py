@@ -1,0 +1,104 @@
+"""What the reference backend offers: every model in plain torch, on any machine, with none of the native options.
+
+torch is imported by `open`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
+from ridgeline.backends.host import (
+    ELEMENT_BYTES,
+    DtypeName,
+    available_bytes,
+    choose_dtype,
+    choose_threads,
+    describe_quantize,
+    keep_freed_memory,
+)
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.errors import TORCH_IS_MISSING
+from ridgeline.cost.account import weight_bytes
+from ridgeline.program.op import Program, RecurrentState, State
+
+if TYPE_CHECKING:
+    from ridgeline.backends.step import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """Everything in one dtype; quantized weights are what their integers mean."""
+
+    model: ModelSource
+    config: EngineConfig
+    dtype: DtypeName
+    num_threads: int
+    choices: Mapping[str, Choice]
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(weight_bytes(self.model.program, ELEMENT_BYTES[self.dtype]))
+
+    @property
+    def available_bytes(self) -> int:
+        return available_bytes()
+
+    def state_size(self, state: State) -> StateSize:
+        if isinstance(state, RecurrentState):
+            return RecurrentStateSize(state.num_bytes)
+        return KvStateSize(state.bytes_per_token(ELEMENT_BYTES[self.dtype]), state.window)
+
+    def workspace_bytes(self, limits: StepLimits) -> int:
+        """Return 0: torch does not tell."""
+        return 0
+
+    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+        import torch
+
+        from ridgeline.backends.reference.paged import ReferenceExecutable
+        from ridgeline.backends.reference.weights import read_weights
+
+        keep_freed_memory()
+        torch.set_num_threads(self.num_threads)
+        return ReferenceExecutable(program, read_weights(self.model, self.dtype, self.config.quantize), layout)
+
+
+class ReferenceBackend:
+    """The backend of every machine, and what the others are tested against."""
+
+    name = "reference"
+    preference = 0
+    caveat = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
+
+    def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
+        """Return that torch is missing, or the first option that only faster backends have."""
+        if find_spec("torch") is None:
+            return TORCH_IS_MISSING
+        dtype, _ = choose_dtype(config.model.dtype, model.folder.config)
+        lacking = {
+            f"isa={config.backend.isa}": config.backend.isa is not None,
+            "deterministic": config.backend.deterministic,
+            f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
+            f"quantize_inputs={config.quantize.inputs}": config.quantize.inputs != "int16",
+        }
+        return next(
+            (f"{option} needs the native backend; leave it out" for option, asked in lacking.items() if asked), None
+        )
+
+    def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
+        dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
+        num_threads, why_threads = choose_threads(config)
+        why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
+        choices = {
+            "kv_dtype": Choice(dtype, why_kv),
+            "quantize": describe_quantize(config.quantize),
+            "threads": why_threads,
+            "dtype": why_dtype,
+        }
+        return ReferencePlan(model, config, dtype, num_threads, choices)
+
+
+BACKEND = ReferenceBackend()

@@ -1,0 +1,47 @@
+"""Run a program op by op with the functions of `ops/`. Called by every executor of this backend."""
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
+import torch
+
+from ridgeline.backends.reference import ops
+from ridgeline.backends.reference.memory import ReferenceOp, StepMemory
+from ridgeline.program.op import Op, Program
+from ridgeline.program.passes.liveness import liveness
+
+
+def _table() -> Mapping[str, ReferenceOp]:
+    table: dict[str, ReferenceOp] = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules(ops.__path__)):
+        table.update(import_module(f"{ops.__name__}.{name}").REFERENCE_OPS)
+    return table
+
+
+REFERENCE_OPS: Mapping[str, ReferenceOp] = _table()
+
+
+def interpret(
+    program: Program, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], memory: StepMemory
+) -> dict[str, torch.Tensor]:
+    """Run the program's ops in order and return what is left: the result, and inputs that no op reads."""
+    values = dict(inputs)
+    for _ in interpret_each(program, weights, values, memory):
+        pass
+    return values
+
+
+def interpret_each(
+    program: Program, weights: Mapping[str, torch.Tensor], values: dict[str, torch.Tensor], memory: StepMemory
+) -> Iterator[Op]:
+    """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed."""
+    lives = liveness([(op,) for op in program.ops], program.result)
+    for op, ends in zip(program.ops, lives.ends, strict=True):
+        outputs = REFERENCE_OPS[op.kind](
+            op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], memory
+        )
+        values.update(zip(op.outputs, outputs, strict=True))
+        for name in ends:
+            del values[name]
+        yield op

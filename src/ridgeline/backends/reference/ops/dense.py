@@ -1,0 +1,140 @@
+"""Look-ups, norms, matrix products and what is done to each entry."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from ridgeline.backends.reference import packed
+from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.program.op import Attrs
+from ridgeline.program.ops.dense import (
+    ActivationAttrs,
+    AddRowAttrs,
+    EmbedAttrs,
+    NormAttrs,
+    ScaleAttrs,
+    SliceAttrs,
+    SoftcapAttrs,
+    SplitHeadsAttrs,
+)
+from ridgeline.spec.spec import Activation
+
+
+def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, EmbedAttrs)
+    rows = F.embedding(inputs[0], weights[0])
+    # The factor is rounded to the weights' dtype first, as the models that use one were trained.
+    return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
+
+
+def add_row(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, AddRowAttrs)
+    return (inputs[0] + weights[0][attrs.row],)
+
+
+def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, NormAttrs)
+    x, shape = inputs[0], inputs[0].shape[-1:]
+    if not weights or not attrs.unit_offset:
+        return (F.rms_norm(x, shape, functools.reduce(torch.mul, weights) if weights else None, attrs.eps),)
+    scale = functools.reduce(torch.mul, (1.0 + weight.float() for weight in weights))
+    return (F.rms_norm(x.float(), shape, scale, attrs.eps).to(x.dtype),)
+
+
+def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, NormAttrs)
+    x, (weight, *bias) = inputs[0], weights
+    if attrs.unit_offset:
+        weight = 1.0 + weight
+    if weight.ndim == 1:
+        return (F.layer_norm(x, weight.shape, weight, bias[0] if bias else None, attrs.eps),)
+    normed = F.layer_norm(x.float(), x.shape[-1:], eps=attrs.eps) * weight.float()
+    return ((normed + bias[0].float() if bias else normed).to(x.dtype),)
+
+
+def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None),)
+
+
+def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SplitHeadsAttrs)
+    return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
+
+
+def slice_columns(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SliceAttrs)
+    return (inputs[0][:, attrs.offset : attrs.offset + attrs.size],)
+
+
+def scale(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ScaleAttrs)
+    return (inputs[0] * attrs.factor,)
+
+
+def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (inputs[0] + inputs[1],)
+
+
+def activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ActivationAttrs)
+    return (ACTIVATIONS[attrs.function](inputs[0]),)
+
+
+def gated_activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, ActivationAttrs)
+    return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
+
+
+def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (inputs[0].index_select(0, inputs[1]),)
+
+
+def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None).float(),)
+
+
+def softcap(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    assert isinstance(attrs, SoftcapAttrs)
+    return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "relu2": _relu2,
+    "sigmoid": torch.sigmoid,
+}
+
+REFERENCE_OPS: Mapping[str, ReferenceOp] = {
+    "embed": embed,
+    "rmsnorm": rmsnorm,
+    "layernorm": layernorm,
+    "linear": linear,
+    "split_heads": split_heads,
+    "slice": slice_columns,
+    "scale": scale,
+    "add": add,
+    "add_row": add_row,
+    "activation": activation,
+    "gated_activation": gated_activation,
+    "select_rows": select_rows,
+    "lm_head": lm_head,
+    "softcap": softcap,
+}

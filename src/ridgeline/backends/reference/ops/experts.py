@@ -1,0 +1,72 @@
+"""Mixtures of experts: one expert after the other, over the tokens that were sent to it."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.ops.dense import ACTIVATIONS
+from ridgeline.backends.reference.packed import linear
+from ridgeline.program.op import Attrs
+from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
+
+
+def route(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Select experts in falling order of score; the selection bias and the groups left out affect the choice alone."""
+    assert isinstance(attrs, RouteAttrs)
+    logits_TE = inputs[0].float()
+    scores_TE = logits_TE.softmax(-1) if attrs.scoring == "softmax" else logits_TE.sigmoid()
+    choice_TE = scores_TE.detach()
+    if weights:
+        choice_TE = choice_TE + weights[0].detach().float()
+    if attrs.num_groups > 1:
+        choice_TE = _best_groups(attrs, choice_TE)
+    ids_TK = _best(choice_TE, attrs.top_k)
+    weights_TK = scores_TE.gather(1, ids_TK)
+    if attrs.normalize:
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)  # sigmoids can all be 0
+    return (ids_TK.int(), attrs.scale * weights_TK)
+
+
+def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Sum each token's results in the order of the experts' numbers, in float32."""
+    assert isinstance(attrs, ExpertsAttrs)
+    x_TH, ids_TK, weights_TK = inputs[0], inputs[1].long(), inputs[2]
+    gate_EFH, up_EFH, down_EHF, *biases = weights
+    sums_TH = torch.zeros_like(x_TH, dtype=torch.promote_types(x_TH.dtype, torch.float32))
+    for expert in ids_TK.unique().tolist():
+        rows, slots = (ids_TK == expert).nonzero(as_tuple=True)
+        gate_bias, up_bias, down_bias = (bias[expert] for bias in biases) if biases else (None, None, None)
+        x = x_TH[rows]
+        h = _gated(attrs, linear(x, gate_EFH[expert], gate_bias), linear(x, up_EFH[expert], up_bias))
+        y = linear(h, down_EHF[expert], down_bias) * weights_TK[rows, slots, None]
+        sums_TH = sums_TH.index_add(0, rows, y.to(sums_TH.dtype))
+    return (sums_TH.to(x_TH.dtype),)
+
+
+def gate_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    return (inputs[1].sigmoid() * inputs[0],)
+
+
+def _best(scores_TN: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where the `count` largest entries of each row are, the first of equals first."""
+    return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _best_groups(attrs: RouteAttrs, choice_TE: torch.Tensor) -> torch.Tensor:
+    """Mask the scores of all but the best groups with -inf."""
+    choice_TGN = choice_TE.unflatten(1, (attrs.num_groups, -1))
+    num_best = 1 if attrs.group_score == "max" else 2
+    groups_TG = _best(choice_TGN.topk(num_best).values.sum(-1), attrs.top_groups)
+    is_out_TG = torch.ones_like(choice_TGN[..., 0], dtype=torch.bool).scatter(1, groups_TG, False)
+    return choice_TGN.masked_fill(is_out_TG[..., None], -torch.inf).flatten(1)
+
+
+def _gated(attrs: ExpertsAttrs, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if attrs.limit is None:
+        return ACTIVATIONS[attrs.activation](gate) * up
+    gate, up = gate.clamp(max=attrs.limit), up.clamp(-attrs.limit, attrs.limit)
+    return (up + 1) * gate * (attrs.alpha * gate).sigmoid()
+
+
+REFERENCE_OPS: Mapping[str, ReferenceOp] = {"route": route, "experts": experts, "gate_rows": gate_rows}

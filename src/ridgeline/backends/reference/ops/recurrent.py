@@ -1,0 +1,155 @@
+"""State-space and linear-attention layers, token by token in float32, as their papers write them down.
+
+Legend: S spans of equal length · L tokens of each; the others as in `program/ops/recurrent.py`.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.ops.dense import ACTIVATIONS
+from ridgeline.program.op import Attrs
+from ridgeline.program.ops.recurrent import CausalConvAttrs, GatedNormAttrs, RecurrentAttrs, RetentionAttrs, SsdAttrs
+
+L2_EPS = 1e-6  # of the delta rule's queries and keys
+
+Step = Callable[[torch.Tensor, Tensors], tuple[torch.Tensor, torch.Tensor]]
+"""(state [S, ..], one token's inputs [S, ..]) -> (state after the token, its output [S, ..])."""
+
+
+def causal_conv(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Sum each channel's last W tokens, weighted; the state holds the W - 1 before the span, oldest first."""
+    assert isinstance(attrs, CausalConvAttrs)
+    taps_CW, *bias = (weight.float() for weight in weights)
+
+    def step(last_SCW: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        seen_SCW = torch.cat((last_SCW, token[0][..., None]), dim=-1)
+        y_SC = (seen_SCW * taps_CW).sum(-1)
+        y_SC = y_SC + bias[0] if bias else y_SC
+        return seen_SCW[..., 1:], y_SC if attrs.activation is None else ACTIVATIONS[attrs.activation](y_SC)
+
+    return _over_tokens(attrs, step, inputs, memory)
+
+
+def selective_scan(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Run Mamba's scan (arXiv 2312.00752): h <- exp(dt A) h + dt x B and y = C h + D x.
+
+    Here dt goes through softplus first, and A = -exp(A_log).
+    """
+    assert isinstance(attrs, RecurrentAttrs)
+    decay_IN, skip_I = -weights[0].float().exp(), weights[1].float()
+
+    def step(h_SIN: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        x_SI, dt_SI, b_SN, c_SN = token
+        dt_SI = F.softplus(dt_SI)
+        h_SIN = (dt_SI[..., None] * decay_IN).exp() * h_SIN + (dt_SI * x_SI)[..., None] * b_SN[:, None]
+        return h_SIN, (h_SIN * c_SN[:, None]).sum(-1) + skip_I * x_SI
+
+    return _over_tokens(attrs, step, inputs, memory)
+
+
+def ssd(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Run Mamba-2's scan (arXiv 2405.21060): the selective scan with one decay for all entries of a head.
+
+    dt = softplus(dt + dt_bias), kept within its limits; the heads of a group share B and C.
+    """
+    assert isinstance(attrs, SsdAttrs)
+    decay_H, skip_H, dt_bias_H = -weights[0].float().exp(), weights[1].float(), weights[2].float()
+    heads_per_group = inputs[0].shape[1] // inputs[2].shape[1]
+
+    def step(h_SHPN: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        x_SHP, dt_SH = token[:2]
+        b_SHN, c_SHN = (part_SGN.repeat_interleave(heads_per_group, dim=1) for part_SGN in token[2:])
+        dt_SH = F.softplus(dt_SH + dt_bias_H).clamp(attrs.dt_min, attrs.dt_max)
+        added_SHPN = (dt_SH[..., None] * x_SHP)[..., None] * b_SHN[:, :, None]
+        h_SHPN = (dt_SH * decay_H).exp()[..., None, None] * h_SHPN + added_SHPN
+        y_SHP = (h_SHPN * c_SHN[:, :, None]).sum(-1) + skip_H[:, None] * x_SHP
+        return h_SHPN, y_SHP.flatten(1)
+
+    return _over_tokens(attrs, step, inputs, memory)
+
+
+def delta_rule(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Run the gated delta rule (arXiv 2412.06464): the state decays, then its value under k moves to v by beta.
+
+    Decay exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b); q and k are l2-normalised, and q is divided by
+    sqrt(K). The heads of v that share a head of q and k lie side by side.
+    """
+    assert isinstance(attrs, RecurrentAttrs)
+    rate_H, dt_bias_H = weights[0].float().exp(), weights[1].float()
+    heads_per_key = inputs[2].shape[1] // inputs[0].shape[1]
+
+    def step(h_SHKV: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        q_SHK, k_SHK = (_l2_normalised(x).repeat_interleave(heads_per_key, dim=1) for x in token[:2])
+        v_SHV, a_SH, b_SH = token[2:]
+        h_SHKV = (-rate_H * F.softplus(a_SH + dt_bias_H)).exp()[..., None, None] * h_SHKV
+        error_SHV = v_SHV - (h_SHKV * k_SHK[..., None]).sum(2)
+        h_SHKV = h_SHKV + k_SHK[..., None] * (b_SH.sigmoid()[..., None] * error_SHV)[:, :, None]
+        o_SHV = (h_SHKV * q_SHK[..., None]).sum(2) * q_SHK.shape[-1] ** -0.5
+        return h_SHKV, o_SHV.flatten(1)
+
+    return _over_tokens(attrs, step, inputs, memory)
+
+
+def retention(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Run linear attention with a constant decay per head (arXiv 2307.08621): h <- exp(-rate) h + k v and o = q h."""
+    assert isinstance(attrs, RetentionAttrs)
+    decay_H = torch.tensor(attrs.rates, dtype=torch.float32).neg().exp()
+
+    def step(h_SHKV: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        q_SHK, k_SHK, v_SHV = token
+        h_SHKV = decay_H[:, None, None] * h_SHKV + k_SHK[..., None] * v_SHV[:, :, None]
+        return h_SHKV, (h_SHKV * q_SHK[..., None]).sum(2).flatten(1)
+
+    return _over_tokens(attrs, step, inputs, memory)
+
+
+def gated_norm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Compute weight * rmsnorm(x) * silu(z) or weight * rmsnorm(x * silu(z)); the norm spans `group` entries."""
+    assert isinstance(attrs, GatedNormAttrs)
+    x, gate = inputs[0].float(), F.silu(inputs[1].float())
+    weight = weights[0].float().view(-1, attrs.group)
+    y = x if attrs.norm_before_gate else x * gate
+    y = (F.rms_norm(y.unflatten(-1, (-1, attrs.group)), (attrs.group,), None, attrs.eps) * weight).flatten(-2)
+    return ((y * gate if attrs.norm_before_gate else y).to(inputs[0].dtype),)
+
+
+def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+    """Run `step` over the tokens of every span, from the state that memory holds to the one that it keeps.
+
+    Spans of the same length go together. The output has the dtype of the first input.
+    """
+    spans = memory.spans()
+    before_S = memory.load(attrs.state, attrs.part)
+    members: dict[int, list[int]] = {}
+    for index, span in enumerate(spans):
+        members.setdefault(span.stop - span.start, []).append(index)
+    outputs: dict[int, torch.Tensor] = {}
+    after: dict[int, torch.Tensor] = {}
+    for num_tokens, batch in members.items():
+        inputs_SL = [torch.stack([x[spans[index]] for index in batch]).float() for x in inputs]
+        state, rows = before_S[batch], list[torch.Tensor]()
+        for token in range(num_tokens):
+            state, row = step(state, [x[:, token] for x in inputs_SL])
+            rows.append(row)
+        outputs.update(zip(batch, torch.stack(rows, dim=1)))
+        after.update(zip(batch, state))
+    order = range(len(spans))
+    memory.store(attrs.state, attrs.part, torch.stack([after[index] for index in order]))
+    return (torch.cat([outputs[index] for index in order]).to(inputs[0].dtype),)
+
+
+def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+
+
+REFERENCE_OPS: Mapping[str, ReferenceOp] = {
+    "causal_conv": causal_conv,
+    "selective_scan": selective_scan,
+    "ssd": ssd,
+    "delta_rule": delta_rule,
+    "retention": retention,
+    "gated_norm": gated_norm,
+}

@@ -1,0 +1,101 @@
+"""EngineClient: an engine as a server sees it, wherever it runs. Plain data in, plain data out, no torch.
+
+`engine/thread_engine.py` implements it over an engine in a thread of the same process.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.cache.manager import CacheStats
+from ridgeline.core.config import Choice
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.request import Request
+from ridgeline.weights.folder import GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What does not change while an engine runs: all that a front end needs to check and complete requests for it."""
+
+    model_name: str  # as it was asked for
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output
+    max_num_seqs: int
+    adapters: tuple[str, ...]  # names of the loaded LoRA adapters; a request's number of one counts from 1
+    generation: GenerationDefaults
+    seed: int  # begins the stream of seeds of requests that bring none
+    embeds: bool  # gives vectors instead of tokens
+    max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step
+    choices: Mapping[str, Choice]  # every automatic setting by name, with its reason
+    weight_bytes: int  # as they are kept in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges of now; `num_preemptions` and all below it count since the start."""
+
+    num_running: int  # sequences that hold cache blocks
+    num_waiting: int  # sequences in the queue
+    num_preemptions: int
+    num_steps: int
+    num_computed_tokens: int
+    step_s: float  # of all steps: plan, run, commit and render
+    cache: CacheStats
+
+
+class EngineClient(Protocol):
+    """Takes requests and streams their outputs. Everything is called on one event loop, except `stop`."""
+
+    def start(self) -> None:
+        """Start to compute. Call it once, on the running event loop that will read the outputs."""
+        ...
+
+    def info(self) -> EngineInfo:
+        """Return what the engine serves; known before `start`."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counts; those of one moment may differ by a step."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """False once a shutdown has begun, or if the engine has died."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and whose outputs are still being read."""
+        ...
+
+    def require_room(self, num_requests: int = 1) -> None:
+        """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
+        ...
+
+    def submit(self, *requests: Request) -> None:
+        """Queue `requests`, whose ids are new; each must be read by `stream` or ended by `abort`.
+
+        Raises OverloadedError, and queues none of them, where `require_room` does.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request that nobody reads any more; unknown and finished ones are ignored."""
+        ...
+
+    def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
+        """Submit `requests` and yield the deltas of all their answers until each has finished.
+
+        Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and EngineError if
+        the engine stops before all have finished.
+        """
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for the open ones; True if all of them finished in time."""
+        ...
+
+    def stop(self) -> None:
+        """End the engine after its current step; open streams raise EngineError. Idempotent, from any thread."""
+        ...

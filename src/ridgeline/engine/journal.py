@@ -1,0 +1,233 @@
+"""The journal: what the engine did in its last steps, with when and why, and totals since the start.
+
+Rings of preallocated numpy records with one writer, the loop; there is no token and no text in them. Readers, in any
+thread, copy records and drop those that were written over meanwhile: nobody takes a lock.
+
+A decode step that is the one before with every sequence one token on keeps that step's spans: `span_shift` says how
+many tokens on they are.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.step import StepPlan, StepResult, WaitReason
+from ridgeline.engine.request import FinishEvent, FinishReason
+
+Records = npt.NDArray[np.void]
+Kind = Literal["admitted", "preempted"]
+
+STEPS = 4096  # records in each ring
+SPANS = 65536
+DECISIONS = 16384
+ANSWERS = 4096
+KINDS: tuple[Kind, ...] = get_args(Kind)
+WAIT_REASONS: tuple[str, ...] = ("", *get_args(WaitReason))  # "": nobody waited
+_WAIT_CODES = {reason or None: code for code, reason in enumerate(WAIT_REASONS)}
+FINISH_REASONS: tuple[str, ...] = tuple(FinishReason)
+
+SECONDS = ("plan_s", "batch_s", "run_s", "sample_s", "commit_s", "render_s")
+STEP_FIELDS = (
+    ("step", "i8"),
+    ("start_s", "f8"),
+    *((name, "f8") for name in SECONDS),  # NaN: not told apart from run_s
+    ("first_span", "i8"),  # number of its first span record
+    ("span_shift", "i4"),  # tokens to add to `start` of its span records
+    ("num_tokens", "i4"),
+    ("num_spans", "i4"),
+    ("num_rows", "i4"),
+    ("num_copies", "i4"),
+    ("head_waits", "i4"),  # index into WAIT_REASONS
+)
+SPAN_FIELDS = (
+    ("seq_id", "i8"),
+    *((name, "i4") for name in ("start", "num_tokens", "num_rows", "num_kept", "adapter")),
+)
+DECISION_FIELDS = (
+    ("step", "i8"),
+    ("kind", "i4"),  # index into KINDS
+    ("seq_id", "i8"),
+    ("value", "i8"),  # admitted: cached tokens; preempted: the sequence that got its blocks
+    ("reason", "i4"),  # admitted: index into Journal.cache_reasons
+)
+ANSWER_FIELDS = (
+    ("seq_id", "i8"),
+    ("arrival_s", "f8"),
+    *((name, "f8") for name in ("queue_s", "ttft_s", "latency_s")),  # NaN: it did not come so far
+    *((name, "i4") for name in ("index", "num_prompt", "num_cached", "num_output", "num_preemptions")),
+    *((name, "i4") for name in ("max_tokens", "adapter", "greedy", "logprobs", "needs_history")),
+    ("reason", "i4"),  # index into FINISH_REASONS
+)
+
+
+class Ring:
+    """The last `capacity` records of one kind. Record number n stands at n % capacity."""
+
+    def __init__(self, fields: Sequence[tuple[str, str]], capacity: int) -> None:
+        dtype = np.dtype([(name, "<" + kind) for name, kind in fields])
+        packing = struct.Struct("<" + "".join({"i8": "q", "i4": "i", "f8": "d"}[kind] for _, kind in fields))
+        self._pack_into, self._size = packing.pack_into, packing.size
+        assert self._size == dtype.itemsize
+        self._memory = bytearray(capacity * self._size)
+        self._records: Records = np.frombuffer(self._memory, dtype=dtype)
+        self._capacity = capacity
+        self.num_written = 0
+
+    def append(self, *values: Any) -> None:
+        """Write one record, its values in the order of the fields."""
+        self._pack_into(self._memory, self.num_written % self._capacity * self._size, *values)
+        self.num_written += 1
+
+    def read(self, since: int = 0) -> tuple[int, Records]:
+        """Return (number of the first, copies) of the records from number `since` on still there; any thread."""
+        end = self.num_written
+        first = max(since, end - self._capacity, 0)
+        records = self._records[np.arange(first, end) % self._capacity]
+        lost = max(0, self.num_written + 1 - self._capacity - first)  # + 1: one may be half written
+        return first + lost, records[lost:]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums since the start."""
+
+    plan_s: float = 0.0
+    run_s: float = 0.0
+    commit_s: float = 0.0
+    render_s: float = 0.0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_sampled_tokens: int = 0
+    num_requests: int = 0
+
+
+class Journal:
+    """What the loop writes at the end of each step. `num_groups` is the number of cache groups."""
+
+    def __init__(self, num_groups: int) -> None:
+        blocks = [(f"{state}_{group}", "i4") for group in range(num_groups) for state in ("free", "cached", "used")]
+        self.steps = Ring((*STEP_FIELDS, *blocks), STEPS)
+        self.spans = Ring(SPAN_FIELDS, SPANS)
+        self.decisions = Ring(DECISION_FIELDS, DECISIONS)
+        self.answers = Ring(ANSWER_FIELDS, ANSWERS)
+        self.cache_reasons: list[str] = []  # why the prefix cache served no more; grows only
+        self._totals = Totals()
+        self._last_seq_ids: list[int] = []  # of a step of one token and one row for each sequence, else empty
+        self._first_span = self._shift = 0
+
+    def totals(self) -> Totals:
+        """Return a copy of the totals; any thread."""
+        return replace(self._totals)
+
+    def request(self) -> None:
+        """Count a submitted request."""
+        self._totals.num_requests += 1
+
+    def step(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        times_s: tuple[float, float, float, float, float],
+        blocks: Sequence[int],
+        num_kept: Mapping[int, int],
+    ) -> None:
+        """Record one step: when planning began, computing began and ended, committing and rendering ended.
+
+        `blocks`: free, cached and used ones of each group. `num_kept` has the sequences that kept less than their span.
+        """
+        start_s, planned_s, ran_s, committed_s, end_s = times_s
+        spans, samples = plan.spans, result.samples
+        seq_ids = [span.seq_id for span in spans]
+        num_tokens = sum(map(len, [span.token_ids for span in spans]))
+        decisions = plan.decisions
+        one_each = num_tokens == len(seq_ids) == len(samples)
+        if one_each and seq_ids == self._last_seq_ids and not decisions.admitted:
+            num_rows = num_tokens
+            self._shift += 1
+        else:
+            num_rows = self._spans(plan, num_kept)
+            self._last_seq_ids = seq_ids if one_each and num_rows == num_tokens else []
+        if decisions.admitted or decisions.preempted:
+            self._decisions(plan)
+        computing_s = ran_s - planned_s
+        self.steps.append(
+            plan.step,
+            start_s,
+            planned_s - start_s,
+            result.batch_s,
+            computing_s,
+            result.sample_s,
+            committed_s - ran_s,
+            end_s - committed_s,
+            self._first_span,
+            self._shift,
+            num_tokens,
+            len(spans),
+            num_rows,
+            len(plan.copies),
+            _WAIT_CODES[decisions.head_waits],
+            *blocks,
+        )
+        totals = self._totals
+        totals.plan_s += planned_s - start_s
+        totals.run_s += computing_s
+        totals.commit_s += committed_s - ran_s
+        totals.render_s += end_s - committed_s
+        totals.num_steps += 1
+        totals.num_computed_tokens += num_tokens
+        totals.num_sampled_tokens += len(samples)
+
+    def answer(self, event: FinishEvent) -> None:
+        """Record the end of an answer."""
+        request, timings, params = event.request, event.timings, event.request.params
+        nan = float("nan")
+        self.answers.append(
+            event.seq_id,
+            request.arrival_s,
+            timings.queue_s,
+            nan if timings.ttft_s is None else timings.ttft_s,
+            timings.latency_s,
+            event.index,
+            len(request.prompt_ids),
+            event.cached.num_tokens,
+            event.num_output,
+            timings.num_preemptions,
+            min(request.max_tokens, 2**31 - 1),
+            request.adapter,
+            params.greedy,
+            -1 if params.logprobs is None else params.logprobs,
+            params.needs_history,
+            FINISH_REASONS.index(event.reason),
+        )
+
+    def spans_of(self, step: np.void) -> Records:
+        """Return the spans of a step record, as they were in that step; fewer where they have been written over."""
+        first = int(step["first_span"])
+        at, records = self.spans.read(first)
+        found = records[: max(0, first + int(step["num_spans"]) - at)]
+        found["start"] += step["span_shift"]
+        return found
+
+    def _spans(self, plan: StepPlan, num_kept: Mapping[int, int]) -> int:
+        """Write the plan's spans; return their rows of logits."""
+        self._first_span, self._shift = self.spans.num_written, 0
+        num_rows = 0
+        append = self.spans.append
+        for span in plan.spans:
+            count, seq_id = len(span.token_ids), span.seq_id
+            append(seq_id, span.start, count, span.num_logit_rows, num_kept.get(seq_id, count), span.adapter)
+            num_rows += span.num_logit_rows
+        return num_rows
+
+    def _decisions(self, plan: StepPlan) -> None:
+        for admission in plan.decisions.admitted:
+            if admission.reason not in self.cache_reasons:
+                self.cache_reasons.append(admission.reason)
+            reason = self.cache_reasons.index(admission.reason)
+            self.decisions.append(plan.step, 0, admission.seq_id, admission.num_cached, reason)
+        for preemption in plan.decisions.preempted:
+            self.decisions.append(plan.step, 1, preemption.seq_id, preemption.for_seq_id, -1)

@@ -1,0 +1,72 @@
+"""ModelConfig -> what is known of a model before a backend computes it: its spec, its program, its adapters.
+
+Called by `engine/build.py`. Lowers once per start.
+"""
+
+from collections.abc import Mapping
+
+from ridgeline.backends.base import ModelSource
+from ridgeline.core.config import Choice, EngineConfig, ModelConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.params import PoolingKind
+from ridgeline.decoding.draw import MAX_COLUMNS
+from ridgeline.engine.client import EngineInfo
+from ridgeline.program.lower import lower
+from ridgeline.program.passes.adapt import adapted
+from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.lora import ranks, read_adapters
+from ridgeline.weights.pooling import read_pooling
+
+
+def open_model(config: EngineConfig) -> ModelSource:
+    """Find the folder and read everything but the weights; the program is for the longest context that may be chosen.
+
+    Raises ConfigError for what the model cannot be asked for, ModelLoadError for broken files.
+    """
+    folder = ModelFolder.open(config.model.model, config.model.revision)
+    spec = read_spec(folder.config)
+    base = lower(spec, config.model.max_model_len, hidden=embeds(config.model, spec))
+    adapters = read_adapters(config.adapters, spec, base)
+    return ModelSource(folder, spec, base, adapted(base, ranks(adapters), len(adapters)), adapters)
+
+
+def describe(
+    model: ModelSource, config: EngineConfig, max_model_len: int, choices: Mapping[str, Choice], weight_bytes: int
+) -> EngineInfo:
+    """Return what clients may know of the model as it is served."""
+    scheduler, spec = config.scheduler, model.spec
+    whole = spec.diffusion is not None or spec.head is None  # its prompts are not cut
+    return EngineInfo(
+        model_name=model.folder.name,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        adapters=tuple(adapter.name for adapter in model.adapters),
+        generation=model.folder.generation_config,
+        seed=config.seed,
+        embeds=embeds(config.model, spec),
+        max_unchunked_prompt=scheduler.max_num_batched_tokens if whole else None,
+        choices=choices,
+        weight_bytes=weight_bytes,
+    )
+
+
+def pooling_of(model: ModelSource) -> PoolingKind:
+    """Return how the model's folder wants a text's vectors pooled. Raises ModelLoadError for kinds we do not have."""
+    return read_pooling(model.folder.path) or ("mean" if model.spec.head is None else "last")
+
+
+def embeds(config: ModelConfig, spec: DecoderSpec) -> bool:
+    """Return whether the model gives vectors instead of tokens. Raises ConfigError where it cannot do what is asked."""
+    if spec.head is None and config.task == "generate":
+        raise ConfigError(f"{config.model} is an encoder: it has no head to generate with; use task=embed")
+    if spec.head is None or config.task == "embed":
+        return True
+    if spec.vocab_size > MAX_COLUMNS:
+        raise ConfigError(
+            f"{config.model} has {spec.vocab_size:,} tokens, and sampling draws from at most {MAX_COLUMNS:,}; "
+            "it can be used with task=embed"
+        )
+    return False

@@ -1,0 +1,157 @@
+"""A step while it is being planned: what one sequence computes in it, and what is left for the others.
+
+Called by the scheduler, which decides the order. No torch, no clock.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.step import (
+    Admission,
+    BlockCopy,
+    Decisions,
+    Preemption,
+    PromptLogprobRow,
+    SampleRow,
+    Span,
+    VectorRows,
+    WaitReason,
+)
+from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_salt
+from ridgeline.engine.request import Sequence
+
+NO_DECISIONS = Decisions()
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """Spans so far, and how many tokens and rows of logits are left.
+
+    Rows that score a prompt's own tokens are not counted among the rows: the tokens of the step bound them.
+    """
+
+    cache: CacheManager
+    strategy: Strategy
+    max_model_len: int
+    tokens_left: int
+    rows_left: int
+    spans: list[tuple[Sequence, Span]] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
+    head_waits: WaitReason | None = None
+
+    def next_span(self, seq: Sequence, num_behind: int = 0) -> Span | None:
+        """Return what `seq` computes if each of `num_behind` others keeps a token and a row; None: it waits."""
+        start, known = seq.num_computed, len(seq.token_ids)
+        max_tokens, max_rows = self.tokens_left - num_behind, self.rows_left - num_behind
+        end = self.cache.span_end(start, min(start + max_tokens, known))
+        scores = owes_scores(seq)
+        span = self.strategy.next_span(seq, end - start if end < known else max_tokens, score_all=scores)
+        if span is None:
+            return None
+        if span.num_optional:
+            span = self._within_limits(seq, span, max_rows)
+        return span if scores or span.num_logit_rows <= max_rows else None
+
+    def _within_limits(self, seq: Sequence, span: Span, max_rows: int) -> Span:
+        """Return the span with as many optional tokens as the context, the cache's checkpoints and the rows allow."""
+        if seq.siblings:
+            return span.required()  # what forks shares known tokens alone
+        end = min(self.cache.span_end(span.start, span.end), self.max_model_len)
+        excess = max(span.end - end, span.num_logit_rows - max_rows, 0)
+        return span.shortened(min(excess, span.num_optional))
+
+    def place(self, seq: Sequence, span: Span) -> bool:
+        """Reserve blocks for `span`, or for its required tokens; False, with nothing changed, where blocks lack."""
+        copies = self.cache.reserve(seq.seq_id, span.end)
+        if copies is None and span.num_optional:
+            span = span.required()
+            copies = self.cache.reserve(seq.seq_id, span.end)
+        if copies is None:
+            return False
+        self.copies.extend(copies)
+        self.spans.append((seq, span))
+        self._take(seq, span, 1)
+        return True
+
+    def admit(self, seq: Sequence) -> WaitReason | None:
+        """Take a waiting sequence into the cache, with a span in this step; else say why not, with nothing changed."""
+        salt = seq.request.salt + self.strategy.salt(seq) + scoring_salt(seq)
+        if not self.cache.can_admit(seq.token_ids, salt):
+            return "blocks"
+        cached = self.cache.admit(seq.seq_id, seq.token_ids, salt)
+        seq.num_computed = cached.num_tokens
+        span, placed = None, False
+        try:
+            span = self.next_span(seq)
+            placed = span is not None and self.place(seq, span)
+        finally:
+            if not placed:
+                self.cache.release(seq.seq_id)
+                seq.num_computed = 0
+        if not placed:
+            return "together" if span is None else "blocks"
+        if seq.scheduled_s is None:
+            seq.cached = cached
+        self.admitted.append(Admission(seq.seq_id, cached.num_tokens, cached.reason))
+        return None
+
+    def rows(
+        self, fault: Callable[[Sequence, Exception], None]
+    ) -> tuple[tuple[SampleRow, ...], tuple[PromptLogprobRow, ...], tuple[VectorRows, ...]]:
+        """Return the rows that decide tokens, score prompt tokens, or are results. Call it when all spans are placed.
+
+        `fault` hears of a sequence that fails here, and its span goes; what is copied for it goes where nobody reads.
+        """
+        samples: list[SampleRow] = []
+        prompt_rows: list[PromptLogprobRow] = []
+        vector_rows: list[VectorRows] = []
+        first_row, planned, self.spans = 0, self.spans, []
+        for seq, span in planned:
+            rows: list[SampleRow] = []
+            failed = False
+            for member in (seq, *seq.siblings):
+                try:
+                    rows.extend(self.strategy.rows(member, span, first_row))
+                except Exception as error:
+                    fault(member, error)
+                    if member is seq:
+                        failed = True
+                        break
+            if failed:
+                continue
+            self.spans.append((seq, span))
+            samples.extend(rows)
+            if owes_scores(seq):
+                prompt_rows.extend(scoring_rows(seq, span, first_row))
+            if span.pooled:
+                vector_rows.append(VectorRows(seq.seq_id, first_row, span.num_logit_rows))
+            first_row += span.num_logit_rows
+        return tuple(samples), tuple(prompt_rows), tuple(vector_rows)
+
+    def give_back(self, in_flight: Mapping[int, Span]) -> bool:
+        """Drop every optional token, and free all blocks reserved beyond the spans and those of earlier plans
+        that are `in_flight`, by sequence; return whether there were any."""
+        ends = {seq_id: span.end for seq_id, span in in_flight.items()}
+        for index, (seq, span) in enumerate(self.spans):
+            if span.num_optional:
+                self._take(seq, span, -1)
+                span = span.required()
+                self._take(seq, span, 1)
+                self.spans[index] = (seq, span)
+            ends[seq.seq_id] = span.end
+        return self.cache.give_back(ends)
+
+    def decisions(self) -> Decisions:
+        """Return what was decided beside the spans."""
+        if not self.admitted and not self.preempted and self.head_waits is None:
+            return NO_DECISIONS
+        return Decisions(tuple(self.admitted), tuple(self.preempted), self.head_waits)
+
+    def _take(self, seq: Sequence, span: Span, sign: int) -> None:
+        self.tokens_left -= sign * len(span.token_ids)
+        if span.num_logit_rows <= 1 or not owes_scores(seq):
+            self.rows_left -= sign * span.num_logit_rows

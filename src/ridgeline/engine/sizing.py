@@ -1,0 +1,101 @@
+"""BackendPlan -> context length, cache layout and their reasons: what memory leaves room for.
+
+Knows a model by its states and its declared length alone. Called by `engine/build.py` before weights are loaded. Must
+not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.backends.base import BackendPlan, StepLimits
+from ridgeline.cache.layout import (
+    RECURRENT_BLOCKS_PER_SEQUENCE,
+    CacheLayout,
+    KvStateSize,
+    RecurrentStateSize,
+    StateSize,
+    plan_layout,
+)
+from ridgeline.core.config import Choice, EngineConfig, SchedulerConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.op import State
+
+CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The context length in tokens, the cache, the largest step, and the reasons for the sizes."""
+
+    max_model_len: int
+    layout: CacheLayout
+    limits: StepLimits
+    choices: Mapping[str, Choice]
+
+
+def choose_sizes(
+    plan: BackendPlan, config: EngineConfig, states: Sequence[State], max_positions: int, *, all_rows: bool
+) -> Sizing:
+    """Return what fits beside the weights and the largest step.
+
+    `max_positions` is the declared context length: unless another was asked for, it is halved until one sequence fits.
+    `all_rows`: every token of a step has its row of results. Raises ConfigError where nothing fits.
+    """
+    asked, scheduler = config.model.max_model_len, config.scheduler
+    sizes = [plan.state_size(state) for state in states]
+    free_bytes = plan.available_bytes - plan.weight_bytes  # which come into memory later
+    length = asked or max_positions
+    while True:
+        limits = _step_limits(scheduler, length, all_rows=all_rows)
+        budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits))
+        try:
+            layout = plan_layout(
+                sizes,
+                config.cache.block_size,
+                budget,
+                length,
+                scheduler.max_num_batched_tokens,
+                scheduler.max_num_seqs,
+            )
+            break
+        except ConfigError:
+            if asked is not None or length <= config.cache.block_size:
+                raise
+            length //= 2
+    choices = {"max_model_len": _length_choice(length, asked, max_positions), "kv_cache_bytes": why_budget}
+    return Sizing(length, layout, limits, choices)
+
+
+def _step_limits(scheduler: SchedulerConfig, context: int, *, all_rows: bool) -> StepLimits:
+    """Return what a step may have. Rows of prompts whose own log-probabilities are asked for are not counted."""
+    return StepLimits(
+        num_tokens=scheduler.max_num_batched_tokens,
+        num_rows=scheduler.max_num_batched_tokens if all_rows else scheduler.max_num_seqs,
+        num_seqs=scheduler.max_num_seqs,
+        context=context,
+    )
+
+
+def _length_choice(length: int, asked: int | None, max_positions: int) -> Choice:
+    if asked is not None:
+        return Choice(str(length), "as asked")
+    if length == max_positions:
+        return Choice(str(length), "what the model declares")
+    return Choice(str(length), f"of the declared {max_positions}, what one sequence can have in the cache")
+
+
+def _choose_budget(
+    config: EngineConfig, sizes: Sequence[StateSize], max_model_len: int, free_bytes: int
+) -> tuple[int, Choice]:
+    """Return the cache's bytes: as asked, or enough for all sequences within a share of the free memory."""
+    cache, max_num_seqs = config.cache, config.scheduler.max_num_seqs
+    if cache.kv_cache_bytes is not None:
+        return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
+    blocks = -(-max_model_len // cache.block_size) + 1
+    per_token = sum(size.bytes_per_token for size in sizes if isinstance(size, KvStateSize))
+    per_sequence = sum(size.num_bytes for size in sizes if isinstance(size, RecurrentStateSize))
+    wanted = max_num_seqs * (blocks * cache.block_size * per_token + RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence)
+    share = max(0, int(free_bytes * CACHE_SHARE))
+    if wanted <= share:
+        return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {max_model_len} tokens")
+    return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory")

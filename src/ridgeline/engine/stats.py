@@ -1,0 +1,16 @@
+"""SchedulerStats: what the scheduler counts, for the loop's callers."""
+
+from dataclasses import dataclass
+
+from ridgeline.cache.manager import CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges and counters; `num_preemptions` and `num_steps` since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    num_steps: int
+    cache: CacheStats

@@ -1,0 +1,176 @@
+"""ThreadEngine: an EngineClient whose engine runs in a thread of this process.
+
+The event loop never waits for a step: submitting puts a message in the inbox, and each step's deltas come back in one
+call_soon_threadsafe.
+"""
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncGenerator
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.log import get_logger
+from ridgeline.core.step import Vectors
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.client import EngineInfo, EngineStats
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.request import Request
+from ridgeline.text.tokenizer import Tokenizer
+
+log = get_logger("engine")
+
+IDLE_WAIT_S = 0.5  # an idle loop looks around this often; a message wakes it at once
+POLL_S = 0.01  # how often `drain` looks whether the last answer has left
+
+
+class ThreadEngine:
+    """Owns an Engine and its thread. Build it anywhere, `start` it on the event loop that will read the answers."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._max_queued = config.scheduler.max_queued_requests
+        self.engine = build_engine(config, self._deliver)
+        self._answers: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
+        self._stopping = threading.Event()
+        self._draining = False
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="ridgeline-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread. Call it once, on the running event loop."""
+        self._event_loop = asyncio.get_running_loop()
+        atexit.register(self.stop)  # a thread that the interpreter's end meets within native code aborts the process
+        self._thread.start()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, which a server in this process need not load again."""
+        return self.engine.tokenizer
+
+    def info(self) -> EngineInfo:
+        """Return what the engine serves."""
+        return self.engine.info
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counts. Its thread goes on meanwhile: single fields are read, so no lock is needed."""
+        stats, totals = self.engine.loop.stats(), self.engine.loop.journal.totals()
+        return EngineStats(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_preemptions=stats.num_preemptions,
+            num_steps=totals.num_steps,
+            num_computed_tokens=totals.num_computed_tokens,
+            step_s=totals.plan_s + totals.run_s + totals.commit_s + totals.render_s,
+            cache=stats.cache,
+        )
+
+    @property
+    def accepting(self) -> bool:
+        """False once a shutdown has begun, or if the thread has died."""
+        return self._thread.is_alive() and not self._draining
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose answers are still being read."""
+        return len(self._answers)
+
+    def require_room(self, num_requests: int = 1) -> None:
+        """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
+        if not self.accepting:
+            raise OverloadedError("the engine is shutting down; retry elsewhere")
+        waiting, unfinished = self.engine.loop.scheduler.num_waiting, len(self._answers)
+        if waiting + num_requests > self._max_queued or unfinished + num_requests > 2 * self._max_queued:
+            raise OverloadedError(f"the queue is full ({self._max_queued} requests); retry later")
+
+    def submit(self, *requests: Request) -> None:
+        """Queue `requests`, whose ids are new; raises OverloadedError, and queues none, where `require_room` does."""
+        self.require_room(len(requests))
+        answers: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
+        self._answers.update((request.request_id, answers) for request in requests)
+        for request in requests:
+            self.engine.loop.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request that nobody reads any more; unknown and finished ones are ignored."""
+        if self._answers.pop(request_id, None) is not None:
+            self.engine.loop.abort(request_id)
+
+    async def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
+        """Submit `requests` and yield the deltas of all their answers until each has finished.
+
+        Closing the generator aborts what has not. Raises OverloadedError before anything is queued if they do not fit
+        or the engine is shutting down, and EngineError if it stops before they have finished.
+        """
+        self.submit(*requests)
+        answers = self._answers[requests[0].request_id]  # one queue for all of them
+        unfinished = {request.request_id: request.params.n for request in requests}
+        try:
+            while unfinished:
+                delta = await answers.get()
+                if delta is None:
+                    raise EngineError("the engine stopped before the answer was complete")
+                if delta.finish is not None:
+                    unfinished[delta.request_id] -= 1
+                    if not unfinished[delta.request_id]:
+                        del unfinished[delta.request_id], self._answers[delta.request_id]
+                yield delta
+        finally:
+            for request_id in unfinished:
+                self.abort(request_id)
+
+    async def embed(self, *requests: Request) -> list[Vectors]:
+        """Return the vectors [H] of requests made by `Intake.embedding`, in order. Raises as `stream` does."""
+        vectors: dict[str, Vectors] = {}
+        async for delta in self.stream(*requests):
+            if delta.vector_H is not None:
+                vectors[delta.request_id] = delta.vector_H
+            elif delta.finish is not None and delta.request_id not in vectors:
+                raise EngineError(delta.finish.error or f"the text was not computed: {delta.finish.reason}")
+        return [vectors[request.request_id] for request in requests]
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and waits for the open ones; True if all of them finished in time."""
+        self._draining = True
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._answers and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(POLL_S)
+        return not self._answers
+
+    def stop(self) -> None:
+        """End the thread after its current step; open streams raise EngineError. Idempotent, from any thread."""
+        atexit.unregister(self.stop)
+        self._draining = True
+        self._stopping.set()
+        self.engine.loop.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if not self.engine.loop.step():
+                    self.engine.loop.wait(IDLE_WAIT_S)
+        except Exception:
+            log.exception("the engine's thread died")
+        assert self._event_loop is not None
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._close_answers)
+
+    def _close_answers(self) -> None:
+        """Close all answers, on the event loop: the thread has ended, and nobody may wait for what cannot come."""
+        self._draining = True
+        for answers in set(self._answers.values()):
+            answers.put_nowait(None)
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        """Send deltas to the event loop; runs in the engine's thread."""
+        assert self._event_loop is not None
+        self._event_loop.call_soon_threadsafe(self._dispatch, deltas)
+
+    def _dispatch(self, deltas: list[OutputDelta]) -> None:
+        """Hand each delta to its reader, on the event loop. Deltas of aborted requests have no reader any more."""
+        for delta in deltas:
+            answers = self._answers.get(delta.request_id)
+            if answers is not None:
+                answers.put_nowait(delta)

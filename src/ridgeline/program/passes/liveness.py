@@ -1,0 +1,31 @@
+"""Program -> when each value is read for the last time, so that its memory can serve another one.
+
+Used by backends: to free values, or to give their buffers to later ones. No torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.program.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """Lives of values over parts that run one after the other, each of one or more ops.
+
+    `ends[i]` are the values that part i makes or reads and no later part does. The result of the program never ends.
+    """
+
+    ends: tuple[tuple[str, ...], ...]
+    last_reader: Mapping[str, int]  # by value the number of the part; the result's is beyond the last part
+
+
+def liveness(parts: Sequence[Sequence[Op]], result: str) -> Liveness:
+    """Return the lives of the values of `parts`, of which the caller reads `result` at the end."""
+    last_reader = {name: number for number, ops in enumerate(parts) for op in ops for name in op.inputs}
+    last_reader[result] = len(parts)
+    touched = [dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs)) for ops in parts]
+    ends = tuple(
+        tuple(name for name in names if last_reader.get(name, -1) <= number) for number, names in enumerate(touched)
+    )
+    return Liveness(ends, last_reader)

@@ -1,0 +1,145 @@
+"""A matrix stored as small numbers: the one description that schemes make, checkpoints give and backends pack."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.dtypes import FLOAT8_E4M3, FLOAT32, Array, Float32s, assign
+
+Bytes = npt.NDArray[np.uint8]
+Code = Literal["uniform", "e2m1", "e4m3"]
+
+_E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the low three bits; the fourth is the sign
+# The number that each code stands for; a uniform code is the number itself.
+LEVELS: Mapping[Code, Float32s] = {
+    "e2m1": np.array([*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES)], dtype=np.float32),
+    "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
+}
+SCALE_BYTES = {"float16": 2, "float32": 4}
+CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """How a matrix is stored. `group` consecutive inputs of an output share a scale, the last group may be shorter.
+
+    `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
+    others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
+    holds every scale and minimum exactly.
+    """
+
+    code: Code
+    bits: Literal[4, 8]
+    group: int
+    zero: Literal["fixed", "points", "minima"] = "fixed"
+    scale: Literal["float16", "float32"] = "float16"
+
+    @property
+    def fixed_zero(self) -> int:
+        """The code of zero where it is fixed."""
+        return 1 << (self.bits - 1) if self.code == "uniform" else 0
+
+    def num_groups(self, num_inputs: int) -> int:
+        """Return the number of groups of an output."""
+        return -(-num_inputs // self.group) if self.group else 1
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of matrices [.., N, K] as a backend stores them, without padding."""
+        *outputs, num_inputs = shape
+        zero_bytes = {"fixed": 0, "points": 1, "minima": SCALE_BYTES[self.scale]}[self.zero]
+        group_bytes = SCALE_BYTES[self.scale] + zero_bytes
+        return math.prod(outputs) * (-(-num_inputs * self.bits // 8) + self.num_groups(num_inputs) * group_bytes)
+
+    def __str__(self) -> str:
+        number = f"int{self.bits}" if self.code == "uniform" else self.code
+        groups = f" in groups of {self.group}" if self.group else ""
+        return number + groups + {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix [N, K]: uint8 `codes` [N, K], float32 `scales` [N, G], and what `format.zero` asks for.
+
+    w[n, k] = (level(codes[n, k]) - zero) * scales[n, k // group]      zero: fixed, or uint8 `points` [N, G]
+    w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
+    """
+
+    format: StoredFormat
+    codes: Bytes
+    scales: Float32s
+    points: Bytes | None = None
+    minima: Float32s | None = None
+
+
+def nibbles(packed: Bytes) -> Bytes:
+    """Return the two 4-bit codes of every byte, [.., n] as [.., 2 n], that of the low bits first."""
+    halves = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+    return halves.reshape(*packed.shape[:-1], -1)
+
+
+def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Return matrices of one format as one, their rows one after the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    points, minima = ([getattr(part, name) for part in parts] for name in ("points", "minima"))
+    return StoredMatrix(
+        first.format,
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        None if first.points is None else np.concatenate(points),
+        None if first.minima is None else np.concatenate(minima),
+    )
+
+
+def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:
+    """Return the numbers that the codes stand for, [N, K]: each a float32 product, and a sum with its minimum.
+
+    What schemes promise, backends compute with and tests compare with. A scale that is no number makes none. A `dtype`
+    narrower than float32 rounds once more.
+    """
+    num_outputs, num_inputs = stored.codes.shape
+    out = np.empty((num_outputs, num_inputs), dtype)
+    step = max(1, CHUNK_ELEMENTS // max(1, num_inputs))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin in range(0, num_outputs, step):
+            rows = slice(begin, begin + step)
+            assign(out[rows], _dequantized_rows(stored, rows))
+    return out
+
+
+def _dequantized_rows(stored: StoredMatrix, rows: slice) -> Float32s:
+    form, codes = stored.format, stored.codes[rows]
+    num_inputs = codes.shape[1]
+    group, num_groups = form.group or num_inputs, form.num_groups(num_inputs)
+    if num_groups * group != num_inputs:
+        codes = np.pad(codes, ((0, 0), (0, num_groups * group - num_inputs)))
+    levels = codes.astype(np.float32) if form.code == "uniform" else _levels(form.code, codes)
+    levels = levels.reshape(-1, num_groups, group)
+    if stored.points is not None:
+        levels -= stored.points[rows].astype(np.float32)[:, :, None]
+    elif stored.minima is None and form.fixed_zero:
+        levels -= np.float32(form.fixed_zero)
+    levels *= stored.scales[rows][:, :, None]
+    if stored.minima is not None:
+        levels += stored.minima[rows][:, :, None]
+    return levels.reshape(len(levels), -1)[:, :num_inputs]
+
+
+def _levels(code: Code, codes: Bytes) -> Float32s:
+    """Look up levels, two at a time where their number is even: an index costs more than what it finds."""
+    if codes.size % 2:
+        return np.take(LEVELS[code], codes)
+    return np.take(_level_pairs(code), np.ascontiguousarray(codes).reshape(-1).view(np.uint16)).view(np.float32)
+
+
+@cache
+def _level_pairs(code: Code) -> npt.NDArray[np.uint64]:
+    """Return the levels of both codes of 16 bits, as one number of 64 bits."""
+    levels = np.resize(LEVELS[code], 256)
+    return np.stack([np.tile(levels, 256), np.repeat(levels, 256)], axis=1).view(np.uint64).reshape(-1)

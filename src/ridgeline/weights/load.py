@@ -1,0 +1,156 @@
+"""Checkpoint tensors -> program weights, whole or in part. Called by backends and the trainer."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.core.dtypes import FLOAT32, Array, assign, contiguous, equal, float32, to_dtype
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.program.op import Program
+from ridgeline.program.opset import float32_weights
+from ridgeline.spec import families
+from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.weights.checkpoint import FLOATS, WHOLE, Checkpoint
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.formats import PackedCheckpoint, unpacked
+from ridgeline.weights.gguf.tensors import GgufCheckpoint
+from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
+
+# Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
+IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
+MAX_LISTED = 10
+
+
+Tensors = Checkpoint | PackedCheckpoint | GgufCheckpoint
+"""A checkpoint as it is read: `entries` by name, and `read` of ranges of one, whatever it is stored as."""
+
+
+def load_weights(
+    folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]
+) -> dict[str, Array]:
+    """Return every weight of `program` in `dtype`, or in float32 where its op says so, shaped as the program says.
+
+    A tensor stored in `dtype` stays a view of the mapped file; others are converted one at a time. Raises
+    ModelLoadError that lists all missing, unexpected and misshapen tensors, ConfigError for an unknown quantization.
+    """
+    return dict(StreamedWeights(folder, spec, program, dtype))
+
+
+class StreamedWeights(Mapping[str, Array]):
+    """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps."""
+
+    def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]) -> None:
+        self._checkpoint, sources = open_checkpoint(folder, spec, program, dtype)
+        self._sources: dict[str, list[tuple[str, Source]]] = {name: [] for name in program.weights}
+        for name, source in sources.items():
+            for target in source.rename.targets:
+                self._sources[target].append((name, source))
+        self._program = program
+        self._dtypes = dict.fromkeys(program.weights, dtype) | dict.fromkeys(float32_weights(program), FLOAT32)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.rows(name, slice(None))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._program.weights)
+
+    def __len__(self) -> int:
+        return len(self._program.weights)
+
+    def rows(self, name: str, part: slice) -> Array:
+        """Return the outputs `part` of a weight: rows of a matrix or a vector, or of every matrix of a stack.
+
+        What is stored as plain numbers is read from the file where these are, and nowhere else.
+        """
+        dtype, sources = self._dtypes[name], self._sources[name]
+        if sources[0][1].expert is None:
+            return contiguous(to_dtype(self._read(*sources[0], name, part), dtype))
+        pieces = (self._read(stored, source, name, part) for stored, source in sources)
+        first = next(pieces)
+        stack = np.empty((len(sources), *first.shape), dtype)
+        assign(stack[0], first)
+        for expert, piece in enumerate(pieces, start=1):
+            assign(stack[expert], piece)
+        return stack
+
+    def _read(self, stored: str, source: Source, target: str, part: slice) -> Array:
+        rows = source.rows(self._program, target, part)
+        return source.arranged(self._checkpoint.read(stored, source.stored_row_dim, rows))
+
+
+def open_checkpoint(
+    folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]
+) -> tuple[Tensors, Mapping[str, Source]]:
+    """Return the checkpoint, found to hold the program's weights and no others, and what each of its tensors is.
+
+    What is quantized in it is read as `dtype`.
+    """
+    folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
+    if folder.gguf is not None:
+        checkpoint = GgufCheckpoint(folder.gguf, spec)
+        renames = expand(checkpoint.renames, spec)
+    else:
+        checkpoint = unpacked(Checkpoint.open(folder.path), folder.config, dtype)
+        renames = spelled_as_in(checkpoint.entries.keys(), expand(families.renames(spec), spec))
+    sources = followed(checkpoint.entries.keys(), renames, program)
+    _check(checkpoint, sources, renames, program)
+    if spec.head is not None and spec.head.tied and "head.weight" not in program.weights:
+        _check_tied(checkpoint, renames)
+    return checkpoint, sources
+
+
+def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence[Rename], program: Program) -> None:
+    entries = checkpoint.entries
+    named = Counter(target for rename in {s.rename for s in sources.values()} for target in rename.targets)
+    allowed = set(sources) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
+    unread = tuple(rename.source for rename in renames if not rename.targets)
+    present = {name: (entries[name], source.shape(program)) for name, source in sources.items() if name in entries}
+    problems = {
+        "missing": [name for name in sources if name not in entries],
+        "unexpected": [
+            name
+            for name in entries
+            if name not in allowed and not name.startswith(unread) and not name.endswith(IGNORED_SUFFIXES)
+        ],
+        "stored in two ways": [name for name, count in named.items() if count > 1],
+        "of another shape": [
+            f"{name} {list(entry.shape)} instead of {list(shape)}"
+            for name, (entry, shape) in present.items()
+            if entry.shape != shape
+        ],
+        "of a type other than f32, f16, bf16": [
+            f"{name} {entry.dtype}" for name, (entry, _) in present.items() if entry.dtype not in FLOATS
+        ],
+    }
+    text = "; ".join(f"{len(found)} {what}: {_listed(sorted(found))}" for what, found in problems.items() if found)
+    if text:
+        raise ModelLoadError(f"{checkpoint.path}: the tensors do not fit config.json. {text}")
+
+
+def _check_tied(checkpoint: Tensors, renames: Sequence[Rename]) -> None:
+    """Check that a head stored beside a tied embedding is the same matrix; else config.json is wrong."""
+    source = {target: rename.source for rename in renames for target in rename.targets}
+    names = [source.get("head.weight", ""), source["embed.weight"]]
+    if names[0] not in checkpoint.entries:
+        return
+    head, embedding = (checkpoint.read(name, 0, WHOLE) for name in names)
+    embedding = to_dtype(embedding, head.dtype)
+    if not equal(head, embedding) and not np.array_equal(float32(head), float32(embedding)):
+        raise ModelLoadError(
+            f"{checkpoint.path}: {names[0]} differs from {names[1]}, but config.json ties them; "
+            "set tie_word_embeddings to false"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

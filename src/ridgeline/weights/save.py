@@ -1,0 +1,53 @@
+"""The program's weights -> model.safetensors, under the names of the model's family. Called by the trainer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ridgeline.core.dtypes import Array, contiguous, to_dtype
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.spec import families
+from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.weights.checkpoint import SINGLE
+from ridgeline.weights.renames import Source, expand
+
+
+def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
+    """Write program weights as `model.safetensors` in `dtype`, under the names and shapes of the model's family.
+
+    The file appears whole or not at all. Raises ModelLoadError for a weight that the family has no name for.
+    """
+    tensors: dict[str, Array] = {}
+    written: set[str] = set()
+    for rename in expand(families.renames(spec), spec):
+        targets = set(rename.targets)
+        if targets and targets <= weights.keys() and not targets & written:
+            tensors.update(_stored_tensors(rename, [to_dtype(weights[target], dtype) for target in rename.targets]))
+            written |= targets
+    unnamed = sorted(set(weights) - written)
+    if unnamed:
+        raise ModelLoadError(f"{spec.model_type} has no tensor name for {', '.join(unnamed[:10])}")
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / (SINGLE + ".partial")
+    save_file(tensors, partial, metadata={"format": "pt"})
+    partial.replace(folder / SINGLE)
+
+
+def _stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Array]:
+    """Return `targets` under the name or names of `rename`: their rows one after the other within each group."""
+    if "{e}" in rename.source:
+        each = replace(rename, source="", experts=False)
+        return {
+            rename.source.replace("{e}", str(expert)): _stored_tensors(each, experts)[""]
+            for expert, experts in enumerate(zip(*targets, strict=True))
+        }
+    dim = Source(rename).row_dim
+    before, after = targets[0].shape[:dim], targets[0].shape[dim + 1 :]
+    parts = [target.reshape(*before, rename.groups, -1, *after) for target in targets]
+    tensor = np.concatenate(parts, axis=dim + 1).reshape(*before, -1, *after)
+    tensor = tensor.swapaxes(-2, -1) if rename.transpose else tensor[:, None] if rename.depthwise else tensor
+    return {rename.source: contiguous(tensor)}

@@ -1,0 +1,66 @@
+"""Offers to compute short contexts; everything else is left to the backends of the package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
+from ridgeline.cache.layout import CacheLayout, KvStateSize, StateSize
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.program.op import KvState, Program, State
+
+MAX_CONTEXT = 128
+
+
+class CountingExecutable:
+    """The reference's, which counts its steps."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner, self.num_steps = inner, 0
+        self.weight_bytes = inner.weight_bytes
+
+    def run(self, step):
+        self.num_steps += 1
+        return self._inner.run(step)
+
+    def timed(self, step):
+        return self._inner.timed(step)
+
+
+@dataclass(frozen=True)
+class ToyPlan:
+    model: ModelSource
+    config: EngineConfig
+    choices: Mapping[str, Choice]
+    weight_bytes: int = 1 << 20
+    available_bytes: int = 1 << 24
+
+    def state_size(self, state: State) -> StateSize:
+        assert isinstance(state, KvState)
+        return KvStateSize(state.bytes_per_token(4), state.window)
+
+    def workspace_bytes(self, limits: StepLimits) -> int:
+        return 1000 * limits.num_tokens
+
+    def open(self, program: Program, layout: CacheLayout) -> CountingExecutable:
+        from ridgeline.backends.reference.paged import ReferenceExecutable
+        from ridgeline.backends.reference.weights import read_weights
+
+        weights = read_weights(self.model, "float32", self.config.quantize)
+        return CountingExecutable(ReferenceExecutable(program, weights, layout))
+
+
+class ToyBackend:
+    name = "toy"
+    preference = 100
+    caveat = ""
+
+    def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
+        if (config.model.max_model_len or model.spec.max_positions) > MAX_CONTEXT:
+            return f"it has contexts of up to {MAX_CONTEXT} tokens"
+        return None
+
+    def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
+        return ToyPlan(model, config, {"colour": Choice("blue", "toys are")})
+
+
+BACKEND = ToyBackend()

@@ -1,0 +1,95 @@
+"""Drafts through the real engine: fewer steps, the same tokens, whatever memory the model has."""
+
+from importlib.util import find_spec
+
+import pytest
+from tiny_models import build
+
+from drafting import Drafting
+from preemption import generate_with_preemption
+from ridgeline import LLM, SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+)
+STORY = [1, 403, 407, 261, 378]
+
+
+class Lookup(Drafting):
+    """Guesses that what followed the last three, two or one tokens before follows again."""
+
+    def draft(self, view, max_tokens):
+        tokens = list(view.token_ids)
+        for n in (3, 2, 1):
+            for begin in range(len(tokens) - n - 1, -1, -1):
+                if tokens[begin : begin + n] == tokens[-n:]:
+                    return tokens[begin + n : begin + n + min(4, max_tokens)]
+        return ()
+
+
+def answers(outputs):
+    return [(list(out.token_ids), out.text, out.finish_reason, out.logprobs) for o in outputs for out in o.outputs]
+
+
+def with_drafts(llm, monkeypatch, generate):
+    """Outputs and steps of `generate`, plain and with drafts."""
+    scheduler, found = llm.engine.loop.scheduler, []
+    for strategy in (scheduler._strategy, Lookup()):
+        monkeypatch.setattr(scheduler, "_strategy", strategy)
+        before = scheduler.stats().num_steps
+        outputs = generate()
+        found.append((answers(outputs), scheduler.stats().num_steps - before))
+        scheduler._cache.check({})
+        assert all(group.used == 0 for group in scheduler.stats().cache.groups)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {300: 3.0}, "min_tokens": 30},
+        {"temperature": 0, "logprobs": 3},
+        {"temperature": 0, "n": 3},
+        {"temperature": 0, "stop": " and"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_answers_of_a_real_model_are_the_same_in_fewer_steps(options, shared_data, monkeypatch):
+    llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, deterministic=True)
+    params = SamplingParams(max_tokens=120, **options)
+    alone, batch = [STORY], [STORY, STORY[:3], [1, 360, 266]]
+    for prompts in (alone, batch):
+        (plain, plain_steps), (drafted, steps) = with_drafts(
+            llm, monkeypatch, lambda prompts=prompts: llm.generate(prompts, params, use_tqdm=False)
+        )
+        assert drafted == plain
+        assert steps <= plain_steps
+        if prompts == alone and options == {"temperature": 0}:
+            assert steps < plain_steps
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+def test_full_sliding_and_latent_memory_take_tokens_back(family, tmp_path, monkeypatch):
+    """A random model soon repeats itself; blocks are few, so that drafts and preemptions meet."""
+    model = build(family, 3, tmp_path)
+    llm = LLM(
+        str(tmp_path),
+        dtype="float32",
+        max_model_len=64,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        num_threads=1,
+        deterministic=True,
+    )
+    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    plain, drafted = with_drafts(llm, monkeypatch, lambda: llm.generate(prompts, params, use_tqdm=False))
+    assert drafted[0] == plain[0]
+    assert drafted[1] < plain[1]
+    preempted, drafted_and_preempted = with_drafts(
+        llm, monkeypatch, lambda: generate_with_preemption(llm, prompts, params)
+    )
+    assert preempted[0] == drafted_and_preempted[0] == plain[0]

@@ -1,0 +1,60 @@
+"""Strategies that draft, for tests: a span's optional tail is a guess, and rows decide how much of it was right."""
+
+from dataclasses import replace
+
+from ridgeline.core.step import Span
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Accepted, sample_row
+
+
+class Drafting(Autoregressive):
+    """Verifies what `draft(view, max_tokens)` guesses: a token counts if the row before it drew it."""
+
+    rolls_back = True
+
+    def draft(self, view, max_tokens):
+        raise NotImplementedError
+
+    def next_span(self, view, max_tokens, *, score_all):
+        span = super().next_span(view, max_tokens, score_all=score_all)
+        known, num_output = len(view.token_ids), len(view.token_ids) - len(view.prompt_ids)
+        room = min(max_tokens - span.num_tokens, view.max_tokens - num_output - 1)
+        if span.end < known or score_all or room <= 0 or not num_output:
+            return span
+        guess = list(self.draft(view, room))[:room]
+        return replace(
+            span, token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
+        )
+
+    def rows(self, view, span: Span, first_row):
+        known = len(view.token_ids)
+        if span.end < known:
+            return ()
+        first = sample_row(view, first_row + span.num_logit_rows - 1 - span.num_optional)
+        if not span.num_optional:
+            return (first,)
+        guess = list(span.token_ids[known - span.start :])
+        history = [*first.output_ids] if view.params.needs_history else ()
+        return [
+            replace(
+                first,
+                row=first.row + i,
+                num_output=first.num_output + i,
+                output_ids=[*history, *guess[:i]] if view.params.needs_history else (),
+                stop_ids=view.stop_ids if first.num_output + i < view.params.min_tokens else (),
+            )
+            for i in range(1 + len(guess))
+        ]
+
+    def accept(self, view, span, sampled):
+        known = len(view.token_ids)
+        guess = list(span.token_ids[known - span.start :])
+        right = 0
+        while right < len(guess) and sampled[right].token_id == guess[right]:
+            right += 1
+        right = self.kept(right)
+        return Accepted(sampled[: right + 1], known - span.start + right)
+
+    def kept(self, right):
+        """How many of the right guesses are taken; any number is correct."""
+        return right

@@ -1,0 +1,173 @@
+"""An error ends the answer that it belongs to: its neighbours' tokens stay the same, and no block is lost."""
+
+import pytest
+from engine_fakes import Driver, make_layout
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.request import FinishReason
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.text.detokenizer import IncrementalDetokenizer
+
+PROMPTS = [[1, 403, 407], [1, 360, 266, 403, 407, 261, 378], [1, 9, 9, 9]]
+
+
+class Broken(Autoregressive):
+    """Raises in `method` when it is called for `is_culprit`, from the `skip`-th such call on."""
+
+    def __init__(self, method, is_culprit, skip=0):
+        self.left = skip
+        plain = getattr(self, method)
+
+        def broken(view, *args, **kwargs):
+            if is_culprit(view):
+                self.left -= 1
+                if self.left < 0:
+                    raise RuntimeError("a defect")
+            return plain(view, *args, **kwargs)
+
+        setattr(self, method, broken)
+
+
+def run_all(driver):
+    steps = 0
+    while driver.scheduler.has_work:
+        assert driver.step()
+        driver.check()
+        steps += 1
+        assert steps < 300
+
+
+@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize("method", ["salt", "next_span", "rows", "accept"])
+def test_an_error_of_a_strategy_call_ends_one_sequence(method, skip):
+    """Blocks are scarce, so that `salt` is asked again after a preemption."""
+    strategy = Broken(method, lambda view: view.prompt_ids[0] == 66, skip)
+    driver = Driver(make_layout((9,)), strategy=strategy, max_num_seqs=3, max_num_batched_tokens=8)
+    for name in "ABC":
+        driver.add(name, [ord(name), 1, 2, 3, 4, 5], max_tokens=12)
+    run_all(driver)
+    assert strategy.left < 0 or method == "salt", "the defect did not come into play"
+    expected = {"A": FinishReason.LENGTH, "B": FinishReason.ERROR, "C": FinishReason.LENGTH}
+    if strategy.left < 0:
+        assert {name: driver.reasons[name, 0] for name in "ABC"} == expected
+        (finish,) = (event for event in driver.finish_events if event.request.request_id == "B")
+        assert "RuntimeError" in finish.error
+        assert "a defect" not in finish.error  # what an exception says is for the log
+    driver.assert_answers(skip={("B", 0)})
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("method", ["rows", "accept"])
+def test_of_several_answers_only_the_broken_one_ends(method, index):
+    """Also before the fork: the first answer computes the prompt for the others."""
+    strategy = Broken(method, lambda view: getattr(view, "index", 0) == index and view.prompt_ids[0] == 5)
+    driver = Driver(make_layout((64,)), strategy=strategy, max_num_seqs=8, max_num_batched_tokens=16)
+    driver.add("many", [5, 6, 7, 8, 9], n=3, max_tokens=6)
+    driver.add("other", [1, 2], n=2, max_tokens=6)
+    run_all(driver)
+    assert driver.reasons.pop(("many", index)) is FinishReason.ERROR
+    assert set(driver.reasons.values()) == {FinishReason.LENGTH}
+    driver.assert_answers(skip={("many", index)})
+
+
+def test_a_strategy_that_cannot_forget_ends_nothing():
+    driver = Driver(make_layout((64,)), strategy=Broken("forget", lambda view: True))
+    for name in "AB":
+        driver.add(name, [ord(name), 1], max_tokens=4)
+    run_all(driver)
+    driver.assert_answers()
+
+
+class TakesBack(Autoregressive):
+    rolls_back = True
+
+
+def test_what_cannot_be_taken_back_is_refused_before_it_runs():
+    """A recurrent state has no way back to an earlier token; keys and values of every other kind are written again."""
+    Driver(make_layout((8, 8), (None, 5)), strategy=TakesBack())
+    with pytest.raises(ConfigError, match=r"TakesBack takes tokens back .* recurrent states keep every token"):
+        Driver(make_layout((8, 8), (None, "recurrent")), strategy=TakesBack())
+
+
+@pytest.fixture(scope="module")
+def llm(shared_data):
+    return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, block_size=4)
+
+
+@pytest.fixture
+def scheduler(llm) -> Scheduler:
+    scheduler = llm.engine.loop.scheduler
+    yield scheduler
+    scheduler._cache.check({})
+    assert all(group.used == 0 for group in scheduler.stats().cache.groups)
+
+
+def answers(llm, culprit=None):
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
+    outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    assert [output.finish_reason for output in outputs] == ["error" if i == culprit else "length" for i in range(3)]
+    return [(output.token_ids, output.text) for output in outputs]
+
+
+@pytest.mark.parametrize("method", ["next_span", "rows", "accept"])
+def test_neighbours_of_an_error_in_plan_or_commit_are_the_same(llm, scheduler, monkeypatch, method):
+    expected = answers(llm)
+    strategy = Broken(method, lambda view: list(view.prompt_ids) == PROMPTS[1], skip=5)
+    monkeypatch.setattr(scheduler, "_strategy", strategy)
+    got = answers(llm, culprit=1)
+    assert [got[0], got[2]] == [expected[0], expected[2]]
+    assert got[1][0] == expected[1][0][: len(got[1][0])]
+    monkeypatch.undo()
+    assert answers(llm) == expected
+
+
+@pytest.mark.parametrize("method", ["feed", "flush", "__init__"])
+def test_an_error_while_rendering_ends_one_answer(llm, scheduler, monkeypatch, method):
+    expected = answers(llm)
+    plain, broken = getattr(IncrementalDetokenizer, method), []
+
+    def broken_method(self, *args, **kwargs):
+        if method == "__init__":
+            broken.append(self) if list(args[1]) == PROMPTS[1] else None
+            if self in broken:
+                raise RuntimeError("a defect")
+        elif self in broken and (method == "flush" or self.num_tokens >= 6):
+            raise RuntimeError("a defect")
+        return plain(self, *args, **kwargs)
+
+    plain_init = IncrementalDetokenizer.__init__
+
+    def noting_init(self, tokenizer, prompt_ids=(), **kwargs):
+        plain_init(self, tokenizer, prompt_ids, **kwargs)
+        if list(prompt_ids) == PROMPTS[1]:
+            broken.append(self)
+
+    if method != "__init__":
+        monkeypatch.setattr(IncrementalDetokenizer, "__init__", noting_init)
+    monkeypatch.setattr(IncrementalDetokenizer, method, broken_method)
+    got = answers(llm, culprit=1)
+    assert [got[0], got[2]] == [expected[0], expected[2]]
+    assert expected[1][1].startswith(got[1][1])
+    monkeypatch.undo()
+    assert answers(llm) == expected
+
+
+@pytest.mark.parametrize("part", ["plan", "commit"])
+def test_an_error_that_belongs_to_nobody_ends_what_runs_and_the_engine_goes_on(llm, scheduler, monkeypatch, part):
+    expected = answers(llm)
+    plain, calls = getattr(scheduler, part), []
+
+    def broken(*args):
+        calls.append(part)
+        if len(calls) == 4:
+            raise RuntimeError("a defect")
+        return plain(*args)
+
+    monkeypatch.setattr(scheduler, part, broken)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
+    assert all("RuntimeError" in output.outputs[0].error for output in outputs)
+    assert answers(llm) == expected

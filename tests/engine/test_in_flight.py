@@ -1,0 +1,129 @@
+"""Executors with several plans in flight: the same tokens as one by one, whatever ends or moves in the meantime."""
+
+import pytest
+from engine_fakes import Clock, Driver, FakeExecutor, make_layout, make_request
+
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.config import SchedulerConfig
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.render import Renderer
+from ridgeline.engine.request import FinishReason
+from ridgeline.engine.scheduler import Scheduler
+
+PROMPTS = {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5, 6, 7, 8, 9], "c": [20], "d": [30, 31, 32, 33, 34]}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [64, 9])
+def test_tokens_do_not_depend_on_the_depth(depth, blocks):
+    """Also where blocks are so few that sequences in flight are preempted."""
+    driver = Driver(make_layout((blocks,)), depth=depth, max_num_seqs=6, max_num_batched_tokens=6)
+    for name, prompt in PROMPTS.items():
+        driver.add(name, prompt, max_tokens=9, n=2 if name == "c" else 1)
+    driver.run()
+    driver.assert_answers()
+    driver.check()
+    assert set(driver.reasons.values()) == {FinishReason.LENGTH}
+    assert (driver.executor.num_overlapping > 5) == (depth > 1)
+    assert (driver.scheduler.stats().num_preemptions > 0) == (blocks == 9)
+
+
+def test_a_sequence_is_in_one_plan_at_a_time_and_every_plan_has_some():
+    driver = Driver(make_layout((64,)), depth=2, max_num_seqs=4, max_num_batched_tokens=16)
+    for name in "abcd":
+        driver.add(name, [ord(name)], max_tokens=8)
+    driver.step()
+    for _ in range(4):
+        driver.step()
+        first, second = driver.in_flight[0], driver.scheduler.plan()
+        planned = [{span.seq_id for span in plan.spans} for plan in (first, second)]
+        assert list(map(len, planned)) == [2, 2] and not planned[0] & planned[1]
+        driver.executor.submit(second)
+        driver.in_flight.append(second)
+
+
+@pytest.mark.parametrize("how", ["abort", "deadline", "preempt"])
+def test_a_plan_in_flight_survives_the_end_of_its_sequence(how):
+    """Its blocks go to another sequence at once, its result to nobody."""
+    driver = Driver(make_layout((3,)), depth=2, max_num_seqs=2, max_num_batched_tokens=16, prefix_caching=False)
+    driver.add("gone", [1, 2, 3, 4, 5], max_tokens=3, deadline_s=driver.clock() + 1)
+    plan = driver.scheduler.plan()
+    driver.executor.submit(plan)
+    driver.in_flight.append(plan)
+    (seq,) = driver.scheduler.running()
+    if how == "preempt":
+        driver.scheduler.preempt(seq)
+    else:
+        driver.clock.now += 2 if how == "deadline" else 0
+        driver.take(
+            driver.scheduler.finish("gone", None, FinishReason.ABORT) if how == "abort" else driver.scheduler.expire()
+        )
+    assert driver.cache.stats().groups[0].used == 0
+    driver.add("next", [7, 8, 9, 10, 11, 12], max_tokens=4, priority=-1)
+    driver.run()
+    assert driver.executor.num_overlapping > 0
+    driver.assert_answers(skip=set() if how == "preempt" else {("gone", 0)})
+    assert driver.tokens.get(("gone", 0), []) == [] or how == "preempt"
+    driver.check()
+
+
+def test_the_carrier_of_a_prompt_ends_while_it_is_computed():
+    driver = Driver(make_layout((64,)), depth=2, max_num_seqs=8, max_num_batched_tokens=16)
+    driver.add("many", [5, 6, 7, 8, 9], n=3, max_tokens=6)
+    plan = driver.scheduler.plan()
+    driver.executor.submit(plan)
+    driver.in_flight.append(plan)
+    driver.take(driver.scheduler.finish("many", 0, FinishReason.ABORT))
+    driver.run()
+    driver.assert_answers(skip={("many", 0)})
+    assert driver.reasons["many", 1] is driver.reasons["many", 2] is FinishReason.LENGTH
+    driver.check()
+
+
+class Breaking(FakeExecutor):
+    """Fails to compute the plans numbered in `broken`."""
+
+    broken = ()
+
+    def collect(self):
+        number = self.in_flight[0].step
+        result = super().collect()
+        if number in self.broken:
+            raise RuntimeError("lost")
+        return result
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_loop_keeps_plans_in_flight_and_a_failed_one_ends_its_own_requests(depth):
+    layout, clock, deltas = make_layout((64,)), Clock(), []
+    executor = Breaking(layout, depth)
+    executor.broken = (5,)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
+    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock, depth)
+    loop = EngineLoop(scheduler, executor, Renderer(None), deltas.extend, clock)
+    for name in "abcd":
+        loop.submit(make_request(name, [ord(name)], clock, max_tokens=12))
+    failed = None
+    for _ in range(200):
+        if failed is None and len(executor.plans) >= 5:
+            failed = {span.seq_id for span in executor.plans[4].spans}
+        if len(executor.plans) == 8:
+            loop.abort("d")
+        if not loop.step():
+            break
+    ends = {delta.request_id: delta.finish.reason for delta in deltas if delta.finish is not None}
+    lost = {name for name, reason in ends.items() if reason is FinishReason.ERROR}
+    assert lost == {"abcd"[seq_id] for seq_id in failed}
+    assert set(ends) == set("abcd")
+    assert (executor.num_overlapping > 3) == (depth > 1)
+    assert not executor.in_flight and not scheduler.has_work
+    assert scheduler.stats().cache.groups[0].used == 0
+    whole = Driver(layout, max_num_seqs=4)
+    for name in "abcd":
+        whole.add(name, [ord(name)], max_tokens=12)
+    whole.run()
+    for name in set("abcd") - lost:
+        got = [token for delta in deltas if delta.request_id == name for token in delta.token_ids]
+        expected = whole.tokens[name, 0]
+        assert got == (expected if ends[name] is FinishReason.LENGTH else expected[: len(got)])

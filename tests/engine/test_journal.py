@@ -1,0 +1,155 @@
+"""The journal holds what the plans were, when, and why; a reader never sees a record that is half another."""
+
+import threading
+
+import numpy as np
+import pytest
+from engine_fakes import FakeExecutor, make_layout, make_request
+
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.config import SchedulerConfig
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, Ring
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.render import Renderer
+from ridgeline.engine.scheduler import Scheduler
+
+
+class Ticking:
+    """A clock that is one second on at every look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+class Engine:
+    def __init__(self, blocks=8, **config):
+        layout = make_layout((blocks, 9), (None, 5))
+        self.clock, self.deltas = Ticking(), []
+        self.executor = FakeExecutor(layout)
+        cache = CacheManager(layout)
+        config = SchedulerConfig(**({"max_num_seqs": 3, "max_num_batched_tokens": 8} | config))
+        scheduler = Scheduler(config, cache, Autoregressive(), 100, 8, self.clock)
+        self.loop = EngineLoop(scheduler, self.executor, Renderer(None), self.deltas.extend, self.clock)
+        self.journal = self.loop.journal
+
+    def run(self, **requests):
+        for name, (prompt, max_tokens) in requests.items():
+            self.loop.submit(make_request(name, prompt, self.clock, max_tokens=max_tokens))
+        while self.loop.step():
+            pass
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    engine.run(a=([1, 2, 3], 20), b=([4] * 11, 12), c=([5], 3), d=([1, 2, 3, 9, 9], 9))
+    return engine
+
+
+def test_every_step_is_there_with_its_spans(engine):
+    first, steps = engine.journal.steps.read()
+    plans = engine.executor.plans
+    assert first == 0
+    assert steps["step"].tolist() == [plan.step for plan in plans]
+    for step, plan in zip(steps, plans):
+        spans = engine.journal.spans_of(step)
+        expected = [(s.seq_id, s.start, s.num_tokens, s.num_logit_rows, s.num_tokens, s.adapter) for s in plan.spans]
+        assert spans.tolist() == expected
+        assert step["num_spans"] == len(plan.spans)
+        assert step["num_tokens"] == plan.num_tokens
+        assert step["num_rows"] == sum(span.num_logit_rows for span in plan.spans)
+        assert step["num_copies"] == len(plan.copies)
+        assert [sum(step[f"{state}_{group}"] for state in ("free", "cached", "used")) for group in (0, 1)] == [8, 9]
+    assert engine.journal.spans.num_written < 0.6 * sum(len(plan.spans) for plan in plans)  # many steps are as before
+
+
+def test_seconds_of_the_parts_add_up(engine):
+    _, steps = engine.journal.steps.read()
+    for name in ("plan_s", "run_s", "commit_s", "render_s"):
+        assert (steps[name] >= 1).all()
+        assert steps[name].sum() == getattr(engine.journal.totals(), name)
+    assert np.isnan(steps["batch_s"]).all()
+    ends = steps["start_s"] + sum(steps[name] for name in ("plan_s", "run_s", "commit_s", "render_s"))
+    assert (ends[:-1] < steps["start_s"][1:]).all()
+
+
+def test_decisions_and_their_reasons(engine):
+    journal, plans = engine.journal, engine.executor.plans
+    _, decisions = journal.decisions.read()
+    expected = []
+    for plan in plans:
+        expected += [(plan.step, "admitted", a.seq_id, a.num_cached, a.reason) for a in plan.decisions.admitted]
+        expected += [(plan.step, "preempted", p.seq_id, p.for_seq_id, None) for p in plan.decisions.preempted]
+    got = [
+        (
+            d["step"],
+            KINDS[d["kind"]],
+            d["seq_id"],
+            d["value"],
+            journal.cache_reasons[d["reason"]] if d["kind"] == 0 else None,
+        )
+        for d in decisions
+    ]
+    assert got == expected
+    assert {kind for _, kind, *_ in got} == {"admitted", "preempted"}
+    _, steps = journal.steps.read()
+    waits = [WAIT_REASONS[step["head_waits"]] or None for step in steps]
+    assert waits == [plan.decisions.head_waits for plan in plans]
+    assert {"slots", "just_preempted", None} <= set(waits)
+
+
+def test_every_answer_is_there_once(engine):
+    _, answers = engine.journal.answers.read()
+    finished = [delta for delta in engine.deltas if delta.finish]
+    assert len(answers) == len(finished) == 4
+    by_name = {delta.request_id: delta.finish for delta in finished}
+    for answer, num_prompt, num_output in zip(
+        sorted(answers, key=lambda a: a["seq_id"]), (3, 11, 1, 5), (20, 12, 3, 9)
+    ):
+        finish = by_name["abcd"[answer["seq_id"]]]
+        assert (answer["num_prompt"], answer["num_output"]) == (num_prompt, num_output)
+        assert answer["latency_s"] == finish.timings.latency_s
+        assert answer["num_preemptions"] == finish.timings.num_preemptions
+        assert answer["num_cached"] == finish.num_cached_tokens
+        assert FINISH_REASONS[answer["reason"]] == finish.reason
+    totals = engine.journal.totals()
+    assert totals.num_requests == 4
+    assert totals.num_computed_tokens == sum(plan.num_tokens for plan in engine.executor.plans)
+    assert totals.num_sampled_tokens == sum(len(plan.samples) for plan in engine.executor.plans)
+    assert totals.num_steps == len(engine.executor.plans)
+
+
+def test_a_ring_forgets_its_oldest_and_numbers_the_rest():
+    ring = Ring((("number", "i8"), ("half", "f8"), ("less", "i4")), 8)
+    for number in range(21):
+        ring.append(number, number / 2, -number)
+        for since in (0, 5, number, number + 1):
+            first, records = ring.read(since)
+            assert records["number"].tolist() == list(range(first, number + 1))
+            assert (records["half"] * 2 == records["number"]).all()
+            assert len(records) >= min(7, number + 1 - since)
+
+
+def test_a_reader_beside_the_writer_sees_whole_records():
+    ring, stop, wrong = Ring((("number", "i8"), ("same", "i8")), 64), threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            first, records = ring.read()
+            if records["number"].tolist() != list(range(first, first + len(records))):
+                wrong.append("numbers")
+            if not (records["number"] == records["same"]).all():
+                wrong.append("halves")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(100_000):
+        ring.append(number, number)
+    stop.set()
+    reader.join()
+    assert not wrong

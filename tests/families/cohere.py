@@ -1,0 +1,16 @@
+from tiny_parts import Choose, tiny_attention, tiny_rope, tiny_sizes
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    attention, head_dim = tiny_attention(choose, filled=True)
+    sizes = tiny_sizes(choose)
+    sizes["layer_norm_eps"] = sizes.pop("rms_norm_eps")
+    return {
+        "model_type": "cohere",
+        **attention,
+        "attention_bias": choose(False, True),
+        "use_qk_norm": choose(False, True),
+        "logit_scale": choose(0.0625, 0.8, 1.0),
+        **sizes,
+        **tiny_rope(choose, head_dim),
+    }

@@ -1,0 +1,190 @@
+"""Tensors that stay as they are stored: bit for bit the numbers that the `gguf` package says, and the same text."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from small_gguf import HEADS, HIDDEN, f32, gguf_bytes, llama_tensors, metadata_of, with_experts
+from torch_weights import load_weights
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.backends.native.settings import kept_formats
+from ridgeline.backends.reference.tensors import as_tensor
+from ridgeline.program.lower import lower
+from ridgeline.spec.families import read_spec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.stored import prequantized
+
+KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima"}
+EXPERTS = {"expert_count": 3, "expert_used_count": 2}
+
+
+def quantized(kind, *, only=lambda name: True, experts=False):
+    """A small llama whose matrices are of type `kind`, each with another offset: minima differ from all zeros."""
+    tensors = with_experts(llama_tensors(), 3, 96) if experts else llama_tensors()
+    for seed, (name, (shape, _, raw)) in enumerate(tensors.items()):
+        if len(shape) > 1 and only(name):
+            values = np.frombuffer(raw, dtype=np.float32).reshape(shape) + np.float32(0.02 * (seed % 5))
+            tensors[name] = as_type(kind, values)
+    return gguf_bytes(metadata_of("llama", **(EXPERTS if experts else {})), tensors)
+
+
+def as_type(kind, values):
+    number = gguf.GGMLQuantizationType[kind]
+    return values.shape, number.value, gguf.quantize(values, number).tobytes()
+
+
+ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}
+
+
+def meaning(stored, zero):
+    """What the integers are, by the formula."""
+    scaled = (stored.codes.astype(np.float32) - np.float32(zero)) * np.repeat(stored.scales, 32, axis=1)
+    return as_tensor(scaled if stored.minima is None else scaled + np.repeat(stored.minima, 32, axis=1))
+
+
+def opened(path):
+    folder = ModelFolder.open(path)
+    spec = read_spec(folder.config)
+    program = lower(spec)
+    return folder, spec, program, prequantized(folder, spec, program)
+
+
+def kinds(stored, program):
+    """The native kinds of the matrices that stay."""
+    return {name: form.kind for name, form in kept_formats(stored.formats, program).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_weights_are_the_dequantized_ones(kind, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized(kind))
+    folder, spec, program, kept = opened(path)
+    matrices = {name for name, shape in program.weights.items() if len(shape) == 2}
+    assert kinds(kept, program) == dict.fromkeys(matrices, KINDS[kind])
+    weights = load_weights(folder, spec, program, torch.float32)
+    for name in matrices:
+        assert torch.equal(meaning(kept.read(name), ZEROS[kind]), weights[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_experts_are_the_dequantized_ones(kind, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized(kind, experts=True))
+    folder, spec, program, kept = opened(path)
+    weights = load_weights(folder, spec, program, torch.float32)
+    names = [name for name, shape in program.weights.items() if len(shape) == 3]
+    assert len(names) == 6
+    for name in names:
+        for expert in range(3):
+            assert torch.equal(meaning(kept.read(name, expert), ZEROS[kind]), weights[name][expert])
+    assert "layers.0.ffn.router.weight" not in kinds(kept, program)
+
+
+def test_the_bytes_that_are_saved(tmp_path):
+    """The file's are all that stay of stored weights."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized("Q4_1", experts=True))
+    folder, _, program, kept = opened(path)
+    for name, form in kept.formats.items():
+        stored = sum(folder.gguf.tensors[tensor].num_bytes for tensor in kept.tensors(name))
+        assert form.num_bytes(program.weights[name]) == stored
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_native_matrices_hold_them_exactly(kind, tmp_path):
+    """What the packed matrix gives back is the oracle's dequantization, bitwise, rows of heads in their order."""
+    native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    from ridgeline.backends.native.settings import MatrixFormat
+    from ridgeline.backends.native.weights import NativeWeights, NoStore
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized(kind))
+    kept = opened(path)[3]
+    number = gguf.GGMLQuantizationType[kind]
+    form = MatrixFormat(kind=KINDS[kind], inputs="int16", group=32, stored=True)
+    weights = NativeWeights(dict, native.best_level(), 1, NoStore(), kept)
+    raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for source, target in [("attn_q", "attn.q"), ("attn_v", "attn.v"), ("ffn_down", "ffn.down")]:
+        expected = gguf.dequantize(raw[f"blk.1.{source}.weight"].data, number)
+        if source == "attn_q":
+            expected = expected.reshape(HEADS, -1, 2, HIDDEN).swapaxes(1, 2).reshape(expected.shape)
+        name = f"layers.1.{target}.weight"
+        matrix = weights.matrix(name, [name], expected.shape, form)
+        found = np.stack([native.unpack_output(native.best_level(), matrix, n) for n in range(len(expected))])
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_backends_say_the_same(kind, experts, tmp_path):
+    """The native one computes with the integers, the reference with what they mean, in float32."""
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized(kind, experts=experts))
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
+    answers, choices = {}, {}
+    for backend in ("native", "reference"):
+        llm = LLM(str(path), backend=backend, dtype="float32", num_threads=1)
+        answers[backend] = llm.generate([[1, 5, 9, 20]], greedy, use_tqdm=False)[0].outputs[0].token_ids
+        choices[backend] = llm.engine.info.choices["quantize"]
+    assert answers["native"] == answers["reference"]
+    assert choices["native"].value == "as stored"
+    assert choices["reference"].value == "none"
+    requantized = LLM(str(path), backend="native", quantize="int8", num_threads=1)
+    assert requantized.engine.info.choices["quantize"].value == "int8"
+
+
+def test_what_runs_as_one_matrix_is_kept_as_one(tmp_path):
+    """Queries, keys and values are one matrix: keys that are plain numbers keep the others from staying."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(quantized("Q8_0", only=lambda name: name != "blk.0.attn_k.weight"))
+    kept = kinds(*opened(path)[:1:-1])
+    first = {f"layers.0.attn.{letter}.weight" for letter in "qkv"}
+    assert not first & set(kept)
+    assert {name.replace("layers.0", "layers.1") for name in first} <= set(kept)
+
+
+def test_experts_of_two_types(tmp_path):
+    """Gate and up are one matrix, down is another: each stays as it is, and a router is never kept."""
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    path = tmp_path / "model.gguf"
+    tensors = with_experts(llama_tensors(), 3, 96)
+    for i, (gate_up, down) in enumerate([("Q8_0", "Q4_1"), ("Q4_0", "Q5_0")]):
+        for matrix, kind in (("gate", gate_up), ("up", gate_up), ("down", down)):
+            shape, _, raw = tensors[f"blk.{i}.ffn_{matrix}_exps.weight"]
+            values = np.frombuffer(raw, dtype=np.float32).reshape(shape)
+            tensors[f"blk.{i}.ffn_{matrix}_exps.weight"] = as_type(kind, values)
+    path.write_bytes(gguf_bytes(metadata_of("llama", **EXPERTS), tensors))
+    found = {name.removeprefix("layers."): kind for name, kind in kinds(*opened(path)[:1:-1]).items()}
+    assert found == {
+        "0.ffn.gate.weight": "int8_groups",
+        "0.ffn.up.weight": "int8_groups",
+        "0.ffn.down.weight": "int4_minima",
+        "1.ffn.gate.weight": "int4",
+        "1.ffn.up.weight": "int4",
+    }
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answers = [
+        LLM(str(path), backend=backend, dtype="float32", num_threads=1).generate([[1, 5, 9]], greedy, use_tqdm=False)
+        for backend in ("native", "reference")
+    ]
+    assert answers[0][0].outputs[0].token_ids == answers[1][0].outputs[0].token_ids
+
+
+def test_a_damaged_scale_is_refused(tmp_path):
+    from ridgeline.core.errors import ModelLoadError
+
+    path = tmp_path / "model.gguf"
+    content = quantized("Q8_0")
+    path.write_bytes(content)
+    tensor = ModelFolder.open(path).gguf.tensors["blk.1.ffn_down.weight"]
+    path.write_bytes(content[: tensor.offset] + b"\x00\x7c" + content[tensor.offset + 2 :])  # infinity
+    with pytest.raises(ModelLoadError, match=r"model\.gguf: tensor 'blk.1.ffn_down.weight': a scale is NaN or inf"):
+        opened(path)[3].read("layers.1.ffn.down.weight")
+
+
+def test_a_file_without_such_tensors_keeps_nothing(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata_of("llama"), llama_tensors() | {"output.weight": f32((40, 64), 3)}))
+    assert opened(path)[3] is None
