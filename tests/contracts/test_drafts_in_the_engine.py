@@ -70,6 +70,42 @@ def test_answers_of_a_real_model_are_the_same_in_fewer_steps(options, shared_dat
             assert steps < plain_steps
 
 
+class Known(Drafting):
+    """Guesses from the whole answer, so that every step is as long as it may be."""
+
+    def __init__(self, tokens):
+        self.tokens = list(tokens)
+
+    def draft(self, view, max_tokens):
+        num_output = len(view.token_ids) - len(view.prompt_ids)
+        return self.tokens[num_output : num_output + min(16, max_tokens)]
+
+
+@pytest.mark.parametrize("max_tokens", [80, "within the step that finds the stop string"])
+def test_times_and_counts_are_those_of_the_tokens_that_were_delivered(max_tokens, shared_data, monkeypatch):
+    """A step of many tokens has some behind the stop string: they belong to no answer."""
+    llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, deterministic=True)
+    greedy = {"temperature": 0, "ignore_eos": True}
+    (whole,) = llm.generate([STORY], SamplingParams(max_tokens=80, **greedy), use_tqdm=False)
+    stop = whole.outputs[0].text.split()[8]
+    (plain,) = llm.generate([STORY], SamplingParams(max_tokens=80, stop=stop, **greedy), use_tqdm=False)
+    num_tokens = len(plain.outputs[0].token_ids)
+    assert 2 < num_tokens < 40
+    if max_tokens != 80:
+        max_tokens = num_tokens + 2
+    scheduler = llm.engine.loop.scheduler
+    monkeypatch.setattr(scheduler, "_strategy", Known(whole.outputs[0].token_ids))
+    before = scheduler.stats().num_steps
+    params = SamplingParams(max_tokens=max_tokens, stop=stop, **greedy)
+    (drafted,) = llm.generate([STORY], params, use_tqdm=False)
+    assert scheduler.stats().num_steps - before < num_tokens / 2
+    assert answers([drafted]) == answers([plain])
+    timings = drafted.outputs[0].timings
+    assert timings.tpot_s == pytest.approx((timings.latency_s - timings.ttft_s) / (num_tokens - 1))
+    _, records = llm.engine.loop.journal.answers.read()
+    assert records["num_output"].tolist() == [80, num_tokens, num_tokens]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
 def test_full_sliding_and_latent_memory_take_tokens_back(family, tmp_path, monkeypatch):
     """A random model soon repeats itself; blocks are few, so that drafts and preemptions meet."""

@@ -141,7 +141,7 @@ def test_an_event_loop_gets_vectors_with_deadlines_and_aborts(folders):
         engine = ThreadEngine(config)
         engine.start()
         try:
-            intake, how = engine.engine.intake, PoolingParams(pooling="last", normalize=False)
+            intake, how = engine.engine.intake, PoolingParams(pooling=engine.info().pooling, normalize=False)
             vectors = await engine.embed(*(intake.embedding(prompt, how) for prompt in PROMPTS))
             for prompt, vector in zip(PROMPTS, vectors, strict=True):
                 expected = hidden_states(folders["qwen3"], prompt)[-1]

@@ -1,11 +1,15 @@
 """An error ends the answer that it belongs to: its neighbours' tokens stay the same, and no block is lost."""
 
 import pytest
-from engine_fakes import Driver, make_layout
+from engine_fakes import Clock, Driver, FakeExecutor, expected_tokens, make_layout, make_request
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.text.detokenizer import IncrementalDetokenizer
@@ -171,3 +175,49 @@ def test_an_error_that_belongs_to_nobody_ends_what_runs_and_the_engine_goes_on(l
     assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
     assert all("RuntimeError" in output.outputs[0].error for output in outputs)
     assert answers(llm) == expected
+
+
+@pytest.mark.parametrize("moment", ["end", "abort", "deadline", "preempt"])
+def test_blocks_that_cannot_be_freed_end_no_other_answer(monkeypatch, moment):
+    """Nor the loop: what ends an answer is an event of its own, outside of plan and commit."""
+    layout, clock, deltas = make_layout((64,)), Clock(), []
+    cache = CacheManager(layout)
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16), cache, Autoregressive(), 100, 4, clock
+    )
+    loop = EngineLoop(scheduler, FakeExecutor(layout), Renderer(None), deltas.extend, clock)
+    release, broken = cache.release, []
+
+    def release_once_broken(seq_id):
+        release(seq_id)
+        if seq_id == 1 and not broken:
+            broken.append(seq_id)
+            raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cache, "release", release_once_broken)
+    requests = [make_request(name, [ord(name), 1, 2], clock, max_tokens=8) for name in "ac"]
+    requests.insert(1, make_request("b", [98, 1, 2], clock, max_tokens=8, n=2, deadline_s=clock.now + 5))
+    for request in requests:
+        loop.submit(request)
+    for step in range(60):
+        if step == 3 and moment == "abort":
+            loop.abort("b")
+        if step == 3 and moment == "deadline":
+            clock.now += 9
+        if step == 3 and moment == "preempt":
+            scheduler.preempt(next(seq for seq in scheduler.running() if seq.seq_id == 1))
+        if not loop.step():
+            break
+    assert broken
+    assert not scheduler.has_work
+    got = {(request.request_id, index): [] for request in requests for index in range(request.params.n)}
+    for delta in deltas:
+        got[delta.request_id, delta.index] += delta.token_ids
+    cut_short = moment in ("abort", "deadline")
+    for request in requests:
+        for index in range(request.params.n):
+            expected = expected_tokens(request, index, 100)
+            tokens = got[request.request_id, index]
+            assert tokens == expected[: len(tokens)]
+            assert tokens == expected or (request.request_id == "b" and cut_short)
+    assert scheduler.stats().cache.groups[0].used == 0

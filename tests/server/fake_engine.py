@@ -2,9 +2,12 @@
 
 import asyncio
 
+import numpy as np
+
 from ridgeline.cache.manager import CacheStats, GroupStats
 from ridgeline.core.config import Choice
 from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.step import Vectors
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import Finish, OutputDelta
 from ridgeline.engine.request import FinishReason, Request, Timings
@@ -24,6 +27,7 @@ def fake_info(**changes: object) -> EngineInfo:
         "generation": GenerationDefaults(eos_token_ids=(2,), temperature=0.5),
         "seed": 0,
         "embeds": False,
+        "pooling": "last",
         "max_unchunked_prompt": None,
         "choices": {"backend": Choice("none", "it only counts")},
         "weight_bytes": 0,
@@ -110,6 +114,12 @@ class FakeEngine:
                 timings = Timings(queue_s=0.0, ttft_s=0.25, tpot_s=None, latency_s=0.5, num_preemptions=0)
                 delta.finish = Finish(reason=FinishReason.LENGTH, timings=timings, num_cached_tokens=0)
             yield delta
+
+    async def embed(self, *requests: Request) -> list[Vectors]:
+        self.submit(*requests)
+        for request in requests:
+            self._open.remove(request.request_id)
+        return [np.full(3, request.prompt_ids[-1], dtype=np.float32) for request in requests]
 
     async def drain(self, timeout_s: float) -> bool:
         self._alive = False

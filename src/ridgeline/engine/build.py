@@ -18,7 +18,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.model import describe, embeds, open_model, pooling_of
+from ridgeline.engine.model import describe, embeds, open_model
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
@@ -73,5 +73,4 @@ def build_engine(
         program=program,
         layout=sizing.layout,
         tokenizer=tokenizer,
-        pooling=pooling_of(model),
     )

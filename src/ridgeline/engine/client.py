@@ -9,6 +9,8 @@ from typing import Protocol
 
 from ridgeline.cache.manager import CacheStats
 from ridgeline.core.config import Choice
+from ridgeline.core.params import PoolingKind
+from ridgeline.core.step import Vectors
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
 from ridgeline.weights.folder import GenerationDefaults
@@ -26,6 +28,7 @@ class EngineInfo:
     generation: GenerationDefaults
     seed: int  # begins the stream of seeds of requests that bring none
     embeds: bool  # gives vectors instead of tokens
+    pooling: PoolingKind  # how a text's vectors become one where a request does not say
     max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step
     choices: Mapping[str, Choice]  # every automatic setting by name, with its reason
     weight_bytes: int  # as they are kept in memory
@@ -89,6 +92,14 @@ class EngineClient(Protocol):
 
         Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and EngineError if
         the engine stops before all have finished.
+        """
+        ...
+
+    async def embed(self, *requests: Request) -> list[Vectors]:
+        """Submit `requests`, made by `Intake.embedding`, and return their vectors, float32 [H], in order.
+
+        Cancelling it aborts what has not finished. Raises OverloadedError as `submit` does, and EngineError where a
+        vector could not be computed or the engine stops before.
         """
         ...
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.core.params import PoolingKind
 from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
@@ -25,4 +24,3 @@ class Engine:
     program: Program
     layout: CacheLayout
     tokenizer: Tokenizer | None
-    pooling: PoolingKind

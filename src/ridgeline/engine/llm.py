@@ -135,7 +135,7 @@ class LLM:
         `pooling`: which tokens' outputs it is made of; None: what the model's files say, else the last token's of a
         decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
         """
-        chosen = PoolingParams(pooling=pooling or self.engine.pooling, normalize=normalize)
+        chosen = PoolingParams(pooling=pooling or self.engine.info.pooling, normalize=normalize)
         jobs = [self._job(prompt, SamplingParams(max_tokens=1)) for prompt in _as_batch(prompts)]
         requests = [self.engine.intake.embedding(job.token_ids, chosen) for job in jobs]
         vectors = self._vectors(requests)

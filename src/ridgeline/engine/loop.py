@@ -16,7 +16,7 @@ from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
-from ridgeline.engine.request import Event, FinishEvent, FinishReason, Request
+from ridgeline.engine.request import Event, FinishReason, Request
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.stats import SchedulerStats
 
@@ -157,16 +157,16 @@ class EngineLoop:
     def _publish(self, events: list[Event]) -> None:
         if not events:
             return
-        deltas, stopped, failed = self._renderer.render(events)
+        deltas, stopped, failed, finished = self._renderer.render(events)
         if stopped or failed:
             ends = [end for key in stopped for end in self._scheduler.finish(*key, FinishReason.STOP)]
             ends += [end for key in failed for end in self._scheduler.finish(*key, FinishReason.ERROR, failed[key])]
-            closing = {(delta.request_id, delta.index): delta for delta in self._renderer.render(ends).deltas}
+            closed = self._renderer.render(ends)
+            closing = {(delta.request_id, delta.index): delta for delta in closed.deltas}
             for delta in deltas:
                 if last := closing.get((delta.request_id, delta.index)):
                     delta.finish = last.finish
-            events = [*events, *ends]
+            finished += closed.finished
         self._deliver(deltas)
-        for event in events:
-            if isinstance(event, FinishEvent):
-                self.journal.answer(event)
+        for event in finished:
+            self.journal.answer(event)

@@ -47,13 +47,14 @@ def describe(
         generation=model.folder.generation_config,
         seed=config.seed,
         embeds=embeds(config.model, spec),
+        pooling=_pooling(model),
         max_unchunked_prompt=scheduler.max_num_batched_tokens if whole else None,
         choices=choices,
         weight_bytes=weight_bytes,
     )
 
 
-def pooling_of(model: ModelSource) -> PoolingKind:
+def _pooling(model: ModelSource) -> PoolingKind:
     """Return how the model's folder wants a text's vectors pooled. Raises ModelLoadError for kinds we do not have."""
     return read_pooling(model.folder.path) or ("mean" if model.spec.head is None else "last")
 

@@ -4,6 +4,7 @@ A stop string ends an answer at its token: what the same step put behind it is d
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.core.log import get_logger
@@ -18,11 +19,15 @@ log = get_logger("engine")
 
 
 class Rendered(NamedTuple):
-    """One delta per answer that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler."""
+    """One delta per answer that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler.
+
+    `finished`: the ends among the events, with the number of tokens that callers get.
+    """
 
     deltas: list[OutputDelta]
     stopped: list[AnswerKey]
     failed: dict[AnswerKey, str]
+    finished: list[FinishEvent]
 
 
 class Renderer:
@@ -36,6 +41,7 @@ class Renderer:
         deltas: dict[AnswerKey, OutputDelta] = {}
         stopped: dict[AnswerKey, None] = {}
         failed: dict[AnswerKey, str] = {}
+        finished: list[FinishEvent] = []
         for event in events:
             key = (event.request.request_id, 0 if isinstance(event, PromptLogprobsEvent) else event.index)
             delta = deltas.setdefault(key, OutputDelta(*key))
@@ -53,9 +59,9 @@ class Renderer:
                 case VectorEvent():
                     delta.vector_H = event.vector_H
                 case FinishEvent():
-                    self._finish(event, key, delta, failed.pop(key, None))
+                    finished.append(self._finish(event, key, delta, failed.pop(key, None)))
                     stopped.pop(key, None)
-        return Rendered(list(deltas.values()), list(stopped), failed)
+        return Rendered(list(deltas.values()), list(stopped), failed, finished)
 
     def _fault(self, key: AnswerKey, error: Exception) -> str:
         log.error("answer %d of %s could not be rendered", key[1], key[0], exc_info=error)
@@ -82,11 +88,14 @@ class Renderer:
         delta.text += self._open[key].feed((event.token_id,))
         return self._open[key].stop_found is not None
 
-    def _finish(self, event: FinishEvent, key: AnswerKey, delta: OutputDelta, failure: str | None) -> None:
-        """Close an answer; `failure` is what went wrong with it in this step."""
+    def _finish(self, event: FinishEvent, key: AnswerKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
+        """Close an answer; `failure` is what went wrong with it in this step. Return its end as callers see it."""
         detokenizer = self._open.get(key)
         reason, stop_reason = event.reason, self._stop_id(event)
         if detokenizer is not None:
+            if detokenizer.stop_found is not None:  # what its last step put behind the stop string is not delivered
+                num_output = detokenizer.num_tokens
+                event = replace(event, num_output=num_output, timings=event.timings.of_tokens(num_output))
             try:
                 delta.text += detokenizer.flush()
             except Exception as error:
@@ -104,6 +113,7 @@ class Renderer:
             stop_reason=stop_reason,
             error=failure or event.error,
         )
+        return event
 
     @staticmethod
     def _stop_id(event: FinishEvent) -> int | None:

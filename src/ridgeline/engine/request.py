@@ -5,7 +5,7 @@ A Request is what a caller asked for; a Sequence is one of its `n` answers. Only
 
 import enum
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.params import PoolingParams, SamplingParams
@@ -106,16 +106,31 @@ class Sequence:
         """Sorts by priority, then arrival."""
         return (self.request.priority, self.request.arrival_s, self.seq_id)
 
-    def timings(self, now_s: float) -> "Timings":
-        """Return what has happened to the answer until `now_s`, when it ends."""
+    def finished(
+        self, reason: FinishReason, now_s: float, stop_token_id: int | None, error: str | None
+    ) -> "FinishEvent":
+        """Return the end of the answer, which is `now_s`."""
+        return FinishEvent(
+            self.request,
+            self.index,
+            self.seq_id,
+            self.num_output,
+            reason,
+            self._timings(now_s),
+            self.cached,
+            stop_token_id=stop_token_id,
+            error=error,
+        )
+
+    def _timings(self, now_s: float) -> "Timings":
         arrival_s, first_s = self.request.arrival_s, self.first_token_s
         return Timings(
             queue_s=(now_s if self.scheduled_s is None else self.scheduled_s) - arrival_s,
             ttft_s=None if first_s is None else first_s - arrival_s,
-            tpot_s=(now_s - first_s) / (self.num_output - 1) if first_s is not None and self.num_output > 1 else None,
+            tpot_s=None,
             latency_s=now_s - arrival_s,
             num_preemptions=self.num_preemptions,
-        )
+        ).of_tokens(self.num_output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +185,12 @@ class Timings:
     tpot_s: float | None
     latency_s: float
     num_preemptions: int
+
+    def of_tokens(self, num_output: int) -> "Timings":
+        """Return the timings of an answer of `num_output` tokens."""
+        if self.ttft_s is None or num_output < 2:
+            return replace(self, tpot_s=None)
+        return replace(self, tpot_s=(self.latency_s - self.ttft_s) / (num_output - 1))
 
 
 Event = PromptLogprobsEvent | TokenEvent | VectorEvent | FinishEvent

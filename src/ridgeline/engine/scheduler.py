@@ -21,7 +21,6 @@ from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import (
     Event,
-    FinishEvent,
     FinishReason,
     PromptLogprobsEvent,
     Request,
@@ -207,7 +206,10 @@ class Scheduler:
         """Free a running sequence's blocks. A plan in flight may still write them: before any plan that gets them."""
         self._running.remove(seq)
         self._in_flight.pop(seq.seq_id, None)
-        self._cache.release(seq.seq_id)
+        try:
+            self._cache.release(seq.seq_id)
+        except Exception:  # it is gone all the same: at worst its blocks are lost
+            log.exception("the blocks of answer %d of %s were not freed", seq.index, seq.request.request_id)
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -371,19 +373,7 @@ class Scheduler:
         members.remove(seq)
         if not members:
             del self._sequences[request.request_id]
-        self._events.append(
-            FinishEvent(
-                request,
-                seq.index,
-                seq.seq_id,
-                seq.num_output,
-                reason,
-                seq.timings(self._clock()),
-                seq.cached,
-                stop_token_id=stop_token_id,
-                error=error,
-            )
-        )
+        self._events.append(seq.finished(reason, self._clock(), stop_token_id, error))
         carrier = next((other for other in members if seq in other.siblings), None)
         if carrier is not None:
             carrier.siblings.remove(seq)

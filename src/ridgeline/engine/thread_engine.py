@@ -120,7 +120,10 @@ class ThreadEngine:
                 self.abort(request_id)
 
     async def embed(self, *requests: Request) -> list[Vectors]:
-        """Return the vectors [H] of requests made by `Intake.embedding`, in order. Raises as `stream` does."""
+        """Return the vectors [H] of requests made by `Intake.embedding`, in order.
+
+        Raises as `stream` does, and EngineError for a text that was not computed.
+        """
         vectors: dict[str, Vectors] = {}
         async for delta in self.stream(*requests):
             if delta.vector_H is not None:
