@@ -283,9 +283,7 @@ async def _opening(response: httpx.Response) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return one line, no control characters, cut to MAX_ERROR_CHARS: a server's words end up on a terminal and in
-    JSON.
-    """
+    """Return one line without control characters, cut to MAX_ERROR_CHARS: a server's words end up on a terminal."""
     return "".join(char if char.isprintable() else " " for char in text[:MAX_ERROR_CHARS])
 
 

@@ -72,9 +72,7 @@ def _runs(bench: BenchEngine, shape: Fixed, repeats: int, warmups: int) -> list[
 
 
 def _full_batch_rate(run: OfflineRun) -> float:
-    """Return the output tokens per second while all sequences decode: from the last one's first token to the first
-    one's end.
-    """
+    """Return output tokens per second while all sequences decode: from the last first token to the first end."""
     start_s = max(record.chunk_times_s[0] for record in run.log.records)
     end_s = min(record.end_s for record in run.log.records)
     if end_s <= start_s:

@@ -164,9 +164,7 @@ def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
 
 
 def steady_state(log: RunLog) -> SteadyState | None:
-    """Return the figures inside the steady window; None when sending was over before anything completed, as in
-    a burst.
-    """
+    """Return the figures inside the steady window; None where sending ended before anything completed (a burst)."""
     good = [record for record in log.records if record.error is None]
     if not good:
         return None
@@ -234,9 +232,7 @@ def _distribution_ms(values_s: Sequence[float]) -> Distribution | None:
 
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Return the maximum number of requests under way at once; one that ends at the instant another is sent
-    does not overlap it.
-    """
+    """Return the maximum number of requests under way at once; one that ends as another is sent does not overlap."""
     steps = sorted([(record.sent_s, 1) for record in records] + [(record.end_s, -1) for record in records])
     return int(np.cumsum([step for _, step in steps]).max(initial=0))
 

@@ -51,9 +51,7 @@ class KvGroup:
     bytes_per_sequence: int
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Return the bytes for a sequence of `num_tokens`: of a window, only what the next token can still see and
-        itself.
-        """
+        """Return the bytes for a sequence of `num_tokens`: of a window, what the next token sees and itself."""
         kept = num_tokens if self.window is None else min(num_tokens, self.window)
         return kept * self.bytes_per_token + self.bytes_per_sequence
 
@@ -70,10 +68,9 @@ def account_groups(
     load: Load,
     element: ElementBytes = ElementBytes(),  # noqa: B008
 ) -> list[GroupAccount]:
-    """Return the cost of every group: values that only its own ops read stay in the cores, and what several read comes
-    once.
+    """Return the cost of every group; FLOPs, weights and KV memory are those of `account`.
 
-    FLOPs, weights and KV memory are those of `account`.
+    Values that only a group's own ops read stay in the cores, and what several of them read comes once.
     """
     price = _Pricer(program, load, element)
     accounts: list[GroupAccount] = []
@@ -177,9 +174,7 @@ def kv_bytes_per_token(program: Program, element_bytes: int) -> int:
 
 
 def kv_bytes(program: Program, num_tokens: int, element_bytes: int) -> int:
-    """Return the bytes that a sequence of `num_tokens` needs in the cache, whole blocks and spans in flight not
-    counted.
-    """
+    """Return the bytes of a sequence of `num_tokens` in the cache, without padding to blocks or spans in flight."""
     return sum(group.num_bytes(num_tokens) for group in kv_groups(program, element_bytes))
 
 

@@ -130,9 +130,7 @@ def save(hardware: Hardware) -> Path:
 
 
 def load(machine: Machine) -> Hardware | None:
-    """Return what was measured on this machine before; None if nothing was, or what is there is broken or of another
-    one.
-    """
+    """Return what was measured on this machine before; None if nothing was, or what is there cannot be used."""
     try:
         path = kept_at(machine)
         kept = msgspec.json.decode(path.read_bytes(), type=Hardware)

@@ -26,7 +26,5 @@ OPSET: Mapping[str, OpRow] = _table()
 
 
 def float32_weights(program: Program) -> frozenset[str]:
-    """Return the weights that stay float32 whatever the model's dtype: small vectors in whose rounding a model would
-    drift.
-    """
+    """Return the weights that stay float32 in every model: small vectors in whose rounding it would drift."""
     return frozenset(name for op in program.ops if OPSET[op.kind].float32_weights for name in op.weights)

@@ -188,10 +188,10 @@ def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
 def read_local_global_ropes(
     config: ConfigReader, head_dim: int, *, local_theta: float | None, global_theta: float
 ) -> tuple[Rope, Rope]:
-    """Read the ropes of sliding and of full layers: `rope_parameters` by kind of layer, or as read_rope has them for
-    full layers, and for sliding ones plain with `rope_local_base_freq`.
+    """Read the ropes of sliding and of full layers, which `rope_parameters` may give by kind of layer.
 
-    Without `local_theta` the sliding layers have the full ones' theta. Raises as read_rope does.
+    Else full layers have what read_rope reads, and sliding ones a plain rope with `rope_local_base_freq`, without
+    `local_theta` with the full ones' theta. Raises as read_rope does.
     """
     by_kind = config.section("rope_parameters")
     if by_kind is None or not (by_kind.has("full_attention") or by_kind.has("sliding_attention")):

@@ -48,11 +48,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt text of a conversation; encode it with add_special_tokens=False, the template writes its
-        own.
+        """Return the prompt text of a conversation.
 
-        `variables` are further ones for the template, e.g. {"enable_thinking": False}. The template sees copies of
-        plain JSON data and nothing else.
+        Encode it with add_special_tokens=False: the template writes its own. `variables` are further ones for
+        the template, e.g. {"enable_thinking": False}. It sees copies of plain JSON data and nothing else.
 
         Raises RequestError (param "messages") when the template refuses the messages with raise_exception, fails on
         them or goes over a limit; with the parameter's name for data that is not JSON.
@@ -118,9 +117,7 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(value: Any, param: str, depth: int = 0) -> Any:
-    """Return a copy made of the JSON types alone: objects with methods of their own stay out of the template's
-    reach.
-    """
+    """Copy `value` as JSON types alone: objects with methods of their own stay out of the template's reach."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > 64:

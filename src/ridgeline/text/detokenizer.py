@@ -93,9 +93,7 @@ class IncrementalDetokenizer:
         return self._settle() if settled else ""
 
     def _settle(self) -> str:
-        """Return the text of the window beyond what is known of it; the window then shrinks to the ids that gave this
-        text.
-        """
+        """Return the text of the window beyond what is known of it; then keep only the ids that gave this text."""
         if len(self._window) == self._num_known:
             return ""
         text = self._tokenizer.decode(self._window, skip_special_tokens=False)
@@ -120,9 +118,7 @@ class IncrementalDetokenizer:
         return tail
 
     def _starts_fresh(self, token_id: int) -> bool:
-        """Return True if the text from this token on does not depend on earlier bytes: no continuation byte, no byte
-        token.
-        """
+        """Tell whether the text from this token on depends on no earlier byte: no continuation byte, no byte token."""
         if self._tokenizer.byte_level:
             return self._tokenizer.token_bytes(token_id)[:1] not in _CONTINUATION_BYTES
         return not self._tokenizer.is_byte_token(token_id)
@@ -178,9 +174,7 @@ class _StopMatcher:
 
 
 def _common_length(known: str, text: str) -> int:
-    """Return the length of the longest common prefix: all of `known`, unless the output finishes the prompt's last
-    character.
-    """
+    """Return the length of the common prefix: all of `known`, unless the output ends the prompt's last character."""
     if text.startswith(known):
         return len(known)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, text)))

@@ -152,9 +152,7 @@ class _Reader:
         }
 
     def _merges_of_scores(self) -> list[tuple[str, str]]:
-        """Return every cut of a token into two others, the best token first: sentencepiece merges the
-        best-scored pair.
-        """
+        """Return every cut of a token into two others, best token first: sentencepiece merges the best-scored pair."""
         scores = self._numbers("scores")
         if scores is None or not all(map(math.isfinite, scores)):
             raise ConfigError(f"{KEYS}scores must be a finite number for every token")

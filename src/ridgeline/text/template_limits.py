@@ -136,9 +136,7 @@ def measure_method(method: Any, args: tuple[Any, ...], named: dict[str, Any]) ->
 
 
 def measure_filter(name: str, value: Any, values: list[Any]) -> Any:
-    """Check the filter `name` on `value` with the arguments `values` before it is applied; return the value to apply it
-    to.
-    """
+    """Check the filter `name` with the arguments `values` before it runs; return the value to apply it to."""
     if name not in {"d", "default"} and any(isinstance(v, int) and abs(v) > MAX_ARGUMENT for v in values):
         raise RefusedError(f"gives the filter {name} a number above {MAX_ARGUMENT}")
     if name in _READS_ALL:

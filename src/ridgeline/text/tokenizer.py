@@ -87,8 +87,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Return the tokenizer of a model folder; None when the folder has no tokenizer.json (callers then work
-        on token ids).
+        """Return the tokenizer of a model folder; None without a tokenizer.json: callers then work on token ids.
 
         Raises ModelLoadError, naming the file, for anything broken, hostile or of the wrong type.
         """
@@ -140,9 +139,7 @@ class Tokenizer:
         return self._raw.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes one token stands for inside a text, b" world" for "Ġworld" and "▁world"; b"" without a
-        token.
-        """
+        """Return the bytes a token stands for in a text, b" world" for "Ġworld" and "▁world"; b"" without a token."""
         token = self.token(token_id)
         if token is None:
             return b""
@@ -158,9 +155,7 @@ class Tokenizer:
         return token.encode()
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Return True for a sentencepiece byte token such as <0xE2>, which the decoder joins with neighbours of its
-        kind.
-        """
+        """Tell whether this is a sentencepiece byte token such as <0xE2>, which the decoder joins with its like."""
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
     def token_text(self, token_id: int) -> str:
@@ -173,9 +168,7 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for every byte: itself where printable, else the next character from
-    U+0100 on.
-    """
+    """Return GPT-2's printable stand-in for every byte: itself if printable, else the next from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -222,9 +215,7 @@ def _list(value: object, path: Path, what: str) -> list[object]:
 
 
 def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
-    """Return ids and tokens in range and unique, before the Rust library sees them: it sizes tables by what the file
-    says.
-    """
+    """Check that ids and tokens are in range and unique: the Rust library sizes tables by what the file says."""
     try:
         file = msgspec.json.decode(content, type=_TokenizerJson)
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors

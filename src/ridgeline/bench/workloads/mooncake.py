@@ -76,9 +76,7 @@ class Mooncake:
         ]
 
     def _prompt(self, row: _Row) -> list[int]:
-        """Return the blocks one after the other, cut to the prompt's length; the hash id is the block's random
-        stream.
-        """
+        """Return the blocks one after the other, cut to the prompt's length; a hash id is its block's random stream."""
         block_tokens = round(TRACE_BLOCK_TOKENS * self.length_scale)
         length = min(self.max_prompt_tokens, max(1, round(row.input_length * self.length_scale)))
         ids = row.hash_ids[: -(-length // block_tokens)]

@@ -76,9 +76,7 @@ def _kv_write_cost(x: Operands) -> OpCost:
 
 
 def visible_keys(num_tokens: int, kv_length: int, window: int | None) -> tuple[int, int]:
-    """Return (query-key pairs, distinct keys read) for the last `num_tokens` positions of a causal sequence of
-    `kv_length`.
-    """
+    """Return (query-key pairs, distinct keys read) of the last `num_tokens` of `kv_length` causal positions."""
     start = kv_length - num_tokens
     if window is None or kv_length <= window:
         return num_tokens * start + num_tokens * (num_tokens + 1) // 2, kv_length

@@ -41,9 +41,7 @@ class ExpertsAttrs(Attrs):
 
 
 def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
-    """Return how many experts `num_tokens` tokens go to, on average, if every choice is equally likely and
-    independent.
-    """
+    """Return how many experts `num_tokens` tokens go to, on average, if choices are uniform and independent."""
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 

@@ -68,8 +68,7 @@ class LatentSizes:
         return self.num_heads * (kv_length * self._per_row + pairs * per_pair)
 
     def expands(self, num_tokens: int, kv_length: int) -> bool:
-        """Return whether the last `num_tokens` of `kv_length` take fewer FLOPs in the expanded form than in the
-        absorbed.
+        """Return whether the last `num_tokens` of `kv_length` take fewer FLOPs in the expanded form.
 
         Backends choose by this rule; native/runtime/latent.cpp says it once more.
         """

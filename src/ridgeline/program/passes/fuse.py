@@ -117,9 +117,7 @@ _Match = tuple[str, list[Op]]
 
 
 def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
-    """Match from a kv_write back to the three linears; the queries are those of the first attention to what is
-    written.
-    """
+    """Match from a kv_write back to the three linears; the queries are those of the first attention that reads it."""
     assert isinstance(write.attrs, KvWriteAttrs)
     k, v = write.inputs
     readers = [op for op in (*flow.consumers(k), *flow.consumers(v)) if op.label != write.label]

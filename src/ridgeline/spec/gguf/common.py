@@ -155,8 +155,7 @@ def _divided(
 
 
 def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0.0) -> Sequence[Stored]:
-    """Return the tensor names of the Llama layout; one of `instead` takes the place of Llama's for the same program
-    weights.
+    """Return the tensors of the Llama layout; those in `instead` replace Llama's for the same program weights.
 
     `paired_rows` is that of queries and keys, `norm_offset` is added to the weights of norms. What a model does not
     have is named too.
@@ -194,9 +193,7 @@ def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
 
 
 def expert_tensors() -> Sequence[Stored]:
-    """Return the tensors of a mixture of experts: each matrix of all experts in one tensor, or in older files one
-    tensor per expert.
-    """
+    """Return the tensors of experts: each matrix of all of them in one, in older files one tensor per expert."""
     at, to = "blk.{i}.ffn", "layers.{i}.ffn"
     renames = [Rename(f"{at}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
     for matrix in ("gate", "up", "down"):

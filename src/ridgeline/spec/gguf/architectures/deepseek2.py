@@ -35,9 +35,7 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def _read_attention(metadata: ConfigReader) -> dict[str, object]:
-    """Return a head's sizes: newer files call the sizes of the latent those of a head, and use other keys for a
-    head.
-    """
+    """Return a head's sizes, which newer files keep under other keys: the usual ones are the latent's there."""
     rope_dim, rank = metadata.integer("rope.dimension_count"), metadata.integer("attention.kv_lora_rank")
     key_dim, value_dim = (metadata.integer(f"attention.{part}_length") for part in ("key", "value"))
     rope = read_rope(metadata, 1.0)

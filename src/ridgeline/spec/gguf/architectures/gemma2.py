@@ -21,9 +21,7 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def query_scalar(common: Mapping[str, object], *, layers_of_27b: int) -> int:
-    """Return the size of a head, but for the 27B, whose queries are scaled by another one: which model it is no key
-    says.
-    """
+    """Return the size of a head, or another number for the 27B, which is known by its number of layers alone."""
     hidden, heads, head_dim = (common[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
     assert isinstance(hidden, int)
     assert isinstance(heads, int)
