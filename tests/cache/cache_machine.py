@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cache_invariants import check_cache
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 
@@ -227,7 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounting(self):
-        self.cache.check({seq_id: known.tokens for seq_id, known in self.known.items()})
+        check_cache(self.cache, {seq_id: known.tokens for seq_id, known in self.known.items()})
         stats = self.cache.stats()
         assert [(group.free, group.cached, group.used) for group in stats.groups] == self.oracle.counts()
         assert (stats.prefix_queries, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (
@@ -255,9 +256,9 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self):
         for seq_id in sorted(self.known):
             self.cache.release(seq_id)
-        self.cache.check()
+        check_cache(self.cache)
         self.cache.reset_prefix_cache()
-        self.cache.check()
+        check_cache(self.cache)
         assert all(group.free == group.total for group in self.cache.stats().groups), "blocks leaked"
 
 

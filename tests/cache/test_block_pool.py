@@ -50,7 +50,7 @@ def test_eviction_order_is_order_of_last_use():
         pool.release(block)
     pool.acquire(blocks[0])
     pool.release(blocks[0])
-    assert pool.cached_blocks() == (blocks[1], blocks[2], blocks[0])
+    assert tuple(pool._cached) == (blocks[1], blocks[2], blocks[0])
     assert pool.least_recent() == blocks[1]
 
 

@@ -1,9 +1,9 @@
 import pytest
 
+from cache_invariants import UNLIMITED_TOKENS, max_sequence_tokens
 from ridgeline.cache.groups import build_group, kinds
 from ridgeline.cache.layout import (
     RECURRENT_BLOCKS_PER_SEQUENCE,
-    UNLIMITED_TOKENS,
     CacheLayout,
     GroupLayout,
     KvStateSize,
@@ -24,10 +24,10 @@ def test_sizes():
 
 
 def test_a_full_group_bounds_a_sequence_and_a_large_enough_window_does_not():
-    assert CacheLayout(16, (FULL, SLIDING), 32).max_sequence_tokens() == 160
-    assert CacheLayout(16, (SLIDING,), 32).max_sequence_tokens() == UNLIMITED_TOKENS  # 64 + 32 + 16 tokens in 8 blocks
-    assert CacheLayout(16, (SLIDING,), 64).max_sequence_tokens() == 8 * 16
-    assert CacheLayout(16, (SLIDING,)).max_sequence_tokens() == 8 * 16
+    assert max_sequence_tokens(CacheLayout(16, (FULL, SLIDING), 32)) == 160
+    assert max_sequence_tokens(CacheLayout(16, (SLIDING,), 32)) == UNLIMITED_TOKENS  # 64 + 32 + 16 tokens in 8 blocks
+    assert max_sequence_tokens(CacheLayout(16, (SLIDING,), 64)) == 8 * 16
+    assert max_sequence_tokens(CacheLayout(16, (SLIDING,))) == 8 * 16
 
 
 def test_states_of_equal_window_form_a_group():
@@ -46,14 +46,14 @@ def test_the_budget_is_divided_as_one_sequence_needs_it():
     layout = plan_layout(states, 16, 7 * one, 1024, 256)
     assert [group.num_blocks for group in layout.groups] == [7 * 64, 7 * 25]
     assert layout.total_bytes == 7 * one
-    assert layout.max_sequence_tokens() == 7 * 1024
+    assert max_sequence_tokens(layout) == 7 * 1024
 
 
 @pytest.mark.parametrize("budget_bytes", [91_136, 100_000, 1_234_567])
 def test_the_budget_is_never_exceeded_and_one_sequence_always_fits(budget_bytes):
     layout = plan_layout([KvStateSize(64), KvStateSize(64, 128)], 16, budget_bytes, 1024, 256)
     assert layout.total_bytes <= budget_bytes
-    assert layout.max_sequence_tokens() >= 1024
+    assert max_sequence_tokens(layout) >= 1024
 
 
 def test_too_small_a_budget_names_need_value_and_fix():

@@ -3,6 +3,7 @@
 import pytest
 from cache_machine import make_layout
 
+from cache_invariants import check_cache
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.step import BlockCopy
 
@@ -31,7 +32,7 @@ def compute(cache, seq_id, tokens, *, salt="", upto=None):
     end = len(tokens) if upto is None else upto
     assert cache.reserve(seq_id, end) == []
     cache.commit(seq_id, tokens, end)
-    cache.check()
+    check_cache(cache)
     return num_cached
 
 
@@ -93,7 +94,7 @@ def test_equal_prompts_computed_at_once_end_up_on_one_copy():
     assert group_counts(cache) == (4, 0, 4)
     for seq_id in (1, 2):
         cache.commit(seq_id, tokens, 8)
-    cache.check()
+    check_cache(cache)
     assert blocks(cache, 1) == blocks(cache, 2)
     assert group_counts(cache) == (6, 0, 2)
 
@@ -117,7 +118,7 @@ def test_reserve_without_room_changes_nothing():
     assert cache.reserve(2, 8) is None  # the full group has room, the sliding one has not
     assert cache.stats() == before
     assert blocks(cache, 2) == []
-    cache.check()
+    check_cache(cache)
 
 
 def test_admission_does_not_count_an_evictable_hit_twice():
@@ -147,7 +148,7 @@ def test_fork_shares_and_the_first_writer_copies():
     assert copies == [BlockCopy(0, shared[1], blocks(cache, 2)[1])]
     assert blocks(cache, 1) == shared != blocks(cache, 2)
     assert cache.reserve(1, 7) == []
-    cache.check()
+    check_cache(cache)
 
 
 def test_fork_at_a_block_boundary_copies_nothing():
@@ -157,7 +158,7 @@ def test_fork_at_a_block_boundary_copies_nothing():
     assert cache.reserve(1, 9) == []
     assert cache.reserve(2, 9) == []
     assert blocks(cache, 1)[:2] == blocks(cache, 2)[:2]
-    cache.check()
+    check_cache(cache)
 
 
 def test_window_blocks_are_freed_as_soon_as_no_query_sees_them():
@@ -167,7 +168,7 @@ def test_window_blocks_are_freed_as_soon_as_no_query_sees_them():
     for end in range(1, 41):
         assert cache.reserve(1, end) == []
         cache.commit(1, tokens, end)
-        cache.check()
+        check_cache(cache)
         (table,) = cache.tables(1)
         assert table.first_token == max(0, end - 6 + 1) // 4 * 4
         assert group_counts(cache)[2] == len(table.blocks) <= 3
@@ -181,7 +182,7 @@ def test_a_sliding_hit_needs_only_the_window_before_it():
         assert cache.reserve(1, end) == []
         cache.commit(1, tokens, end)
     cache.release(1)
-    cache.check()
+    check_cache(cache)
     assert cache.match_length([*tokens, 99]).num_tokens == 40  # 8 of the 10 blocks are left; the last two suffice
     assert cache.admit(2, [*tokens, 99]).num_tokens == 40
     (table,) = cache.tables(2)
@@ -198,10 +199,10 @@ def test_a_window_of_one_token_keeps_no_computed_block():
             cache.admit(1, tokens)
         assert cache.reserve(1, end) == []
         cache.commit(1, tokens, end)
-        cache.check()
+        check_cache(cache)
         assert blocks(cache, 1) == []
     cache.release(1)
-    cache.check()
+    check_cache(cache)
 
 
 def test_the_groups_agree_on_what_they_can_serve():
@@ -224,7 +225,7 @@ def test_truncate_gives_back_what_drafts_had_reserved():
     assert group_counts(cache)[2] == 4
     cache.commit(1, [*tokens, 6], 7)
     cache.truncate(1, 7)
-    cache.check()
+    check_cache(cache)
     assert group_counts(cache)[2] == 2
     with pytest.raises(AssertionError, match="cannot undo"):
         cache.truncate(1, 6)
@@ -237,7 +238,7 @@ def test_reset_forgets_prefixes_and_what_runs_publishes_no_more():
     cache.reset_prefix_cache()
     cache.reserve(1, 9)
     cache.commit(1, tokens, 9)
-    cache.check()
+    check_cache(cache)
     assert cache.match_length(tokens).num_tokens == 0
     cache.release(1)
     assert group_counts(cache) == (8, 0, 0)

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 from tiny_models import build
 
+from cache_invariants import check_cache
 from drafting import Drafting
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
@@ -39,7 +40,7 @@ def with_drafts(llm, monkeypatch, generate):
         before = scheduler.stats().num_steps
         outputs = generate()
         found.append((answers(outputs), scheduler.stats().num_steps - before))
-        scheduler._cache.check({})
+        check_cache(scheduler._cache, {})
         assert all(group.used == 0 for group in scheduler.stats().cache.groups)
     return found
 

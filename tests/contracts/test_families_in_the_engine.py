@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_models import LONG_PROMPT, build
 
+from cache_invariants import check_cache
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.spec import families
@@ -44,7 +45,7 @@ def test_engine_log_probabilities_equal_the_oracles(family_name, seed, backend, 
     for again in (cached, hits, preempted):
         for output in again:
             check_against_oracle(model, output)
-    llm.engine.loop.scheduler._cache.check({})
+    check_cache(llm.engine.loop.scheduler._cache, {})
 
 
 def check_against_oracle(model, output):

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from cache_invariants import check_cache
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
@@ -309,7 +310,7 @@ class Driver:
     def check(self):
         """Every unfinished answer is in one place, the limits hold, and the cache's books balance."""
         running = self.scheduler.running()
-        self.cache.check({seq.seq_id: seq.token_ids for seq in running})
+        check_cache(self.cache, {seq.seq_id: seq.token_ids for seq in running})
         assert sum(1 + len(seq.siblings) for seq in running) <= self.config.max_num_seqs
         held = {(seq.request.request_id, seq.index) for seq in running}
         held |= {(seq.request.request_id, sibling.index) for seq in running for sibling in seq.siblings}

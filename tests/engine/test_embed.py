@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, Qwen3Config, Qwen3Model
 
+from cache_invariants import check_cache
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ContextLengthError, EngineError, ModelLoadError, RequestError
@@ -110,7 +111,7 @@ def test_many_texts_in_a_small_cache(folders, backend):
     for i, vector in enumerate(vectors):
         np.testing.assert_allclose(vector, vectors[i % len(PROMPTS)], atol=1e-6)
     assert all(stats.used == 0 for stats in llm.engine.loop.stats().cache.groups)
-    llm.engine.loop.scheduler._cache.check({})
+    check_cache(llm.engine.loop.scheduler._cache, {})
 
 
 @pytest.mark.parametrize("pooling", POOLED)
@@ -181,4 +182,4 @@ def test_texts_share_steps_and_a_broken_one_harms_no_other(folders, monkeypatch)
     monkeypatch.undo()
     for output, before in zip(llm.embed(PROMPTS), expected, strict=True):
         np.testing.assert_array_equal(output.embedding, before)
-    llm.engine.loop.scheduler._cache.check({})
+    check_cache(llm.engine.loop.scheduler._cache, {})

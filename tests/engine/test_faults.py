@@ -3,6 +3,7 @@
 import pytest
 from engine_fakes import Clock, Driver, FakeExecutor, expected_tokens, make_layout, make_request
 
+from cache_invariants import check_cache
 from ridgeline import LLM, SamplingParams
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
@@ -104,7 +105,7 @@ def llm(shared_data):
 def scheduler(llm) -> Scheduler:
     scheduler = llm.engine.loop.scheduler
     yield scheduler
-    scheduler._cache.check({})
+    check_cache(scheduler._cache, {})
     assert all(group.used == 0 for group in scheduler.stats().cache.groups)
 
 

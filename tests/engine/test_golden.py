@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cache_invariants import check_cache
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.request import FinishReason
@@ -63,7 +64,7 @@ def test_in_a_batch_of_sixteen_mixed_requests(make_llm, story, options):
     outputs = llm.generate(prompts, [greedy(200 - 11 * i) for i in range(8)] + others, use_tqdm=False)
     for i in range(8):
         assert outputs[i].outputs[0].token_ids == ids[11 * i :]
-    llm.engine.loop.scheduler._cache.check({})
+    check_cache(llm.engine.loop.scheduler._cache, {})
 
 
 def test_under_forced_preemption_every_third_step(make_llm, story):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from cache_invariants import max_sequence_tokens
 from drafting import Drafting
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.request import FinishReason
@@ -319,7 +320,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             strategy=Guesses() if self.drafts else None,
             max_num_rows=5,
             depth=self.plans_in_flight,
-            max_model_len=min(24, layout.max_sequence_tokens()),
+            max_model_len=min(24, max_sequence_tokens(layout)),
         )
         self.names = (f"r{i}" for i in itertools.count())
         self.live = []

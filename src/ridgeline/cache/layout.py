@@ -4,7 +4,6 @@ Made once by `plan_layout` before the model is built; read by CacheManager (ids)
 Must not import torch or program.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +11,6 @@ from typing import Literal
 from ridgeline.core.errors import ConfigError
 
 MAX_BLOCK_SIZE = 256
-UNLIMITED_TOKENS = sys.maxsize
 RECURRENT_PEAK_BLOCKS = 2  # of a sequence: the state it works on, and the checkpoint that it was copied from
 RECURRENT_BLOCKS_PER_SEQUENCE = 4  # where memory allows: checkpoints of earlier sequences make prefix hits
 
@@ -97,16 +95,6 @@ class CacheLayout:
         if self.groups[group].kind == "recurrent":
             return RECURRENT_PEAK_BLOCKS
         return _peak_blocks(self.groups[group].window, num_tokens, self.block_size, self.max_span_tokens)
-
-    def max_sequence_tokens(self) -> int:
-        """Return how many tokens one sequence alone can have; UNLIMITED_TOKENS where windows bound all groups."""
-        return min(self._group_sequence_tokens(index) for index in range(len(self.groups)))
-
-    def _group_sequence_tokens(self, group: int) -> int:
-        num_blocks = self.groups[group].num_blocks
-        if self.peak_blocks(group, UNLIMITED_TOKENS) <= num_blocks:
-            return UNLIMITED_TOKENS
-        return num_blocks * self.block_size
 
 
 def plan_layout(

@@ -7,7 +7,6 @@ It knows no kind of memory: groups decide what they serve, need and no longer se
 from none. Not thread-safe: one engine loop owns it. Must not import torch.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -260,22 +259,6 @@ class CacheManager:
         for seq in self._sequences.values():
             seq.node = None
 
-    def check(self, token_ids: Mapping[int, Sequence[int]] | None = None) -> None:
-        """Assert every invariant of the accounting; costs time in proportion to the cache. For tests and debugging.
-
-        With `token_ids` (sequence id -> its known tokens) published nodes are compared with the sequences' own tokens.
-        """
-        self._tree.check()
-        for index, pool in enumerate(self._pools):
-            owners = Counter(block for seq in self._sequences.values() for block in seq.tables[index].blocks)
-            pool.check(owners, self._tree.published(index))
-        pins = Counter(id(seq.node) for seq in self._sequences.values() if seq.node is not None)
-        for node in self._tree.nodes():
-            assert node.pins == pins.pop(id(node), 0), "a node's pins differ from the sequences that stand on it"
-        assert not pins, "a sequence stands on a node that is not in the tree"
-        for seq_id, seq in self._sequences.items():
-            self._check_sequence(seq, None if token_ids is None else token_ids.get(seq_id))
-
     # ---- parts
 
     def _find(self, token_ids: Sequence[int], salt: str) -> _PrefixHit:
@@ -336,23 +319,6 @@ class CacheManager:
         self._tree.pin(child)
         self._tree.unpin(node)
         return child
-
-    def _check_sequence(self, seq: _Sequence, token_ids: Sequence[int] | None) -> None:
-        size = self.layout.block_size
-        assert seq.computed <= seq.reserved
-        for group, pool, table in zip(self._groups, self._pools, seq.tables):
-            group.check(table, seq.computed, seq.reserved)
-            for block in group.writable_blocks(table, seq.computed, seq.reserved):
-                assert pool.ref_count(block) == 1 and not pool.is_published(block), f"writable block {block} is shared"
-        node, index = seq.node, seq.computed // size
-        while node is not None and node.parent is not None:
-            index -= 1
-            for kind, table, published in zip(self._groups, seq.tables, node.blocks):
-                assert kind.tree_block(table, index) in (None, published), "a table and the tree disagree on a block"
-            if token_ids is not None:
-                assert node.tokens == tuple(token_ids[index * size : (index + 1) * size]), "a node holds other tokens"
-            node = node.parent
-        assert seq.node is None or index == 0, "a sequence stands at the wrong depth of the tree"
 
 
 def _blocks_of(path: Sequence[RadixNode], group: int) -> list[int]:

@@ -9,7 +9,6 @@ Every operation is O(1). Must not import torch.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 
 class BlockPool:
@@ -85,26 +84,3 @@ class BlockPool:
     def least_recent(self) -> int:
         """Return the cached block to evict next. The caller has made sure that there is one."""
         return next(iter(self._cached))
-
-    def cached_blocks(self) -> tuple[int, ...]:
-        """Return all cached blocks, next to be evicted first."""
-        return tuple(self._cached)
-
-    def check(self, owners: Mapping[int, int], published: set[int]) -> None:
-        """Assert the accounting, given the number of owners of each used block and what the radix tree holds."""
-        everything = range(self.num_blocks)
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is in the free list twice"
-        for block in everything:
-            assert self._ref_counts[block] == owners.get(block, 0), (
-                f"block {block}: reference count {self._ref_counts[block]}, owners {owners.get(block, 0)}"
-            )
-        assert published == {block for block in everything if self._published[block]}, (
-            "published blocks ≠ tree's blocks"
-        )
-        assert set(self._cached) == {block for block in published if self._ref_counts[block] == 0}, (
-            "cached list is wrong"
-        )
-        assert free == {b for b in everything if self._ref_counts[b] == 0 and b not in published}, "free list is wrong"
-        assert self.num_free + self.num_cached + self.num_used == self.num_blocks
-        assert self.num_used == len(owners), "blocks in use without an owner"

@@ -131,33 +131,3 @@ class RadixTree:
                 return
             del parent.children[node.tokens]
             node = parent
-
-    def published(self, group: int) -> set[int]:
-        """Return the blocks of `group` that nodes hold."""
-        return set(self._holders[group])
-
-    def check(self) -> None:
-        """Assert the structure: edges, back references, no useless node, descendants evicted before ancestors."""
-        held: list[dict[int, RadixNode]] = [{} for _ in self._pools]
-        ranks = [{block: rank for rank, block in enumerate(pool.cached_blocks())} for pool in self._pools]
-        for node in self.nodes():
-            assert node.children or node.pins or any(b is not None for b in node.blocks), (
-                "a useless node was not pruned"
-            )
-            for tokens, child in node.children.items():
-                assert child.parent is node and child.tokens == tokens and child.salt == node.salt
-                assert len(tokens) == self._block_size, "an edge is not one block"
-            for group, block in enumerate(node.blocks):
-                if block is not None:
-                    assert block not in held[group], f"two nodes hold block {block} of group {group}"
-                    held[group][block] = node
-                if self._whole_prefix[group] and node.parent is not None:
-                    self._check_prefix(node, node.parent, group, ranks[group])
-        assert tuple(held) == self._holders, "block -> node map is wrong"
-
-    def _check_prefix(self, node: RadixNode, parent: RadixNode, group: int, rank: dict[int, int]) -> None:
-        block, above = node.blocks[group], parent.blocks[group]
-        assert block is not None, "a node lost the block that everything below it needs"
-        if above is not None and above in rank:
-            assert block in rank, f"block {block} of group {group} is used but its prefix is not"
-            assert rank[block] < rank[above], f"block {above} of group {group} would be evicted before its descendant"

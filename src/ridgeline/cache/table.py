@@ -1,6 +1,5 @@
 """SequenceTable: the blocks of one sequence in one cache group. Owned by the manager, handed to the groups."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.cache.pool import BlockPool
@@ -28,10 +27,6 @@ class SequenceTable:
         """Return the block at block index `index` of the sequence."""
         assert self.first_block <= index < self.end_block, f"block index {index} is not in the table"
         return self.blocks[index - self.first_block]
-
-    def written(self, computed: int, reserved: int, block_size: int) -> Sequence[int]:
-        """Return the blocks of positions computed .. reserved."""
-        return self.blocks[computed // block_size - self.first_block :] if reserved > computed else ()
 
     def show(self, block_size: int) -> BlockTable:
         """Return the table as a plan has it: the same object for as long as nothing has changed."""

@@ -78,16 +78,8 @@ class CacheGroup(Protocol):
         """Drop all references of the table."""
         ...
 
-    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
-        """Return the blocks that writing positions computed .. reserved changes: nobody else may hold them."""
-        ...
-
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         """Return the block that a published node of index `index` must share with the table; None: it need not."""
-        ...
-
-    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
-        """Assert that the table holds exactly what later queries of the sequence can see, and room up to `reserved`."""
         ...
 
 

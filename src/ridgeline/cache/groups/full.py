@@ -51,12 +51,5 @@ class FullGroup:
     def release(self, table: SequenceTable) -> None:
         table.release(self._pool)
 
-    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
-        return table.written(computed, reserved, self._block_size)
-
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         return table.block_at(index) if index >= table.first_block else None
-
-    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
-        assert table.first_block == 0, "a full group lost the start of a sequence"
-        assert table.end_block == -(-reserved // self._block_size), "the table does not end with the reservation"

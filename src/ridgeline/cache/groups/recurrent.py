@@ -70,14 +70,6 @@ class RecurrentGroup:
     def release(self, table: SequenceTable) -> None:
         table.release(self._pool)
 
-    def writable_blocks(self, table: SequenceTable, computed: int, reserved: int) -> Sequence[int]:
-        """Return none: they are known only until the commit, since every reservation makes the state private anew."""
-        return ()
-
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         """Return None: the sequence moves on to a copy."""
         return None
-
-    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
-        assert table.first_block == max(computed - 1, 0) // self._block_size, "a state of other tokens"
-        assert len(table.blocks) == 1 or (computed == 0 and not table.blocks), "a sequence has one state"

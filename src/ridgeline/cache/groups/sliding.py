@@ -44,7 +44,3 @@ class SlidingGroup(FullGroup):
         first = self.first_visible_block(computed)
         if first > table.first_block:
             table.drop_before(first, self._pool)
-
-    def check(self, table: SequenceTable, computed: int, reserved: int) -> None:
-        assert table.first_block == self.first_visible_block(computed), "blocks below the window, or a hole inside it"
-        assert table.end_block == -(-reserved // self._block_size), "the table does not end with the reservation"
