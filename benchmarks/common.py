@@ -76,7 +76,7 @@ def stream_bytes_per_s(threads: int) -> float:
     """Return what `threads` threads of this process read from memory together, measured now."""
     from ridgeline import _native
 
-    return statistics.median(_native.read_stream(_native.best_level(), threads, STREAM_BYTES, 5))
+    return statistics.median(_native.read_bandwidth(_native.best_level(), threads, STREAM_BYTES, 5))
 
 
 def step_s(llm: LLM, prompt: list[int], steps: int) -> float:

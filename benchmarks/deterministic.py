@@ -58,7 +58,7 @@ class DeterministicReport(Report):
     options: dict[str, object]
     threads: int
     seed: int
-    read_stream_gb_per_s: list[float]  # before and after
+    read_bandwidth_gb_per_s: list[float]  # before and after
     load_average: float  # of the minute before
     steal_share: float
     cells: list[CellCost]
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, cells: Sequence[Cell], console: Console) 
     spec = read_spec(folder.config)
     cells = [cell for cell in cells if cell.max_model_len <= spec.max_positions]
     load, ticks = machine.load_average(), machine.cpu_times()
-    stream_gb_per_s = [machine.read_stream_gb_per_s(arguments.threads)]
+    stream_gb_per_s = [machine.read_bandwidth_gb_per_s(arguments.threads)]
     command = [sys.executable, str(DRIVERS / "run_ridgeline.py")]
     found: list[CellCost] = []
     with Worker(command, TIMEOUT_S) as free, Worker(command, TIMEOUT_S) as deterministic:
@@ -113,14 +113,14 @@ def run(arguments: argparse.Namespace, cells: Sequence[Cell], console: Console) 
         for cell in cells:
             found.append(cost(cell, **run_pairs(workers, cell, arguments, spec.vocab_size)))
             console.print(describe(found[-1]), highlight=False, soft_wrap=True)
-    stream_gb_per_s.append(machine.read_stream_gb_per_s(arguments.threads))
+    stream_gb_per_s.append(machine.read_bandwidth_gb_per_s(arguments.threads))
     return DeterministicReport(
         name=arguments.name,
         model=folder.path.resolve().name,
         options=arguments.options,
         threads=arguments.threads,
         seed=arguments.seed,
-        read_stream_gb_per_s=stream_gb_per_s,
+        read_bandwidth_gb_per_s=stream_gb_per_s,
         load_average=load,
         steal_share=machine.steal_share(ticks, machine.cpu_times()),
         cells=found,

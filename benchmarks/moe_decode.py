@@ -1,14 +1,14 @@
-"""Decoding with a mixture of experts, of which a step reads a fifth: beside the memory's read stream, and llama.cpp.
+"""Decoding with a mixture of experts, of which a step reads a fifth: beside the memory bandwidth, and llama.cpp.
 
 usage: python -m benchmarks.moe_decode [--model FOLDER] [--formats bf16 int8 int4] [--repeats 7]
                                        [--llama-bin BUILD/bin --gguf FILE]
 
 FOLDER is written where it is not there: a Qwen3-MoE of random weights, 1.5 billion parameters of which a token uses 0.3
-(needs transformers). One process per format. In it the read stream, steps at batch 1 and, where asked for, llama.cpp's
-own benchmark take turns, so that all see the same machine. The share of the stream is (bytes of weights, keys and
-values that a step has to read, as the cost model has them) / (time of a step from plan to commit) / (stream beside it);
-of the experts alone it is their bytes / (time of their instructions) / (stream). FILE is the same model converted by
-llama.cpp, which wants a tokenizer in FOLDER; the figure does not depend on which.
+(needs transformers). One process per format. In it the memory bandwidth, steps at batch 1 and, where asked for, the
+benchmark of llama.cpp take turns, so that all see the same machine. The share of the stream is (bytes of weights, keys
+and values that a step has to read, as the cost model has them) / (time of a step from plan to commit) / (stream beside
+it); of the experts alone it is their bytes / (time of their instructions) / (stream). FILE is the same model converted
+by llama.cpp, which wants a tokenizer in FOLDER; the figure does not depend on which.
 """
 
 import argparse

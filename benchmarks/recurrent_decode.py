@@ -4,7 +4,7 @@ usage: python -m benchmarks.recurrent_decode [--model FOLDER] [--contexts 1024 4
                                              [--quantize int8]
 
 FOLDER is written where it is not there: a Mamba-2 of random weights, 0.4 billion parameters (needs transformers). In
-one process the contexts take turns, so that all see the same machine: the read stream of the memory, a prompt (after
+one process the contexts take turns, so that all see the same machine: the memory bandwidth, a prompt (after
 the first round it is cached), then decode steps at batch 1, half of them with a clock at every op. Beside the time of
 a step stand what the cost model predicts for it from the machine's ceilings, and the share of the stream: (bytes of
 weights and state that a step moves) / (time of a step from plan to commit) / (stream before and after).

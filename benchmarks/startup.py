@@ -63,7 +63,7 @@ class StartupReport(Report):
     threads: int
     load_average: float  # of the minute before
     steal_share: float
-    read_stream_gb_per_s: float
+    read_bandwidth_gb_per_s: float
     summaries: list[KindSummary]
     starts: list[Start]
 
@@ -98,7 +98,7 @@ def run_start(arguments: argparse.Namespace, kind: str, repeat: int, cache: str)
 def measure(arguments: argparse.Namespace) -> StartupReport:
     """All repeats, each with a cache folder of its own."""
     load, ticks = machine.load_average(), machine.cpu_times()
-    stream_gb_per_s = machine.read_stream_gb_per_s(arguments.threads)
+    stream_gb_per_s = machine.read_bandwidth_gb_per_s(arguments.threads)
     starts: list[Start] = []
     for repeat in range(arguments.repeats):
         with tempfile.TemporaryDirectory(dir=arguments.scratch) as cache:
@@ -110,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> StartupReport:
         threads=arguments.threads,
         load_average=load,
         steal_share=machine.steal_share(ticks, machine.cpu_times()),
-        read_stream_gb_per_s=stream_gb_per_s,
+        read_bandwidth_gb_per_s=stream_gb_per_s,
         summaries=[summarize(kind, starts) for kind in KINDS],
         starts=starts,
     )

@@ -4,8 +4,8 @@ usage: python benchmarks/vs_transformers.py [--shape qwen3-0.6b] [--pairs 3] [--
 
 Each system runs alone in a fresh process: it loads the model, answers a short warm-up, and is timed once, so that
 neither suffers from what the other keeps in memory. The pairs alternate which system goes first. Every pair has
-prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence ignored. The read stream
-of the memory is measured before and after, by the same run. Needs transformers.
+prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence ignored. The memory
+bandwidth is measured before and after, by the same run. Needs transformers.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class PairedReport(Report):
     num_requests: int
     input_tokens: int
     output_tokens: int
-    read_stream_gb_per_s: list[float]  # before and after the pairs
+    read_bandwidth_gb_per_s: list[float]  # before and after the pairs
     pairs: list[Pair]
     median_ratio: float
     min_ratio: float
@@ -165,7 +165,7 @@ def serve_system(system: str, folder: Path, threads: int) -> None:
         print(json.dumps({"duration_s": duration_s, "cpu_s": cpu_s, "token_ids": token_ids}), flush=True)
 
 
-def read_stream(threads: int) -> None:
+def read_bandwidth(threads: int) -> None:
     """Answers every line with the best of five sums over a buffer far larger than any cache, in GB/s."""
     import torch
 
@@ -223,7 +223,7 @@ def run_pair(arguments: argparse.Namespace, folder: Path, rng: random.Random, fl
 
 
 def compare(arguments: argparse.Namespace, folder: Path, console: Console) -> tuple[list[Pair], list[float]]:
-    """All pairs, and the read stream before and after them."""
+    """All pairs, and the memory bandwidth before and after them."""
     rng = random.Random(arguments.seed)
     stream_gb_per_s = [measure_stream(arguments)]
     pairs = []
@@ -272,7 +272,7 @@ def measure(arguments: argparse.Namespace) -> None:
         num_requests=arguments.requests,
         input_tokens=arguments.input_tokens,
         output_tokens=arguments.output_tokens,
-        read_stream_gb_per_s=stream_gb_per_s,
+        read_bandwidth_gb_per_s=stream_gb_per_s,
         pairs=pairs,
         median_ratio=statistics.median(ratios),
         min_ratio=min(ratios),
@@ -282,7 +282,7 @@ def measure(arguments: argparse.Namespace) -> None:
     console.print(
         f"ratio ridgeline / transformers: median {report.median_ratio:.2f} "
         f"({report.min_ratio:.2f}–{report.max_ratio:.2f}) over {len(pairs)} pairs; "
-        f"read stream {stream_gb_per_s[0]:.1f} and {stream_gb_per_s[1]:.1f} GB/s\nwritten: {path}",
+        f"memory bandwidth {stream_gb_per_s[0]:.1f} and {stream_gb_per_s[1]:.1f} GB/s\nwritten: {path}",
         highlight=False,
         soft_wrap=True,
     )
@@ -311,7 +311,7 @@ def main() -> None:
         case "write":
             write_checkpoint(arguments.shape, arguments.folder)
         case "stream":
-            read_stream(arguments.threads)
+            read_bandwidth(arguments.threads)
         case system:
             serve_system(system, arguments.folder, arguments.threads)
 

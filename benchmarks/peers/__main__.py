@@ -113,7 +113,7 @@ def run_system(
 ) -> tuple[Run, dict[str, str]]:
     """One system once, and its versions. A failure is part of the result, with the cells measured before it."""
     vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
-    stream_gb_per_s, load = machine.read_stream_gb_per_s(arguments.threads), machine.load_average()
+    stream_gb_per_s, load = machine.read_bandwidth_gb_per_s(arguments.threads), machine.load_average()
     values: dict[str, float] = {}
     error, versions = None, {}
 
@@ -124,7 +124,7 @@ def run_system(
         values[cell.name] = value
         say(console, f"  {cell.label}: {value:.2f} {cell.unit}")
 
-    say(console, f"repetition {repetition + 1}, {system.name}; read stream {stream_gb_per_s:.1f} GB/s")
+    say(console, f"repetition {repetition + 1}, {system.name}; memory bandwidth {stream_gb_per_s:.1f} GB/s")
     started_utc, started, ticks = utc_now(), time.perf_counter(), machine.cpu_times()
     try:
         versions = system.runner.run(cells, prompts, on_value)
@@ -136,7 +136,7 @@ def run_system(
         repetition=repetition,
         started_utc=started_utc,
         duration_s=time.perf_counter() - started,
-        read_stream_gb_per_s=stream_gb_per_s,
+        read_bandwidth_gb_per_s=stream_gb_per_s,
         load_average=load,
         steal_share=machine.steal_share(ticks, machine.cpu_times()),
         values=values,

@@ -1,6 +1,6 @@
-"""The state of the machine around a run: the memory's read stream, the load, the time stolen by the hypervisor.
+"""The state of the machine around a run: the memory bandwidth, the load, the time stolen by the hypervisor.
 
-As a script (`python machine.py THREADS`) it prints the read stream in GB/s, from a process of its own.
+As a script (`python machine.py THREADS`) it prints the memory bandwidth in GB/s, from a process of its own.
 """
 
 import os
@@ -24,7 +24,7 @@ class CpuTimes:
     steal: int
 
 
-def read_stream_gb_per_s(threads: int) -> float:
+def read_bandwidth_gb_per_s(threads: int) -> float:
     """What `threads` threads read from memory together, measured now in a fresh process."""
     command = [sys.executable, str(Path(__file__).resolve()), str(threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -44,14 +44,14 @@ class SystemFacts:
 class Run:
     """One system once, in fresh processes: the value of every cell that it can do, and the machine at that time.
 
-    `read_stream_gb_per_s` and `load_average` (of the last minute) are of just before it, `steal_share` is of the run.
+    `read_bandwidth_gb_per_s` and `load_average` (of the last minute) are of just before it, `steal_share` of the run.
     """
 
     system: str
     repetition: int
     started_utc: str
     duration_s: float
-    read_stream_gb_per_s: float
+    read_bandwidth_gb_per_s: float
     load_average: float
     steal_share: float
     values: dict[str, float]

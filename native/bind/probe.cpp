@@ -26,8 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Readings = std::vector<double>;
 
-constexpr int64_t kHugePage = 2 << 20, kLeastBytesTimed = 64 << 20, kMostBytes = 1LL << 46;
-constexpr int kMostThreads = 1024;
+constexpr int64_t kHugePage = 2 << 20, kMinBytesTimed = 64 << 20, kMaxBytes = 1LL << 46;
+constexpr int kMaxThreads = 1024;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -77,13 +77,13 @@ void in_threads(int count, const std::function<void(int)>& work) {
 
 // Bytes per second of each repeat. Every thread reads a contiguous share that it touched first; a repeat reads a small
 // buffer several times.
-Readings read_stream(const std::string& level, int num_threads, int64_t buffer_bytes, int repeats) {
-  require(1 <= num_threads && num_threads <= kMostThreads, "num_threads must be from 1 to 1024");
+Readings read_bandwidth(const std::string& level, int num_threads, int64_t buffer_bytes, int repeats) {
+  require(1 <= num_threads && num_threads <= kMaxThreads, "num_threads must be from 1 to 1024");
   require(repeats >= 1, "repeats must be at least 1");
   const int64_t share = buffer_bytes / num_threads / 64 * 64;
-  require(share > 0 && buffer_bytes < kMostBytes, "buffer_bytes must be from 64 for each thread to 2^46");
+  require(share > 0 && buffer_bytes < kMaxBytes, "buffer_bytes must be from 64 for each thread to 2^46");
   const ProbeKernels& kernels = kernels_of(level).probe;
-  const int64_t read_bytes = share * num_threads, passes = (kLeastBytesTimed + read_bytes - 1) / read_bytes;
+  const int64_t read_bytes = share * num_threads, passes = (kMinBytesTimed + read_bytes - 1) / read_bytes;
 
   const Buffer buffer(read_bytes);
   std::vector<Clock::time_point> stamps;
@@ -120,7 +120,7 @@ double rate(const ProbeKernels& kernels, InputKind kind, double seconds) {
 
 // Operations per second of each repeat, all threads together.
 Readings peak(const std::string& level, const std::string& kind, int num_threads, double seconds, int repeats) {
-  require(1 <= num_threads && num_threads <= kMostThreads, "num_threads must be from 1 to 1024");
+  require(1 <= num_threads && num_threads <= kMaxThreads, "num_threads must be from 1 to 1024");
   require(repeats >= 1, "repeats must be at least 1");
   require(0 < seconds && seconds <= 60, "seconds must be above 0, and at most 60");
   const char* names[] = {"f32", "bf16", "int16", "int8"};  // in the order of InputKind
@@ -154,14 +154,14 @@ uint64_t read_words(const std::string& level, const nb::ndarray<const uint8_t, n
 
 void bind_probe(nb::module_& module) {
   using namespace nb::literals;
-  module.def("read_stream", &read_stream, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "num_threads"_a,
+  module.def("read_bandwidth", &read_bandwidth, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "num_threads"_a,
              "buffer_bytes"_a, "repeats"_a, "Bytes per second of each of `repeats` reads of a buffer by all threads.");
   module.def("peak", &peak, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "kind"_a, "num_threads"_a,
              "seconds"_a, "repeats"_a,
              "Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about "
              "`seconds` in all threads; `kind` is f32, bf16, int16 or int8.");
   module.def("read_words", &read_words, "level"_a, "bytes"_a.noconvert(),
-             "The exclusive or of the 64-bit words of `bytes`: what the read stream computes.");
+             "The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.");
   module.def(
       "has_tiles", [](const std::string& level) { return kernels_of(level).probe.tiles; }, "level"_a,
       "Whether the level multiplies with a matrix unit.");

@@ -191,9 +191,9 @@ class TapeBuilder {
         Lora::Options{at(x), at(y), at(out), pointer<const float>(a), pointer<const float>(b), count, rank}));
   }
 
-  void draw(int64_t vocab_size) {
+  void sample(int64_t vocab_size) {
     tape_.need_scratch(kernels_.sample.scratch_bytes(vocab_size));
-    tape_.add(std::make_unique<Draw>(vocab_size));
+    tape_.add(std::make_unique<Sample>(vocab_size));
   }
 
   int64_t allocated_bytes() const { return tape_.allocated_bytes(); }
@@ -213,12 +213,12 @@ class TapeBuilder {
   Buffer* buffer(int index) { return at(index); }
 
   void run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
-           std::optional<Array<int64_t, 1>> drawn, std::optional<Array<double, 1>> seconds) {
+           std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
     require(runs_, "a tape without a pool can be measured, and not run");
     const std::unique_lock turn(running_, std::try_to_lock);
     if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
-    Step& step = reader_.read(block, drawn.has_value());
-    require(!drawn || (int64_t)drawn->shape(0) == step.num_draws, "one place per row to draw is needed");
+    Step& step = reader_.read(block, sampled.has_value());
+    require(!sampled || (int64_t)sampled->shape(0) == step.num_sample_rows, "one place per row to sample is needed");
     require((int64_t)logits.shape(0) == step.num_rows, "one row of logits per row that needs them is needed");
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
@@ -229,8 +229,8 @@ class TapeBuilder {
       const WithoutGil unlocked;
       tape_.run(step, begin, end, times);
     }
-    if (drawn)
-      for (size_t i = 0; i < reader_.draws().size(); i++) drawn->data()[i] = reader_.draws()[i].token;
+    if (sampled)
+      for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -335,9 +335,9 @@ void bind_runtime(nb::module_& module) {
       .def("latent_write", &TapeBuilder::latent_write, "latent"_a, "key"_a, "memory"_a, "group"_a)
       .def("latent_attention", &TapeBuilder::latent_attention, "num_heads"_a, "scale"_a, "absorb"_a, "expand"_a,
            "memory"_a, "group"_a, "q"_a, "out"_a)
-      .def("draw", &TapeBuilder::draw, "vocab_size"_a)
-      .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a, "drawn"_a.none() = nb::none(),
-           "seconds"_a.none() = nb::none())
+      .def("sample", &TapeBuilder::sample, "vocab_size"_a)
+      .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
+           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none())
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

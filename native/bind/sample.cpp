@@ -38,10 +38,10 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
   for (const size_t size :
        {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), num_output.size()})
     if (size != num_rows)
-      throw std::invalid_argument("all columns of the rows to draw have one length, " + std::to_string(num_rows) +
+      throw std::invalid_argument("all columns of the rows to sample have one length, " + std::to_string(num_rows) +
                                   ", got " + std::to_string(size));
-  if (vocab_size < 1 || vocab_size > kMaxDrawnVocab)
-    throw std::invalid_argument("a row to draw from has 1 to " + std::to_string(kMaxDrawnVocab) + " logits, got " +
+  if (vocab_size < 1 || vocab_size > kMaxSampledVocab)
+    throw std::invalid_argument("a row to sample from has 1 to " + std::to_string(kMaxSampledVocab) + " logits, got " +
                                 std::to_string(vocab_size));
   const std::unique_ptr<void, AlignedDelete> scratch(
       ::operator new((size_t)kernels.scratch_bytes(vocab_size), std::align_val_t(64)));
@@ -65,8 +65,8 @@ void bind_sample(nb::module_& module) {
   module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
              "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
              "seed"_a.noconvert(), "num_output"_a.noconvert(),
-             "Tokens drawn from rows of float32 logits [R, V] with the columns of backends.step.DrawRows; -1 where a "
-             "row is not finite.");
+             "Tokens sampled from rows of float32 logits [R, V] with the columns of "
+             "backends.step.SamplingMetadata; -1 where a row is not finite.");
 }
 
 }  // namespace ridgeline

@@ -37,38 +37,38 @@ struct TemperatureAndTopK {
   int32_t top_k;
 };
 
-void read_draws(Words& words, int64_t count, int64_t num_rows, std::vector<SampleRow>* draws) {
+void read_sample_rows(Words& words, int64_t count, int64_t num_rows, std::vector<SampleRow>* rows) {
   const int64_t* logit_row = words.take(count);
   const auto* pairs = words.take_as<TemperatureAndTopK>(count);
   const double* top_p = words.take_as<double>(count);
   const double* min_p = words.take_as<double>(count);
   const uint64_t* seed = words.take_as<uint64_t>(count);
   const uint64_t* num_output = words.take_as<uint64_t>(count);
-  if (!draws) return;
+  if (!rows) return;
   for (int64_t i = 0; i < count; i++) {
-    require(logit_row[i] >= 0 && logit_row[i] < num_rows, "a row to draw is not a row of logits");
-    SampleRow& draw = draws->emplace_back(SampleRow{});
-    draw.temperature = pairs[i].temperature;
-    draw.top_k = pairs[i].top_k;
-    draw.top_p = static_cast<decltype(draw.top_p)>(top_p[i]);
-    draw.min_p = static_cast<decltype(draw.min_p)>(min_p[i]);
-    draw.seed = seed[i];
-    draw.num_output = num_output[i];
-    draw.logit_row = logit_row[i];
-    draw.token = -1;
+    require(logit_row[i] >= 0 && logit_row[i] < num_rows, "a row to sample is not a row of logits");
+    SampleRow& row = rows->emplace_back(SampleRow{});
+    row.temperature = pairs[i].temperature;
+    row.top_k = pairs[i].top_k;
+    row.top_p = static_cast<decltype(row.top_p)>(top_p[i]);
+    row.min_p = static_cast<decltype(row.min_p)>(min_p[i]);
+    row.seed = seed[i];
+    row.num_output = num_output[i];
+    row.logit_row = logit_row[i];
+    row.token = -1;
   }
 }
 
 }  // namespace
 
-Step& StepReader::read(const Array<const int64_t, 1>& block, bool draws) {
+Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   Words words(block.data(), block.shape(0));
   const int64_t* header = words.take(HEADER_WORDS);
   require(header[0] == VERSION, "a step's block is of another version than this native module: build it again");
   step_.num_tokens = header[1];
   step_.num_spans = header[2];
   step_.num_rows = header[3];
-  const int64_t num_draws = header[4], num_copies = header[5], num_groups = header[6];
+  const int64_t num_sample_rows = header[4], num_copies = header[5], num_groups = header[6];
   const int64_t* widths = words.take(num_groups);
   step_.token_ids = words.take(step_.num_tokens);
   step_.positions = words.take(step_.num_tokens);
@@ -91,11 +91,11 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool draws) {
     group.table_width = widths[g];
   }
   for (int column = 0; column < 3; column++) words.take(num_copies);  // made before the tape runs
-  draws_.clear();
-  read_draws(words, num_draws, step_.num_rows, draws ? &draws_ : nullptr);
+  sample_rows_.clear();
+  read_sample_rows(words, num_sample_rows, step_.num_rows, samples ? &sample_rows_ : nullptr);
   require(words.empty(), "a step's block is longer than its header says");
-  step_.draws = draws_.data();
-  step_.num_draws = (int64_t)draws_.size();
+  step_.sample_rows = sample_rows_.data();
+  step_.num_sample_rows = (int64_t)sample_rows_.size();
   return step_;
 }
 

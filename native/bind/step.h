@@ -11,14 +11,14 @@ namespace ridgeline {
 // Reads blocks of ridgeline.backends.step.StepBatch, one after the other; what is read points into the last of them.
 class StepReader {
  public:
-  // The step of `block`, and with `draws` its rows to draw. Throws std::invalid_argument where the sizes in the header
-  // are not those of the block.
-  Step& read(const Array<const int64_t, 1>& block, bool draws);
-  const std::vector<SampleRow>& draws() const { return draws_; }
+  // The step of `block`, and with `samples` its rows to sample. Throws std::invalid_argument where the sizes in the
+  // header are not those of the block.
+  Step& read(const Array<const int64_t, 1>& block, bool samples);
+  const std::vector<SampleRow>& sample_rows() const { return sample_rows_; }
 
  private:
   Step step_{};
-  std::vector<SampleRow> draws_;
+  std::vector<SampleRow> sample_rows_;
 };
 
 }  // namespace ridgeline

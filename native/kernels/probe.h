@@ -1,4 +1,4 @@
-// The ceilings that kernels are measured against: a pure read stream, and register-only loops of products.
+// The ceilings that kernels are measured against: memory read bandwidth, and register-only loops of products.
 #pragma once
 
 #include "kernels/table.h"

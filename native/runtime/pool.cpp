@@ -19,7 +19,7 @@ constexpr int64_t kIdleSpinNs = 400'000;
 // Within a step a worker is late only when the machine is busy with something else: give it the core early.
 constexpr int64_t kBarrierSpinNs = 100'000;
 constexpr int kPausesPerLook = 64;
-constexpr int kMostThreads = 4096;
+constexpr int kMaxThreads = 4096;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -62,8 +62,8 @@ class FlushSubnormals {
 
 Pool::Pool(int num_threads)
     : num_threads_(num_threads), process_(getpid()), threads_(std::make_unique<std::vector<std::thread>>()) {
-  if (num_threads < 1 || num_threads > kMostThreads)
-    throw std::invalid_argument("a thread pool has 1 to " + std::to_string(kMostThreads) + " threads, not " +
+  if (num_threads < 1 || num_threads > kMaxThreads)
+    throw std::invalid_argument("a thread pool has 1 to " + std::to_string(kMaxThreads) + " threads, not " +
                                 std::to_string(num_threads));
   try {
     for (int worker = 1; worker < num_threads; worker++) threads_->emplace_back([this, worker] { work(worker); });

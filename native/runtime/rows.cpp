@@ -140,14 +140,16 @@ void Heads::head(const Worker& worker, int64_t token, int32_t index) const {
   worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, o.v->row(token) + kv_head * dim);
 }
 
-void Draw::prepare(const KernelTable&, const Step& step, int workers) { rows_.reset(step.num_draws, 1, workers); }
+void Sample::prepare(const KernelTable&, const Step& step, int workers) {
+  rows_.reset(step.num_sample_rows, 1, workers);
+}
 
-void Draw::run(const Worker& worker) {
-  int64_t row, end;
-  while (rows_.next(worker.index, row, end)) {
-    SampleRow& draw = worker.step.draws[row];
-    const float* logits = worker.step.logits + draw.logit_row * worker.step.logits_stride;
-    worker.kernels.sample.sample(draw, logits, vocab_size_, worker.scratch);
+void Sample::run(const Worker& worker) {
+  int64_t index, end;
+  while (rows_.next(worker.index, index, end)) {
+    SampleRow& row = worker.step.sample_rows[index];
+    const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
+    worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);
   }
 }
 

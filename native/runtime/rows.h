@@ -126,11 +126,11 @@ class Heads final : public Instruction {
   int32_t num_queries_;
 };
 
-// Decides the rows that the step draws itself.
-class Draw final : public Instruction {
+// Decides the rows that the step samples itself.
+class Sample final : public Instruction {
  public:
   // Needs kernels.sample.scratch_bytes(vocab_size) of scratch.
-  explicit Draw(int64_t vocab_size) : vocab_size_(vocab_size) {}
+  explicit Sample(int64_t vocab_size) : vocab_size_(vocab_size) {}
   void prepare(const KernelTable& kernels, const Step& step, int workers) override;
   void run(const Worker& worker) override;
 

@@ -29,8 +29,8 @@ struct Step {
   std::vector<GroupInputs> groups;
   float* logits;  // [R, logits_stride]
   int64_t logits_stride;
-  SampleRow* draws;
-  int64_t num_draws;
+  SampleRow* sample_rows;
+  int64_t num_sample_rows;
 
   SpanView span(int64_t index, const GroupInputs& group) const {
     return {span_start[index],         span_length[index],

@@ -253,7 +253,7 @@ void sample(const KernelTable& kernels, Numbers& numbers, Results& results) {
     kernels.sample.sample(row, logits.data(), kVocab, scratch.data());
     tokens.push_back(row.token);
   }
-  results.exact("drawn tokens", tokens.data(), (int64_t)tokens.size());
+  results.exact("sampled tokens", tokens.data(), (int64_t)tokens.size());
 }
 
 // A head over looked-up rows, by three threads, as a tape; and what the pool does with subnormal numbers.

@@ -98,10 +98,10 @@ class Rows:
 
 def sample(level: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], min_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[int]:
     """
-    Tokens drawn from rows of float32 logits [R, V] with the columns of backends.step.DrawRows; -1 where a row is not finite.
+    Tokens sampled from rows of float32 logits [R, V] with the columns of backends.step.SamplingMetadata; -1 where a row is not finite.
     """
 
-def read_stream(level: str, num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
+def read_bandwidth(level: str, num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
     """
     Bytes per second of each of `repeats` reads of a buffer by all threads.
     """
@@ -113,7 +113,7 @@ def peak(level: str, kind: str, num_threads: int, seconds: float, repeats: int) 
 
 def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> int:
     """
-    The exclusive or of the 64-bit words of `bytes`: what the read stream computes.
+    The exclusive or of the 64-bit words of `bytes`: what the memory bandwidth computes.
     """
 
 def has_tiles(level: str) -> bool:
@@ -209,9 +209,9 @@ class Tape:
 
     def latent_attention(self, num_heads: int, scale: float, absorb: Matrix, expand: Matrix, memory: KvMemory, group: int, q: int, out: int) -> None: ...
 
-    def draw(self, vocab_size: int) -> None: ...
+    def sample(self, vocab_size: int) -> None: ...
 
-    def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, drawn: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None: ...
+    def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None: ...
 
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 

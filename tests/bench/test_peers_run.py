@@ -51,7 +51,7 @@ def test_two_engines_in_turn(model, tmp_path):
     own, peer = "ridgeline bf16", "transformers bf16"
     assert [run["system"] for run in report["runs"]] == [own, peer]
     assert all(list(run["values"]) == cells and run["error"] is None for run in report["runs"])
-    assert all(run["read_stream_gb_per_s"] > 0 and 0 <= run["steal_share"] <= 1 for run in report["runs"])
+    assert all(run["read_bandwidth_gb_per_s"] > 0 and 0 <= run["steal_share"] <= 1 for run in report["runs"])
     assert [pair["cell"] for pair in report["comparisons"]] == cells
     for pair in report["comparisons"]:
         own_value, peer_value = (

@@ -115,7 +115,7 @@ def test_the_clock_changes_no_result():
     engine.loop.scheduler.add(engine.intake.request(range(40), SamplingParams(max_tokens=4)))
     plan = engine.loop.scheduler.plan()
     executable = engine.executor._executable
-    batch = BatchBuilder(engine.layout).build(plan, Sampler().draw_rows(plan.samples))
+    batch = BatchBuilder(engine.layout).build(plan, Sampler().sampling_metadata(plan.samples))
     plain_RV = executable.run(batch).logits_RV.copy()
     started = time.perf_counter()
     timed, timings = executable.timed(batch)

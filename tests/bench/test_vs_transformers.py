@@ -20,5 +20,5 @@ def test_pairs_are_counted_and_agree(tmp_path):
     for pair in report["pairs"]:
         assert abs(pair["ratio"] - pair["ridgeline_tok_per_s"] / pair["transformers_tok_per_s"]) < 1e-9
         assert pair["equal_first_tokens"] == 3  # one position of a two-layer model: no room for rounding to differ
-    assert all(rate > 0 for rate in report["read_stream_gb_per_s"])
+    assert all(rate > 0 for rate in report["read_bandwidth_gb_per_s"])
     assert report["min_ratio"] <= report["median_ratio"] <= report["max_ratio"]

@@ -75,7 +75,7 @@ def test_json_sums_up(profile):
 def test_groups_of_the_native_backend(profile, quantize):
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     text = profile("--backend", "native", "--context", 40, "--prompt", 16, *quantize).out
-    for group in ("norm_qkv", "attention", "linear_add", "norm_gated", "norm_head", "draw"):
+    for group in ("norm_qkv", "attention", "linear_add", "norm_gated", "norm_head", "sample"):
         assert text.count(f" {group} ") >= 2, "in both tables"
 
 

@@ -374,7 +374,7 @@ class PagedRun:
                 for index, group in enumerate(self.layout.groups)
             )
             plan = StepPlan(step, tuple(spans), tables, copies=(), samples=())
-            batch = BatchBuilder(self.layout).build(plan, Sampler().draw_rows([]))
+            batch = BatchBuilder(self.layout).build(plan, Sampler().sampling_metadata([]))
             rows = torch.from_numpy(self.executable.run(batch).logits_RV.copy())
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
                 logits[span.seq_id].append(part)

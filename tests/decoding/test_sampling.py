@@ -13,8 +13,8 @@ from sampling_oracle import edited, inverse_cdf, make_row, probabilities
 from ridgeline.backends.step import StepOutput
 from ridgeline.core.step import PromptLogprobRow
 from ridgeline.decoding import sampling
-from ridgeline.decoding.draw import random_word
 from ridgeline.decoding.processors import load_processors
+from ridgeline.decoding.random_sample import random_word
 from ridgeline.decoding.sampling import Sampler
 
 SAMPLER = Sampler()
@@ -132,16 +132,16 @@ def test_candidates_and_whole_vocabulary_give_the_same_token(monkeypatch):
 
 def test_several_sequences_on_one_logit_row_draw_apart():
     x_RV = zeros(3, 1000)
-    drawn = tokens(x_RV, [make_row(row=1, seq_id=i, seed=i) for i in range(20)])
-    assert len(set(drawn)) > 15
-    assert drawn == [tokens(x_RV, [make_row(row=2, seed=i)])[0] for i in range(20)]
+    sampled = tokens(x_RV, [make_row(row=1, seq_id=i, seed=i) for i in range(20)])
+    assert len(set(sampled)) > 15
+    assert sampled == [tokens(x_RV, [make_row(row=2, seed=i)])[0] for i in range(20)]
 
 
 def test_a_token_depends_on_seed_and_position_only():
     x_RV = zeros(1, 5000)
-    draws = {(seed, i): tokens(x_RV, [make_row(seed=seed, num_output=i)])[0] for seed in (1, 2) for i in (0, 1)}
-    assert len(set(draws.values())) == 4
-    assert draws[1, 1] == tokens(x_RV, [make_row(seed=1, num_output=1, prompt_ids=(3,), output_ids=(4,))])[0]
+    sampled = {(seed, i): tokens(x_RV, [make_row(seed=seed, num_output=i)])[0] for seed in (1, 2) for i in (0, 1)}
+    assert len(set(sampled.values())) == 4
+    assert sampled[1, 1] == tokens(x_RV, [make_row(seed=1, num_output=1, prompt_ids=(3,), output_ids=(4,))])[0]
 
 
 @pytest.mark.parametrize("vocab_size", [3, 200, 20011])
@@ -155,7 +155,7 @@ def test_all_greedy_rows_take_no_copy_and_no_softmax(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("greedy rows need none of this")
 
-    for name in ("draw", "largest", "_apply", "_own"):
+    for name in ("random_sample", "largest", "_apply", "_own"):
         monkeypatch.setattr(sampling, name, refuse)
     x_RV = np.eye(4, dtype=np.float32)
     with monkeypatch.context() as patch:
@@ -241,32 +241,32 @@ def test_logprobs_none_asks_for_none_and_zero_for_the_chosen_one():
     assert prompt == ()
 
 
-def drawing_backend(x_RV, draws):
-    """What a backend that draws gives back, with the reference's own tokens."""
-    drawn = []
-    for i, logit_row in enumerate(draws.logit_row.tolist()):
+def sampling_backend(x_RV, sampling):
+    """What a backend that samples gives back, with the reference's own tokens."""
+    sampled = []
+    for i, logit_row in enumerate(sampling.logit_row.tolist()):
         row = make_row(
             row=logit_row,
-            seed=int(draws.seed[i]),
-            num_output=int(draws.num_output[i]),
-            temperature=float(draws.temperature[i]),
-            top_k=int(draws.top_k[i]),
-            top_p=float(draws.top_p[i]),
-            min_p=float(draws.min_p[i]),
+            seed=int(sampling.seed[i]),
+            num_output=int(sampling.num_output[i]),
+            temperature=float(sampling.temperature[i]),
+            top_k=int(sampling.top_k[i]),
+            top_p=float(sampling.top_p[i]),
+            min_p=float(sampling.min_p[i]),
         )
-        drawn.append(SAMPLER.sample(StepOutput(x_RV), [row])[0][0].token_id)
-    return StepOutput(x_RV, np.array(drawn, dtype=np.int64))
+        sampled.append(SAMPLER.sample(StepOutput(x_RV), [row])[0][0].token_id)
+    return StepOutput(x_RV, np.array(sampled, dtype=np.int64))
 
 
-def test_tokens_of_a_drawing_backend_are_those_of_the_sampler():
+def test_tokens_of_a_sampling_backend_are_those_of_the_sampler():
     x_RV, rows = many_rows(40, 2000)
     x_RV[3], x_RV[8, 5], x_RV[12, 6] = -INF, NAN, INF
     # Half of the rows without edits.
     plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "logit_bias": {}}
     rows[::2] = [replace(row, params=replace(row.params, **plain)) for row in rows[::2]]
-    draws = SAMPLER.draw_rows(rows)
-    assert 0 < len(draws.logit_row) < len(rows)
-    assert SAMPLER.sample(drawing_backend(x_RV, draws), rows) == SAMPLER.sample(StepOutput(x_RV), rows)
+    sampling = SAMPLER.sampling_metadata(rows)
+    assert 0 < len(sampling.logit_row) < len(rows)
+    assert SAMPLER.sample(sampling_backend(x_RV, sampling), rows) == SAMPLER.sample(StepOutput(x_RV), rows)
 
 
 def test_drawn_rows_without_logprobs_do_not_read_the_logits():
@@ -281,11 +281,15 @@ def test_rows_to_draw_hold_the_parameters():
         make_row(row=4, seed=-1, num_output=7, temperature=1e-6, top_k=-1),
         make_row(row=2, seed=2**64 - 1, temperature=0.7, top_k=2**31 - 1, top_p=0.9, min_p=0.1, logprobs=3),
     ]
-    draws = SAMPLER.draw_rows(rows)
-    assert draws.logit_row.tolist() == [4, 2]
-    assert draws.temperature.tolist() == [0.0, float(np.float32(0.7))]
-    assert (draws.top_k.tolist(), draws.top_p.tolist(), draws.min_p.tolist()) == ([0, 2**31 - 1], [1, 0.9], [0, 0.1])
-    assert (draws.seed.tolist(), draws.num_output.tolist()) == ([2**64 - 1, 2**64 - 1], [7, 0])
+    sampling = SAMPLER.sampling_metadata(rows)
+    assert sampling.logit_row.tolist() == [4, 2]
+    assert sampling.temperature.tolist() == [0.0, float(np.float32(0.7))]
+    assert (sampling.top_k.tolist(), sampling.top_p.tolist(), sampling.min_p.tolist()) == (
+        [0, 2**31 - 1],
+        [1, 0.9],
+        [0, 0.1],
+    )
+    assert (sampling.seed.tolist(), sampling.num_output.tolist()) == ([2**64 - 1, 2**64 - 1], [7, 0])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ def test_rows_to_draw_hold_the_parameters():
 )
 def test_rows_with_edits_are_left_to_the_sampler(fields):
     row = make_row(**fields)
-    assert len(SAMPLER.draw_rows([row]).logit_row) == 0
+    assert len(SAMPLER.sampling_metadata([row]).logit_row) == 0
     assert any(processor.uses(row) for processor in load_processors())
 
 

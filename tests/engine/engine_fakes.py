@@ -79,9 +79,9 @@ class FakeExecutor:
 
     def lay_out(self, plan: StepPlan) -> None:
         """A step that is written into the arrays of the last one is what it would be in its own."""
-        batch = self.batches.build(plan, self.sampler.draw_rows(plan.samples))
-        self.forgetful.draw_rows(())
-        assert_same(batch, BatchBuilder(self.layout).build(plan, self.forgetful.draw_rows(plan.samples)))
+        batch = self.batches.build(plan, self.sampler.sampling_metadata(plan.samples))
+        self.forgetful.sampling_metadata(())
+        assert_same(batch, BatchBuilder(self.layout).build(plan, self.forgetful.sampling_metadata(plan.samples)))
         assert_same(batch, StepBatch.view(np.frombuffer(batch.block.tobytes(), dtype=np.int64)))
         self.num_reused += batch is self.batch
         self.batch = batch

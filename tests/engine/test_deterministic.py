@@ -20,8 +20,8 @@ FORMATS = {
     "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)
-DRAWN = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)  # within the step, by native code
-EDITED = replace(DRAWN, top_k=50, min_p=0.01, repetition_penalty=1.2, logit_bias={5: 1.5})  # by the sampler
+SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)  # within the step, by native code
+EDITED = replace(SAMPLED, top_k=50, min_p=0.01, repetition_penalty=1.2, logit_bias={5: 1.5})  # by the sampler
 
 
 def random_prompts(seed, *lengths):
@@ -52,7 +52,7 @@ def run(llm, params):
 def run_in_a_batch(llm, params):
     """Among seven requests, each with parameters of its own."""
     prompts = [*OTHERS[:PLACE], PROMPT, *OTHERS[PLACE:]]
-    kinds = (GREEDY, DRAWN, replace(EDITED, logprobs=None), replace(GREEDY, prompt_logprobs=2, max_tokens=3))
+    kinds = (GREEDY, SAMPLED, replace(EDITED, logprobs=None), replace(GREEDY, prompt_logprobs=2, max_tokens=3))
     beside = [replace(kinds[i % len(kinds)], seed=i) for i in range(len(prompts))]
     beside[PLACE] = params
     return llm.generate(prompts, beside, use_tqdm=False)[PLACE]
@@ -67,7 +67,7 @@ def options(request):
 def alone(options):
     """Answers of a fresh engine that is never given anything else, by parameters."""
     llm = make(options, enable_prefix_caching=False)
-    return [(params, answer(run(llm, params))) for params in (GREEDY, DRAWN, EDITED)]
+    return [(params, answer(run(llm, params))) for params in (GREEDY, SAMPLED, EDITED)]
 
 
 def test_after_a_prefix_hit_and_in_a_batch(options, alone):

@@ -151,7 +151,7 @@ def test_settings_that_cannot_be_honoured(shared_data, options, match):
 def test_a_vocabulary_too_large_to_draw_from(shared_data, tmp_path):
     config = json.loads((shared_data / "models/stories260K/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2**19}))
-    with pytest.raises(ConfigError, match="has 524,288 tokens, and sampling draws from at most 524,287"):
+    with pytest.raises(ConfigError, match="has 524,288 tokens, and sampling takes at most 524,287"):
         LLM(str(tmp_path), num_threads=1, max_model_len=64)
 
 

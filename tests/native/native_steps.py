@@ -9,7 +9,7 @@ from ridgeline import _native
 from ridgeline.backends.native.executable import NativeExecutable
 from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
 from ridgeline.backends.reference.tensors import as_arrays
-from ridgeline.backends.step import DrawRows, GroupStep, StepBatch, StepShape
+from ridgeline.backends.step import GroupStep, SamplingMetadata, StepBatch, StepShape
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize, plan_layout
 from ridgeline.program.op import Program, RecurrentState
 
@@ -48,22 +48,24 @@ def settings_of(level: str, **settings: object) -> NativeSettings:
     return NativeSettings(level=level, **(defaults | settings))
 
 
-def no_draws() -> DrawRows:
-    return DrawRows(
+def no_sampling() -> SamplingMetadata:
+    return SamplingMetadata(
         *(np.zeros(0, dtype) for dtype in (np.int64, np.float32, np.int32, np.float64, np.float64, "u8", "u8"))
     )
 
 
-def step_batch(groups: Sequence[GroupStep] = (), draws: DrawRows | None = None, **arrays: np.ndarray) -> StepBatch:
+def step_batch(
+    groups: Sequence[GroupStep] = (), sampling: SamplingMetadata | None = None, **arrays: np.ndarray
+) -> StepBatch:
     """A batch of the given arrays, those of every span empty where they are left out; `bidirectional_block_S`
     is 1, no copies.
     """
-    draws, spans = draws or no_draws(), len(arrays.get("span_start_S", ()))
+    sampling, spans = sampling or no_sampling(), len(arrays.get("span_start_S", ()))
     shape = StepShape(
         num_tokens=len(arrays["token_ids_T"]),
         num_spans=spans,
         num_rows=len(arrays.get("logit_rows_R", ())),
-        num_draws=len(draws.logit_row),
+        num_sample_rows=len(sampling.logit_row),
         num_copies=0,
         has_adapters="adapters_T" in arrays,
         table_widths=tuple(group.tables_SB.shape[1] for group in groups),
@@ -71,14 +73,16 @@ def step_batch(groups: Sequence[GroupStep] = (), draws: DrawRows | None = None, 
     batch = StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape)
     batch.bidirectional_block_S[:] = 1
     pairs = [(batch, name, values) for name, values in arrays.items()]
-    for given, laid in ((draws, batch.draws), *zip(groups, batch.groups)):
+    for given, laid in ((sampling, batch.sampling), *zip(groups, batch.groups)):
         pairs += [(laid, name, getattr(given, name)) for name in given.__slots__]
     for laid, name, values in pairs:
         getattr(laid, name)[:] = values
     return batch
 
 
-def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draws: DrawRows | None = None) -> StepBatch:
+def step(
+    program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], sampling: SamplingMetadata | None = None
+) -> StepBatch:
     """Spans are (sequence, start, token ids); every token gets logits. Sequence s lives in blocks of its own."""
     lengths = np.asarray([len(ids) for _, _, ids in spans])
     starts = np.asarray([start for _, start, _ in spans])
@@ -97,7 +101,7 @@ def step(program: Program, spans: Sequence[tuple[int, int, Sequence[int]]], draw
         span_length_S=lengths,
         kv_length_S=starts + lengths,
         groups=[of_sequences if group.kind == "recurrent" else of_tokens for group in layout_of(program).groups],
-        draws=draws,
+        sampling=sampling,
     )
 
 

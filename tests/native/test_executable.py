@@ -21,7 +21,7 @@ from ridgeline.backends.native.executable import NativeExecutable
 from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
 from ridgeline.backends.reference.paged import ReferenceExecutable, _PagedMemory
 from ridgeline.backends.reference.tensors import as_arrays
-from ridgeline.backends.step import HEADER_WORDS, DrawRows, StepBatch
+from ridgeline.backends.step import HEADER_WORDS, SamplingMetadata, StepBatch
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LatentState
 from ridgeline.program.opset import float32_weights
@@ -193,7 +193,7 @@ def test_deterministic_results_do_not_depend_on_the_schedule(family, kind, kv, l
 def test_tokens_are_drawn_in_the_step(tmp_path):
     model = build("llama", 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model, 2)
-    draws = DrawRows(
+    sampling = SamplingMetadata(
         logit_row=np.asarray([3, 0], dtype=np.int64),
         temperature=np.zeros(2, dtype=np.float32),
         top_k=np.zeros(2, dtype=np.int32),
@@ -203,9 +203,9 @@ def test_tokens_are_drawn_in_the_step(tmp_path):
         num_output=np.zeros(2, dtype=np.uint64),
     )
     output = native(program, model.weights, LEVELS[-1]).run(
-        step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], draws)
+        step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], sampling)
     )
-    assert output.drawn.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
+    assert output.sampled_token_ids.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
 
 
 def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
@@ -217,7 +217,7 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
         """A prompt, and the next two tokens of both sequences at a temperature."""
         yield step(program, [(0, 0, ids[0, :3]), (1, 0, ids[1, :5])])
         for at in range(2):
-            draws = DrawRows(
+            sampling = SamplingMetadata(
                 logit_row=np.asarray([1, 0], dtype=np.int64),
                 temperature=np.ones(2, dtype=np.float32),
                 top_k=np.zeros(2, dtype=np.int32),
@@ -226,12 +226,12 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
                 seed=np.asarray([5, 6], dtype=np.uint64),
                 num_output=np.full(2, at, dtype=np.uint64),
             )
-            yield step(program, [(0, 3 + at, ids[0, 3 + at : 4 + at]), (1, 5 + at, ids[1, 5 + at : 6 + at])], draws)
+            yield step(program, [(0, 3 + at, ids[0, 3 + at : 4 + at]), (1, 5 + at, ids[1, 5 + at : 6 + at])], sampling)
 
     def run(prompt, steps):
         executable = native(program, model.weights, LEVELS[-1])
         executable.run(prompt)
-        return [(output.drawn.tolist(), output.logits_RV.copy()) for output in map(executable.run, steps)]
+        return [(output.sampled_token_ids.tolist(), output.logits_RV.copy()) for output in map(executable.run, steps)]
 
     def in_place(first, second):
         yield first
@@ -240,7 +240,7 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
             (first.positions_T, second.positions_T),
             (first.kv_length_S, second.kv_length_S),
             (first.groups[0].write_slots_T, second.groups[0].write_slots_T),
-            (first.draws.num_output, second.draws.num_output),
+            (first.sampling.num_output, second.sampling.num_output),
         )
         for old, new in moving:
             old[:] = new

@@ -24,7 +24,7 @@ def test_the_stream_reads_every_byte_once(level, num_bytes, offset, seed):
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_reading_per_repeat(level):
     for num_threads, num_bytes in ((1, 64), (3, 100_000)):
-        rates = native.read_stream(level, num_threads, num_bytes, 2)
+        rates = native.read_bandwidth(level, num_threads, num_bytes, 2)
         assert len(rates) == 2 and min(rates) > 0
     for kind in KINDS:
         rates = native.peak(level, kind, 2, 0.001, 3)
@@ -44,7 +44,7 @@ def test_a_reading_per_repeat(level):
 )
 def test_wrong_streams_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        native.read_stream(*arguments)
+        native.read_bandwidth(*arguments)
 
 
 @pytest.mark.parametrize(

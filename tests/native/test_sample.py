@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ridgeline.backends.step import StepOutput
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampleRow
-from ridgeline.decoding.draw import random_word
+from ridgeline.decoding.random_sample import random_word
 from ridgeline.decoding.sampling import Sampler
 
 _native = pytest.importorskip("ridgeline._native", reason="the native backend is not built")
@@ -17,7 +17,7 @@ _native = pytest.importorskip("ridgeline._native", reason="the native backend is
 LEVELS = _native.runnable_levels()
 SAMPLER = Sampler()
 VOCAB = 151_936
-MAX_DRAWN_VOCAB = 2**19 - 1
+MAX_SAMPLED_VOCAB = 2**19 - 1
 NEAR = 2.0**-20  # of the mass: closer to a step than this, the last bit of exp may decide
 INF, NAN = np.inf, np.nan
 
@@ -26,16 +26,24 @@ def make_row(row=0, seed=0, num_output=0, **params):
     return SampleRow(row, row, SamplingParams(**params), seed, num_output, (), (), ())
 
 
-def drawn(level, x_RV, rows):
-    draws = SAMPLER.draw_rows(rows)
-    assert len(draws.logit_row) == len(rows)
-    columns = (draws.logit_row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.seed, draws.num_output)
+def native_tokens(level, x_RV, rows):
+    sampling = SAMPLER.sampling_metadata(rows)
+    assert len(sampling.logit_row) == len(rows)
+    columns = (
+        sampling.logit_row,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed,
+        sampling.num_output,
+    )
     return _native.sample(level, np.asarray(x_RV, dtype=np.float32), *columns)
 
 
-def drawn_alike(x_RV, rows):
-    """The tokens, once it is known that every level draws the same."""
-    by_level = {level: drawn(level, x_RV, rows) for level in LEVELS}
+def tokens_alike(x_RV, rows):
+    """The tokens, once it is known that every level samples the same."""
+    by_level = {level: native_tokens(level, x_RV, rows) for level in LEVELS}
     assert all(tokens == by_level[LEVELS[0]] for tokens in by_level.values()), by_level
     return by_level[LEVELS[0]]
 
@@ -99,7 +107,7 @@ def cases(draw):
 @given(case=cases())
 def test_tokens_follow_the_rule_and_equal_the_samplers(case):
     x_V, row = case
-    [token] = drawn_alike(x_V[None], [row])
+    [token] = tokens_alike(x_V[None], [row])
     assert x_V[token] > -INF
     expected, near = by_the_rule(x_V, row)
     if not near:
@@ -123,7 +131,7 @@ def test_a_whole_vocabulary():
     fields = [{}, {"top_k": 40}, {"top_k": 1024}, {"top_k": 20_000}, {"top_p": 0.9}, {"top_p": 0.999}, {"min_p": 0.02}]
     fields += [{"temperature": 0.0}, {"temperature": 0.6, "top_k": 50, "top_p": 0.95, "min_p": 0.01}]
     rows = [make_row(row=i, seed=11 * i + j, **each) for i in range(len(x_RV)) for j, each in enumerate(fields)]
-    tokens = drawn_alike(x_RV, rows)
+    tokens = tokens_alike(x_RV, rows)
     different = [i for i, pair in enumerate(zip(tokens, sampled(x_RV, rows))) if pair[0] != pair[1]]
     assert len(different) <= 1, "only the last bit of exp may decide, once in many thousand tokens"
     for token, row in zip(tokens, rows):
@@ -139,7 +147,7 @@ def test_nearly_all_random_rows_are_those_of_the_sampler():
         make_row(row=i % 50, seed=i, **{name: numbers.choice(values).item() for name, values in choices.items()})
         for i in range(4000)
     ]
-    equal = np.equal(drawn_alike(x_RV, rows), sampled(x_RV, rows))
+    equal = np.equal(tokens_alike(x_RV, rows), sampled(x_RV, rows))
     assert equal.mean() > 0.999
 
 
@@ -152,7 +160,7 @@ def test_one_bad_logit_spoils_its_row_alone(num_columns, bad):
         x_RV[row, place] = bad
     for fields in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}):
         rows = [make_row(row=i, **fields) for i in range(len(x_RV))]
-        tokens = drawn_alike(x_RV, rows)
+        tokens = tokens_alike(x_RV, rows)
         assert tokens[:-1] == [-1] * len(places)
         assert tokens[-1] >= 0
         assert tokens == sampled(x_RV, rows)
@@ -162,7 +170,7 @@ def test_one_bad_logit_spoils_its_row_alone(num_columns, bad):
 def test_a_row_of_nothing_but_minus_infinity_has_no_token(num_columns):
     x_RV = np.full((1, num_columns), -INF)
     rows = [make_row(**fields) for fields in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3})]
-    assert drawn_alike(x_RV, rows) == [-1] * 5
+    assert tokens_alike(x_RV, rows) == [-1] * 5
 
 
 @pytest.mark.parametrize("most", [3e38, -3e38])
@@ -170,7 +178,7 @@ def test_a_temperature_that_leaves_nothing_finite_is_an_error(most):
     x_RV = np.full((1, 300), -3.3e38, dtype=np.float32)
     x_RV[0, 7] = most
     rows = [make_row(temperature=2e-5), make_row(temperature=1.0), make_row(temperature=2e-5, top_p=0.5)]
-    assert drawn_alike(x_RV, rows) == [-1, 7, -1]
+    assert tokens_alike(x_RV, rows) == [-1, 7, -1]
     assert sampled(x_RV, rows) == [-1, 7, -1]
 
 
@@ -181,27 +189,27 @@ def test_ties_go_to_the_lowest_id(num_columns):
     x_RV[1, 1:] = 0.0
     x_RV[1, 1] = -0.0
     rows = [make_row(row=i, temperature=0.0) for i in range(2)]
-    assert drawn_alike(x_RV, rows) == [1, 1]
+    assert tokens_alike(x_RV, rows) == [1, 1]
     # Of the tied largest, top_k and top_p keep the lowest ids: the n-th of the odd ones, and no other, can come last.
     for kept in (1, 2, 5, 100):
         kept = min(kept, num_columns // 2)
         rows = [make_row(seed=seed, top_k=kept) for seed in range(200)]
-        assert max(drawn_alike(x_RV, rows)) <= 2 * kept - 1
+        assert max(tokens_alike(x_RV, rows)) <= 2 * kept - 1
         rows = [make_row(seed=seed, temperature=0.01, top_p=(kept - 0.5) / (num_columns // 2)) for seed in range(200)]
-        tokens = drawn_alike(x_RV, rows)
+        tokens = tokens_alike(x_RV, rows)
         assert max(tokens) <= 2 * kept - 1
         assert len(set(tokens)) > kept / 2
 
 
 def test_sums_of_the_widest_row_do_not_overflow():
-    x_RV = np.zeros((1, MAX_DRAWN_VOCAB), dtype=np.float32)
+    x_RV = np.zeros((1, MAX_SAMPLED_VOCAB), dtype=np.float32)
     rows = [make_row(seed=seed) for seed in range(20)] + [make_row(seed=seed, top_p=0.75) for seed in range(20)]
-    total = MAX_DRAWN_VOCAB * 2**44
+    total = MAX_SAMPLED_VOCAB * 2**44
     kept = -(-3 * total // 4 // 2**44)
     words = [random_word(seed, 0) for seed in range(20)]
     expected = [(word * total >> 64) >> 44 for word in words] + [(word * kept * 2**44 >> 64) >> 44 for word in words]
     assert max(expected) > 2**18
-    assert drawn_alike(x_RV, rows) == expected
+    assert tokens_alike(x_RV, rows) == expected
 
 
 @settings(deadline=None)
@@ -209,14 +217,22 @@ def test_sums_of_the_widest_row_do_not_overflow():
 def test_the_random_word_is_that_of_philox(seed, num_output):
     num_columns = 2**18  # equal weights: the token is the word's first 18 bits
     x_RV = np.zeros((1, num_columns), dtype=np.float32)
-    tokens = drawn(LEVELS[0], x_RV, [make_row(seed=seed, num_output=num_output)])
+    tokens = native_tokens(LEVELS[0], x_RV, [make_row(seed=seed, num_output=num_output)])
     assert tokens == [random_word(seed, num_output) >> 46]
 
 
 def test_wrong_arrays_are_refused():
     x_RV, row = np.zeros((2, 4), dtype=np.float32), make_row()
-    draws = SAMPLER.draw_rows([row])
-    columns = [draws.logit_row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.seed, draws.num_output]
+    sampling = SAMPLER.sampling_metadata([row])
+    columns = [
+        sampling.logit_row,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed,
+        sampling.num_output,
+    ]
     level = LEVELS[0]
     with pytest.raises(ValueError, match="one length, 1, got 2"):
         _native.sample(level, x_RV, *columns[:-1], np.zeros(2, dtype=np.uint64))
@@ -224,7 +240,7 @@ def test_wrong_arrays_are_refused():
         with pytest.raises(ValueError, match=f"logit row {bad_row} is not one of 2"):
             _native.sample(level, x_RV, np.array([bad_row]), *columns[1:])
     with pytest.raises(ValueError, match="1 to 524287 logits, got 524288"):
-        _native.sample(level, np.zeros((1, MAX_DRAWN_VOCAB + 1), dtype=np.float32), *columns)
+        _native.sample(level, np.zeros((1, MAX_SAMPLED_VOCAB + 1), dtype=np.float32), *columns)
     with pytest.raises(ValueError, match="got 0"):
         _native.sample(level, np.zeros((1, 0), dtype=np.float32), *columns)
     with pytest.raises(TypeError):

@@ -108,12 +108,12 @@ struct Prefetch {
 inline constexpr Prefetch kStreamed{384, 64, kStepBytes};
 // Several blocks use a group in turn while it is in the caches. The first two fetch half of what comes next each, so that
 // memory works during all products and not during the first block's alone.
-inline constexpr int64_t kLeastAhead = 2048;
+inline constexpr int64_t kMinAhead = 2048;
 
 RL_INLINE Prefetch prefetch_of(int64_t block, int64_t num_blocks, int64_t group_bytes) {
   if (num_blocks == 1) return kStreamed;
   if (block >= 2) return {0, 0, 0};
-  const int64_t ahead = group_bytes < kLeastAhead ? kLeastAhead : group_bytes;
+  const int64_t ahead = group_bytes < kMinAhead ? kMinAhead : group_bytes;
   return {ahead + block * (group_bytes / 2), 0, kStepBytes / 2};
 }
 

@@ -1,5 +1,6 @@
-// Decides one token from one row of logits by the rules of ridgeline/decoding (its docstring gives the order, draw.py
-// the draw): top_k, temperature, min_p, top_p, then the inverse CDF in integers. Nothing is ever sorted.
+// Decides one token from one row of logits by the rules of ridgeline/decoding (its docstring gives the order,
+// random_sample.py the choice): top_k, temperature, min_p, top_p, then the inverse CDF in integers. Nothing is
+// ever sorted.
 //
 // Tokens are those of the Python implementation but where the last bit of exp decides: here exp is rounded correctly
 // (nearly always), torch's may be one unit away.

@@ -18,7 +18,7 @@ struct SampleRow {
   int64_t token;
 };
 
-// Widest row that may be drawn from: 2^44 for each of its tokens still sums up to less than 2^63.
-inline constexpr int64_t kMaxDrawnVocab = (1 << 19) - 1;
+// Widest row that may be sampled from: 2^44 for each of its tokens still sums up to less than 2^63.
+inline constexpr int64_t kMaxSampledVocab = (1 << 19) - 1;
 
 }  // namespace ridgeline

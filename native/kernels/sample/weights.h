@@ -1,5 +1,5 @@
 // Integer weights of tokens, their sums, and the token that a random word points at: the rule of
-// ridgeline/decoding/draw.py. Every level computes the same bits: float64 without contraction (see CMakeLists.txt).
+// ridgeline/decoding/random_sample.py. Every level computes the same bits: float64 without contraction (CMakeLists.txt).
 #pragma once
 
 #include "kernels/sample/cut.h"

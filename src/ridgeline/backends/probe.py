@@ -98,7 +98,7 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
     stream_bytes = min(wanted, machine.memory_bytes // 8)
     counts = thread_counts(machine.num_cores)
     ends = sorted({counts[0], counts[-1]})  # arithmetic scales with the cores: two points say it
-    read = numpy_stream if module is None else partial(module.read_stream, machine.isa_level)
+    read = numpy_stream if module is None else partial(module.read_bandwidth, machine.isa_level)
     probes: dict[tuple[str, int], Probe] = {}
     for count in counts:
         probes["stream", count] = partial(read, count, stream_bytes, REPEATS)

@@ -1,7 +1,7 @@
 """StepBatch and StepOutput: one step as flat arrays, what every backend receives and gives back.
 
 Made from a StepPlan by `engine/batch.py`; the output is read by the sampler.
-Legend: T tokens · S spans · R rows that need logits · D tokens to draw · C copies · G cache groups · V vocabulary
+Legend: T tokens · S spans · R rows that need logits · D tokens to sample · C copies · G cache groups · V vocabulary
     B blocks that a table has room for
 
 All arrays of a StepBatch lie in one block of 8-byte words, which can go to a device or another process as it is:
@@ -34,7 +34,7 @@ class StepShape:
     num_tokens: int
     num_spans: int
     num_rows: int
-    num_draws: int
+    num_sample_rows: int
     num_copies: int
     has_adapters: bool
     table_widths: tuple[int, ...]  # [G]
@@ -45,7 +45,15 @@ class StepShape:
         num_groups = len(self.table_widths)
         by_token = (2 + self.has_adapters + num_groups) * self.num_tokens
         by_span = (4 + num_groups + sum(self.table_widths)) * self.num_spans
-        return HEADER_WORDS + num_groups + by_token + by_span + self.num_rows + 3 * self.num_copies + 6 * self.num_draws
+        return (
+            HEADER_WORDS
+            + num_groups
+            + by_token
+            + by_span
+            + self.num_rows
+            + 3 * self.num_copies
+            + 6 * self.num_sample_rows
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class GroupStep:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRows:
+class SamplingMetadata:
     """Tokens that a backend may decide within the step, by the rules of `ridgeline.decoding`; each array is [D].
 
     Only what needs nothing but the row's logits is here. top_p and min_p are float64, as the rules compare them.
@@ -91,7 +99,7 @@ class StepBatch:
     bidirectional_block_S: IntArray
     groups: Sequence[GroupStep]
     copies_C3: IntArray  # (group, source block, target block), copied in this order before anything is written
-    draws: DrawRows
+    sampling: SamplingMetadata
 
     @classmethod
     def lay_out(cls, memory: IntArray, shape: StepShape) -> "StepBatch":
@@ -99,7 +107,7 @@ class StepBatch:
 
         `memory` is a row of int64 of anything that can be shared: plain, pinned or mapped.
         """
-        sizes = (shape.num_tokens, shape.num_spans, shape.num_rows, shape.num_draws, shape.num_copies)
+        sizes = (shape.num_tokens, shape.num_spans, shape.num_rows, shape.num_sample_rows, shape.num_copies)
         header = (BLOCK_VERSION, *sizes, len(shape.table_widths), int(shape.has_adapters), *shape.table_widths)
         memory[: len(header)] = header
         return cls.view(memory[: shape.num_words])
@@ -108,7 +116,7 @@ class StepBatch:
     def view(cls, block: IntArray) -> "StepBatch":
         """Return the arrays of a block as its header gives them; what is written to them is written to the block."""
         words = _Words(block)
-        version, num_tokens, num_spans, num_rows, num_draws, num_copies, num_groups, has_adapters = words.take(
+        version, num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters = words.take(
             HEADER_WORDS
         ).tolist()
         assert version == BLOCK_VERSION, f"a step's block of version {version}, and this is {BLOCK_VERSION}"
@@ -132,7 +140,7 @@ class StepBatch:
                 for width in widths
             ],
             copies_C3=words.take(3 * num_copies).reshape(num_copies, 3),
-            draws=_draws(words, num_draws),
+            sampling=_sampling(words, num_sample_rows),
         )
         assert words.taken == len(block), f"a step's block has {len(block)} words, and its header says {words.taken}"
         return batch
@@ -155,10 +163,10 @@ class _Words:
         return self._block[begin : self.taken]
 
 
-def _draws(words: _Words, count: int) -> DrawRows:
-    """Return the columns of `count` draws; a temperature and a top_k share a word."""
+def _sampling(words: _Words, count: int) -> SamplingMetadata:
+    """Return the sampling parameters of `count` rows; a temperature and a top_k share a word."""
     logit_row, pairs = words.take(count), words.take(count).view(np.int32).reshape(count, 2)
-    return DrawRows(
+    return SamplingMetadata(
         logit_row=logit_row,
         temperature=pairs[:, 0].view(np.float32),
         top_k=pairs[:, 1],
@@ -171,13 +179,14 @@ def _draws(words: _Words, count: int) -> DrawRows:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step computed. `drawn` holds one token per row of the batch's `draws`, -1 where the logits were not finite
-    (NaN or +inf anywhere, or -inf everywhere); it is None from a backend that leaves every token to the sampler.
-    The logits are good until the executable's next step.
+    """Holds what a step computed. The logits are good until the executable's next step.
+
+    `sampled_token_ids` has one token per row of the batch's `sampling`, -1 where the logits were not finite (NaN or
+    +inf anywhere, or -inf everywhere); it is None from a backend that leaves every token to the sampler.
     """
 
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
-    drawn: IntArray | None = None
+    sampled_token_ids: IntArray | None = None
 
 
 class Executable(Protocol):

@@ -137,7 +137,7 @@ class Profiler:
         return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
-        """Profile steps that compute a prompt of `prompt` tokens and draw one token."""
+        """Profile steps that compute a prompt of `prompt` tokens and sample one token."""
         steps = self._alternate(num_steps, lambda: self._loop.submit(self._request(prompt, 1)))
         return self._profile(f"prefill of {prompt:,} tokens", steps, by_layer)
 

@@ -72,7 +72,7 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
         console.print(f"Kept in {kept_at(machine)}")
     cached = f"last-level cache, of {hardware.cache_bytes >> 20} MiB"
     streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
-    _print_table(console, "Read stream, GB/s", streams, {})
+    _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})
     ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
     _print_table(console, "Register-only products, Gop/s", {**hardware.ops_per_s}, ridges)
     if hardware.was_busy:

@@ -33,16 +33,16 @@ def diffusion_bits(
     dtype: torch.dtype,
     *,
     block_length: int = 32,
-    num_draws: int = 4,
+    num_maskings: int = 4,
 ) -> float:
-    """Estimate an upper bound on bits per byte of the text of `tokens`, over `num_draws` random maskings per window."""
+    """Estimate an upper bound on bits per byte of the text of `tokens`, over `num_maskings` maskings per window."""
     length, rng = model.program.context_length, np.random.default_rng(0)
     nats = 0.0
     with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         for start in range(0, len(tokens) - 1, length):
             window = torch.from_numpy(tokens[start : start + length].astype(np.int64))[None]
-            draws = [_bound(model, window, mask_id, 1, block_length, rng).item() for _ in range(num_draws)]
-            nats += (window.shape[1] - 1) * sum(draws) / num_draws
+            bounds = [_bound(model, window, mask_id, 1, block_length, rng).item() for _ in range(num_maskings)]
+            nats += (window.shape[1] - 1) * sum(bounds) / num_maskings
     return nats / math.log(2) / num_bytes
 
 

@@ -96,7 +96,7 @@ class SamplingParams:
         help=f"Add {-MAX_BIAS:g} to {MAX_BIAS:g} to the logit of a token id; may be given several times.",
         metavar="ID=BIAS",
     )
-    seed: int | None = option(None, "Seed of the random draws, to repeat an output.", low=-(2**63), high=2**64 - 1)
+    seed: int | None = option(None, "Seed of sampling, to repeat an output.", low=-(2**63), high=2**64 - 1)
     n: int = option(1, "Number of outputs to generate from the prompt.", low=1, high=MAX_N)
     stop: str | Sequence[str] = option((), "End the output before this text; may be given several times.")
     stop_token_ids: Sequence[int] = option(

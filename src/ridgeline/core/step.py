@@ -94,7 +94,7 @@ class SampleRow:
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
-    `output_ids` is filled only where `params.needs_history`; `banned_ids` are never drawn.
+    `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled.
     """
 
     seq_id: int

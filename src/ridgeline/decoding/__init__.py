@@ -1,5 +1,5 @@
 """How tokens are decided. The executor calls `sampling.Sampler` before the model runs, for the rows that the backend
-may draw within the step, and after it, for the tokens.
+may sample within the step, and after it, for the tokens.
 
 Every SampleRow goes through this one order, whatever else is in the batch:
 
@@ -13,14 +13,14 @@ Every SampleRow goes through this one order, whatever else is in the batch:
     60 temperature          logit / temperature
     70 min_p                keep probability >= min_p * the largest probability
     80 top_p                keep the fewest largest tokens whose probability sums to >= top_p
-    -- then `draw` takes one token of what is left --
+    -- then `random_sample` takes one token of what is left --
 
 The outcome is that of vLLM V1's sampler (bias, min_tokens, penalties, temperature, min_p, top_k, top_p): temperature
 and min_p keep the order of the tokens, so top_k gives the same set before them, and whatever follows works on k columns
 instead of the whole vocabulary. Ties go to the lower token id everywhere. Reported log-probabilities are of the raw
 model distribution, before any of this.
 
-Rows that need none of 10 to 40 are drawn by a backend that can, in the same order and by the same rule
+Rows that need none of 10 to 40 are sampled by a backend that can, in the same order and by the same rule
 (native/kernels/sample/sample.h): the same tokens but where the last bit of exp decides.
 
 A token depends on its logits, parameters, `seed` and `num_output` only: not on the batch, its order, chunking or

@@ -1,7 +1,7 @@
 """Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it around the model.
 
 Of requests it holds nothing that is not made anew where it is missing. The order of processing is in the docstring of
-`ridgeline.decoding`, the random draw in `draw`. Must not import engine or server.
+`ridgeline.decoding`, the random choice in `random_sample`. Must not import engine or server.
 """
 
 import math
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ridgeline.backends.step import DrawRows, StepOutput
+from ridgeline.backends.step import SamplingMetadata, StepOutput
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob
-from ridgeline.decoding.draw import draw, random_word
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
+from ridgeline.decoding.random_sample import random_sample, random_word
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
-_MAX_DRAWN = 1 << 18  # logits that are truncated and drawn from at a time: what a core's cache holds
-_FEW = 8192  # a wide row with fewer tokens inside is drawn from these alone
+_MAX_SAMPLED = 1 << 18  # logits that are truncated and sampled from at a time: what a core's cache holds
+_FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawing:
-    """The draws of a step, and the indices of their rows in `rows`."""
+class _InStep:
+    """Hold what the backend samples in a step, and the indices of their rows in `rows`."""
 
     rows: Sequence[SampleRow]
     plain: list[int]
-    draws: DrawRows
+    sampling: SamplingMetadata
 
 
 class Sampler:
@@ -44,37 +44,37 @@ class Sampler:
         self._edits = tuple(p for p in processors if p.order < FIRST_NARROWED)
         self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
         self._not_in_step = tuple(p for p in processors if not p.in_step)
-        self._last: _Drawing | None = None
+        self._last: _InStep | None = None
 
-    def draw_rows(self, rows: Sequence[SampleRow]) -> DrawRows:
-        """Return those of `rows`, in their order, whose tokens a backend may draw within the step.
+    def sampling_metadata(self, rows: Sequence[SampleRow]) -> SamplingMetadata:
+        """Return those of `rows`, in their order, whose tokens a backend may sample within the step.
 
         Good until the next call, which gives the same object where only `num_output` differs.
         """
         last, plain = self._last, self._plain(rows)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
-            last.draws.num_output[:] = [rows[i].num_output for i in plain]
-            draws = last.draws
+            last.sampling.num_output[:] = [rows[i].num_output for i in plain]
+            sampling = last.sampling
         else:
-            draws = _draws([rows[i] for i in plain])
-        self._last = _Drawing(rows, plain, draws)
-        return draws
+            sampling = _metadata([rows[i] for i in plain])
+        self._last = _InStep(rows, plain, sampling)
+        return sampling
 
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
         """Return one SampledToken per row of `rows` and one TokenLogprob per row of `prompt_rows`, in their order.
 
-        Tokens that the backend has drawn for `draw_rows(rows)` are taken, the others decided here. The logits are not
-        written to. Several rows may point at the same logit row. A row whose logits are not finite gets an `error` and
-        touches no other.
+        Tokens that the backend sampled for `sampling_metadata(rows)` are taken, the others decided here. The logits
+        are not written to. Several rows may point at the same logit row. A row whose logits are not finite gets an
+        `error` and touches no other.
         """
         token_ids = [_NO_TOKEN] * len(rows)
-        if output.drawn is None:
+        if output.sampled_token_ids is None:
             self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids)
         else:
             plain = self._last.plain if self._last is not None and self._last.rows is rows else self._plain(rows)
-            for i, token_id in zip(plain, output.drawn.tolist(), strict=True):
+            for i, token_id in zip(plain, output.sampled_token_ids.tolist(), strict=True):
                 token_ids[i] = token_id
             if len(plain) < len(rows):
                 self._decide_all(output.logits_RV, rows, sorted(set(range(len(rows))).difference(plain)), token_ids)
@@ -89,7 +89,7 @@ class Sampler:
         return tuple(sampled), tuple(prompt)
 
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
-        """Return the indices of the rows that need nothing but their logits and the parameters of DrawRows."""
+        """Return the indices of the rows that need nothing but their logits and the parameters of SamplingMetadata."""
         return [i for i, row in enumerate(rows) if not any(p.uses(row) for p in self._not_in_step)]
 
     def _decide_all(
@@ -112,18 +112,18 @@ class Sampler:
         elif _is_narrow(rows[0]):  # columns are the candidates, no longer the vocabulary
             top_k = max(row.params.top_k for row in rows)
             token_GC = xp.stack([xp.sort(largest(logits_GV[i, :], top_k)[1]) for i in range(len(rows))])
-            column_G, finite_G = self._draw(xp.take_along_axis(logits_GV, token_GC, axis=1), rows)
+            column_G, finite_G = self._random_sample(xp.take_along_axis(logits_GV, token_GC, axis=1), rows)
             token_G = xp.take_along_axis(token_GC, column_G[:, None], axis=1)[:, 0]
         else:
-            token_G, finite_G = self._draw(logits_GV if edits else _own(logits_GV), rows)
+            token_G, finite_G = self._random_sample(logits_GV if edits else _own(logits_GV), rows)
         return xp.where(finite_G, token_G, _NO_TOKEN).tolist()
 
-    def _draw(self, logits_GC: Array, rows: Sequence[SampleRow]) -> tuple[Array, Array]:
-        """Draw columns int64 [G] of logits whose edits are done, and tell which may be used; writes to the logits."""
+    def _random_sample(self, logits_GC: Array, rows: Sequence[SampleRow]) -> tuple[Array, Array]:
+        """Sample columns int64 [G] of logits whose edits are done, and tell which may be used; writes to the logits."""
         xp = array_namespace(logits_GC)
-        drawn: list[Array] = []
+        columns: list[Array] = []
         finite: list[Array] = []
-        step = max(1, _MAX_DRAWN // logits_GC.shape[1])
+        step = max(1, _MAX_SAMPLED // logits_GC.shape[1])
         for begin in range(0, len(rows), step):
             some = rows[begin : begin + step]
             logits_SC = _apply(_used(self._truncations, some), logits_GC[begin : begin + step, :], some)
@@ -132,15 +132,15 @@ class Sampler:
             inside_SC = logits_SC > -math.inf
             if step == 1 and 0 < int(xp.count_nonzero(inside_SC)) < _FEW:
                 (inside_N,) = xp.nonzero(inside_SC[0, :])
-                drawn.append(inside_N[draw(logits_SC[:, inside_N], words)])
+                columns.append(inside_N[random_sample(logits_SC[:, inside_N], words)])
             else:
-                drawn.append(draw(logits_SC, words))
-        return xp.concat(drawn), xp.concat(finite)
+                columns.append(random_sample(logits_SC, words))
+        return xp.concat(columns), xp.concat(finite)
 
 
-def _draws(rows: Sequence[SampleRow]) -> DrawRows:
+def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:
     params = [row.params for row in rows]
-    return DrawRows(
+    return SamplingMetadata(
         logit_row=np.array([row.row for row in rows], dtype=np.int64),
         temperature=np.array([0.0 if p.greedy else p.temperature for p in params], dtype=np.float32),
         top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int32),
@@ -152,7 +152,7 @@ def _draws(rows: Sequence[SampleRow]) -> DrawRows:
 
 
 def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
-    """Tell whether the draws of `rows` differ from those of `last` in nothing but `num_output`."""
+    """Tell whether the metadata of `rows` differ from those of `last` in nothing but `num_output`."""
     return len(rows) == len(last) and all(
         row.params is before.params and row.row == before.row and row.seed == before.seed
         for row, before in zip(rows, last)

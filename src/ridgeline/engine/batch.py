@@ -9,12 +9,12 @@ from operator import is_
 
 import numpy as np
 
-from ridgeline.backends.step import DrawRows, GroupStep, IntArray, StepBatch, StepShape
+from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepBatch, StepShape
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
-_DRAW_COLUMNS = tuple(field.name for field in fields(DrawRows))
+_SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Laid:
     """A plan and its batch, with what all plans of the same lengths share."""
 
     plan: StepPlan
-    draws: DrawRows
+    sampling: SamplingMetadata
     batch: StepBatch
     span_of_T: IntArray
     offset_T: IntArray  # of a token within its span
@@ -36,25 +36,25 @@ class BatchBuilder:
         self._memory: IntArray = np.empty(0, dtype=np.int64)
         self._last: _Laid | None = None
 
-    def build(self, plan: StepPlan, draws: DrawRows) -> StepBatch:
+    def build(self, plan: StepPlan, sampling: SamplingMetadata) -> StepBatch:
         """Return the plan's spans end to end; the last batch, filled anew, where spans and tables are as long.
 
-        Tables are copied: nothing of the plan is read later. `draws` that are the last ones differ in `num_output`.
+        Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
         """
         last = self._last
-        if last is not None and draws is last.draws and self._goes_on(last.plan, plan):
+        if last is not None and sampling is last.sampling and self._goes_on(last.plan, plan):
             self._move_on(last.batch, plan)
-            last.batch.draws.num_output[:] = draws.num_output
+            last.batch.sampling.num_output[:] = sampling.num_output
         else:
             before = None
-            if last is not None and self._is_as_long(last, plan, draws):
+            if last is not None and self._is_as_long(last, plan, sampling):
                 before = last.plan
             else:
-                last = self._last = self._lay_out(plan, draws)
+                last = self._last = self._lay_out(plan, sampling)
             self._fill(last, plan, before)
-            for name in _DRAW_COLUMNS:
-                getattr(last.batch.draws, name)[:] = getattr(draws, name)
-        last.plan, last.draws = plan, draws
+            for name in _SAMPLING_COLUMNS:
+                getattr(last.batch.sampling, name)[:] = getattr(sampling, name)
+        last.plan, last.sampling = plan, sampling
         return last.batch
 
     def _goes_on(self, before: StepPlan, plan: StepPlan) -> bool:
@@ -89,13 +89,13 @@ class BatchBuilder:
             if layout.kind != "recurrent":
                 np.add(group.write_slots_T, 1, out=group.write_slots_T)
 
-    def _is_as_long(self, last: _Laid, plan: StepPlan, draws: DrawRows) -> bool:
+    def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata) -> bool:
         """Return whether the plan's arrays have the sizes of the last one's, and its spans the same lengths."""
         before = last.plan
         return (
             len(plan.spans) == len(before.spans)
             and len(plan.copies) == len(before.copies)
-            and len(draws.logit_row) == len(last.draws.logit_row)
+            and len(sampling.logit_row) == len(last.sampling.logit_row)
             and all(map(_same_lengths, plan.spans, before.spans))
             and (
                 all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
@@ -111,7 +111,7 @@ class BatchBuilder:
             for group, tables in zip(self._layout.groups, plan.tables, strict=True)
         )
 
-    def _lay_out(self, plan: StepPlan, draws: DrawRows) -> _Laid:
+    def _lay_out(self, plan: StepPlan, sampling: SamplingMetadata) -> _Laid:
         """Return arrays for the plan, with everything in them that only its lengths decide."""
         spans = plan.spans
         lengths_S = np.asarray([span.num_tokens for span in spans], dtype=np.int64)
@@ -121,7 +121,7 @@ class BatchBuilder:
             num_tokens=len(span_of_T),
             num_spans=len(spans),
             num_rows=sum(span.num_logit_rows for span in spans),
-            num_draws=len(draws.logit_row),
+            num_sample_rows=len(sampling.logit_row),
             num_copies=len(plan.copies),
             has_adapters=any(span.adapter for span in spans),
             table_widths=self._widths(plan),
@@ -136,7 +136,7 @@ class BatchBuilder:
         batch.logit_rows_R[:] = np.concatenate([np.arange(end - span.num_logit_rows, end) for end, span in ends])
         if batch.adapters_T is not None:
             batch.adapters_T[:] = np.asarray([span.adapter for span in spans])[span_of_T]
-        return _Laid(plan, draws, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T])
+        return _Laid(plan, sampling, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T])
 
     def _fill(self, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
         """Write what differs between plans of the same lengths; `before` is the plan that was written last, if any."""

@@ -9,7 +9,7 @@ from ridgeline.backends.base import ModelSource
 from ridgeline.core.config import Choice, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import PoolingKind
-from ridgeline.decoding.draw import MAX_COLUMNS
+from ridgeline.decoding.random_sample import MAX_COLUMNS
 from ridgeline.engine.client import EngineInfo
 from ridgeline.program.lower import lower
 from ridgeline.program.passes.adapt import adapted
@@ -67,7 +67,7 @@ def embeds(config: ModelConfig, spec: DecoderSpec) -> bool:
         return True
     if spec.vocab_size > MAX_COLUMNS:
         raise ConfigError(
-            f"{config.model} has {spec.vocab_size:,} tokens, and sampling draws from at most {MAX_COLUMNS:,}; "
+            f"{config.model} has {spec.vocab_size:,} tokens, and sampling takes at most {MAX_COLUMNS:,}; "
             "it can be used with task=embed"
         )
     return False

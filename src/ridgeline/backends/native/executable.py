@@ -58,9 +58,9 @@ class NativeExecutable:
         self._weights.release()
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self._parts)
-        self._draw_at = len(self._tape)
+        self._sample_at = len(self._tape)
         self._logits: np.ndarray | None = None  # of the last step
-        self._tape.draw(program.vocab_size)
+        self._tape.sample(program.vocab_size)
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -78,11 +78,11 @@ class NativeExecutable:
         return self._tape.allocated_bytes
 
     def run(self, step: StepBatch) -> StepOutput:
-        """Compute the step, update the cache, and draw the tokens of `step.draws`."""
+        """Compute the step, update the cache, and sample the tokens of `step.sampling`."""
         return self._run(step, None, None)
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
-        """Do as `run` and return how long each group took, from barrier to barrier; the last timing is the draw's."""
+        """Do as `run` and return how long each group took, from barrier to barrier; the last timing is sampling."""
         seconds = np.zeros(len(self._tape), dtype=np.float64)
         fallback_s: dict[str, float] = {}
         output = self._run(step, seconds, fallback_s)
@@ -97,25 +97,25 @@ class NativeExecutable:
                     for part in self._recurrent[state][0]:
                         part[target] = part[source]
         logits = self._room(len(step.logit_rows_R))
-        drawn = np.empty(len(step.draws.logit_row), dtype=np.int64)
+        sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
         last = self._parts[-1]
         if isinstance(self._parts[0], ReferencePart):
-            self._tape.run(step.block, logits, 0, 0, drawn)  # sizes the buffers, and what the draw needs
+            self._tape.run(step.block, logits, 0, 0, sampled_token_ids)  # sizes the buffers, and what sampling needs
         for part in self._parts:
             if isinstance(part, ReferencePart):
                 started = time.perf_counter()
                 self._fall_back(part, step, logits)
                 if fallback_s is not None:
                     fallback_s[part.op.label] = time.perf_counter() - started
-            elif part is last:  # the tokens are drawn by the same call
-                self._tape.run(step.block, logits, part.begin, self._draw_at + 1, drawn, seconds)
+            elif part is last:  # the tokens are sampled by the same call
+                self._tape.run(step.block, logits, part.begin, self._sample_at + 1, sampled_token_ids, seconds)
             else:
-                self._tape.run(step.block, logits, part.begin, part.end, drawn, seconds)
+                self._tape.run(step.block, logits, part.begin, part.end, sampled_token_ids, seconds)
         if isinstance(last, ReferencePart):
-            self._tape.run(step.block, logits, self._draw_at, self._draw_at + 1, drawn, seconds)
+            self._tape.run(step.block, logits, self._sample_at, self._sample_at + 1, sampled_token_ids, seconds)
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        return StepOutput(logits[:, : self._program.vocab_size], drawn)
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids)
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of the last step where it has as many rows."""

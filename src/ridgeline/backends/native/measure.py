@@ -40,7 +40,7 @@ class MeasuredTape:
                     memories[number] = (kv_memory(settings.kv, state, block_size, address(nothing)), index)
         weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None)
         Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
-        self._tape.draw(program.vocab_size)
+        self._tape.sample(program.vocab_size)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return the most that a step within `limits` allocates beside weights and cache, its logits included."""

@@ -45,10 +45,10 @@ class TapeTimings:
                 self._natives.append((place, begin, end, _timing(program, formats, computed)))
                 begin, place = end, place + 1
         plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
-        self._natives.append((place, end, end + 1, OpTiming("draw", "draw", (), 0.0, plain, "f32")))
+        self._natives.append((place, end, end + 1, OpTiming("sample", "sample", (), 0.0, plain, "f32")))
 
     def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
-        """Return timings in order of execution, the draw of tokens last. `fallback_s` has reference ops by label."""
+        """Return timings in order of execution, the sampling last. `fallback_s` has reference ops by label."""
         timed = [(at, replace(what, seconds=sum(instruction_s[a:b]))) for at, a, b, what in self._natives]
         timed += [(at, replace(what, seconds=fallback_s[what.label])) for at, what in self._fallbacks]
         return [timing for _, timing in sorted(timed, key=itemgetter(0))]

@@ -68,7 +68,7 @@ class ReferenceExecutable:
 
     @torch.inference_mode()
     def run(self, step: StepBatch) -> StepOutput:
-        """Compute the step and update the cache; draw no tokens."""
+        """Compute the step and update the cache; sample no tokens."""
         values, memory = self._start(step)
         return _output(interpret(self._program, self._weights, values, memory)[self._program.result])
 

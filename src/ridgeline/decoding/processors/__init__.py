@@ -21,7 +21,7 @@ class Processor(Protocol):
     """Changes logits of the rows that use it and of no other. Holds no state between calls."""
 
     order: ClassVar[int]
-    in_step: ClassVar[bool]  # a backend that draws tokens within the step applies it there
+    in_step: ClassVar[bool]  # a backend that samples tokens within the step applies it there
 
     def uses(self, row: SampleRow) -> bool:
         """Tell whether `apply` could change this row; `apply` is only called when some row says yes."""

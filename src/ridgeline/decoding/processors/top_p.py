@@ -8,7 +8,7 @@ from array_api_compat import array_namespace
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
-from ridgeline.decoding.draw import integer_weights
+from ridgeline.decoding.random_sample import integer_weights
 
 
 class TopP:
@@ -33,7 +33,7 @@ def _cut(logits_V: Array, top_p: float) -> None:
     """
     xp = array_namespace(logits_V)
     if not xp.isfinite(xp.max(logits_V)):
-        return  # nothing can be drawn from it, which the sampler says
+        return  # nothing can be sampled from it, which the sampler says
     (num_columns,) = logits_V.shape
     weights_V = integer_weights(logits_V[None, :])[0, :]
     total = int(xp.sum(weights_V))

@@ -18,7 +18,7 @@ from hashlib import sha256
 
 from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.draw import random_word
+from ridgeline.decoding.random_sample import random_word
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 

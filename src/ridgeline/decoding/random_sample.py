@@ -44,8 +44,8 @@ def integer_weights(logits_RV: Array) -> Array:
     return xp.astype(weights_RV, xp.int64)
 
 
-def draw(logits_RV: Array, words: list[int]) -> Array:
-    """Draw one column of each row, int64 [R]; `words` as from `random_word`. Meaningless where no maximum is finite."""
+def random_sample(logits_RV: Array, words: list[int]) -> Array:
+    """Sample a column of each row, int64 [R]; `words` as from `random_word`. Meaningless where no maximum is finite."""
     xp, place = array_namespace(logits_RV), device(logits_RV)
     weights_RV = integer_weights(logits_RV)
     num_rows, num_columns = weights_RV.shape
