@@ -6,6 +6,7 @@ namespace ridgeline {
 
 void bind_gil(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);
+void bind_tuning(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);
 void bind_sample(nanobind::module_& module);

@@ -14,6 +14,7 @@
 #include "bind/bind.h"
 #include "bind/matrix.h"
 #include "runtime/isa.h"
+#include "runtime/tuning.h"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;
@@ -44,7 +45,7 @@ void check_range(const Matrix& matrix, int64_t begin, int64_t end) {
 // The layout of packed panels is the same at every level, so any level's table may say how large one is.
 NativeMatrix describe(const std::string& kind, const std::string& input, int64_t outputs, int64_t inputs, int32_t group,
                       bool has_zero_points, uintptr_t address) {
-  Matrix matrix{weight_kind_of(kind), input_kind_of(input), has_zero_points, group, outputs, inputs, 0, 0, nullptr};
+  Matrix matrix{weight_kind_of(kind), input_kind_of(input), has_zero_points, group, outputs, inputs, 0, 0, nullptr, {}};
   require(outputs > 0 && inputs > 0, "a matrix needs outputs and inputs, got " + std::to_string(outputs) + " and " +
                                          std::to_string(inputs));
   if (is_float(matrix.kind)) {
@@ -63,6 +64,7 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
   matrix.num_panels = (outputs + kPanel - 1) / kPanel;
   matrix.panel_bytes = kernels_of("portable").linear.panel_bytes(matrix.kind, inputs, group, has_zero_points);
   matrix.data = reinterpret_cast<const uint8_t*>(address);
+  matrix.tuning = tuning_of(kernels_of("portable"), matrix, {});
   return {matrix};
 }
 

@@ -12,6 +12,7 @@ NB_MODULE(_native, module) {
   module.def("best_level", &ridgeline::best_level, "The widest ISA level that is not an emulation.");
   ridgeline::bind_gil(module);
   ridgeline::bind_linear(module);
+  ridgeline::bind_tuning(module);
   ridgeline::bind_attention(module);
   ridgeline::bind_rows(module);
   ridgeline::bind_sample(module);

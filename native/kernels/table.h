@@ -40,6 +40,8 @@ struct LinearKernels {
   void (*multiply)(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                    bool exact_batch, const Epilogue& epilogue, void* scratch);
   int64_t scratch_bytes;
+  bool wide;   // a vector is half a panel, so that there are registers for several panels and for large blocks
+  bool pairs;  // a product of pairs of bfloat16 is an instruction
 };
 
 struct AttentionKernels {

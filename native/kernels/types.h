@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/tuning.h"
+
 namespace ridgeline {
 
 inline constexpr int64_t kPanel = 32;  // outputs that are stored, and computed, together
@@ -38,6 +40,7 @@ struct Matrix {
   int64_t num_panels;  // ceil(N / 32)
   int64_t panel_bytes;
   const uint8_t* data;
+  Tuning tuning{};
 };
 
 // Inputs of an int8 matrix share a scale in groups of this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.

@@ -45,7 +45,8 @@ constexpr int64_t kScratchBytes = linear_float::kScratchBytes > linear_int::kScr
 }  // namespace
 
 void fill_linear(LinearKernels& kernels) {
-  kernels = {panel_bytes, pack, unpack_output, input_bytes, prepare_input, multiply, kScratchBytes};
+  kernels = {panel_bytes, pack, unpack_output, input_bytes, prepare_input, multiply, kScratchBytes,
+             kPanel == 2 * kLanes, linear_float::kPairs};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

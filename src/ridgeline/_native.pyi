@@ -1,6 +1,6 @@
 """Ridgeline's native CPU kernels; see ridgeline.backends.native"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy
@@ -52,6 +52,20 @@ def unpack_output(level: str, matrix: Matrix, output: int) -> Annotated[NDArray[
 def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], *, norm: str = 'none', eps: float = 9.999999974752427e-07, norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, epilogue: str = 'store', activation: str = 'silu', softcap: float = 0.0, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, index: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int = 0, end: int | None = None, exact_batch: bool = False) -> None:
     """
     out = epilogue(norm(x) W^T) for x float32 [M, K], or its rows `index`; out is float32 [M, 32 * num_panels], or [M, 16 * num_panels] for the gate epilogue. Panels [begin, end) only. Releases the GIL.
+    """
+
+def cpu_family() -> str:
+    """Whose cores these are: amd, intel or other."""
+
+def variants_of(level: str, matrix: Matrix) -> list[tuple[str, str]]:
+    """(choice, variant) for each variant that such matrices have at a level."""
+
+def default_variants(level: str, matrix: Matrix, family: str) -> dict[str, str]:
+    """The variant of each choice where nothing was measured."""
+
+def tuned(level: str, matrix: Matrix, variants: Mapping[str, str]) -> Matrix:
+    """
+    The same matrix, computed by the variants that are named; other choices as the level is made for.
     """
 
 class KvState:

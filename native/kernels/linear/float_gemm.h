@@ -65,7 +65,7 @@ struct Stream {
   int64_t pace;
 };
 
-// Rows of fewer words of inputs a step leave the kernel waiting for memory: the hardware's prefetching serves it best.
+// Rows of fewer words of inputs a step leave the kernel waiting for memory: how it is read best is the tuning's choice.
 inline constexpr int64_t kMinStreamWords = 7;
 inline constexpr int64_t kStreamAhead = 8192;  // bytes, where a block is the only one of its panel
 inline constexpr int kUnroll = 4;
@@ -201,8 +201,8 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
   const bool cached = matrix.num_panels * matrix.panel_bytes <= kCachedBytes;
   const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : 1;
   const bool streams = num_blocks > 1 || num_rows * Dot::kPasses >= kMinStreamWords;
-  const int64_t pace = streams ? (kStepBytes + num_blocks - 1) / num_blocks : 0;
-  const int64_t ahead = !streams ? 0 : num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
+  const int64_t pace = streams ? (kStepBytes + num_blocks - 1) / num_blocks : matrix.tuning.ahead ? kStepBytes : 0;
+  const int64_t ahead = !streams ? matrix.tuning.ahead : num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
   alignas(64) float sums[kMaxSums];
   for (int64_t panel = begin, panels; panel < end; panel += panels) {
     panels = end - panel < together ? 1 : together;

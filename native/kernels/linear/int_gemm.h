@@ -102,19 +102,19 @@ struct Prefetch {
   int64_t ahead, second, step;
 };
 
-// A single block of rows goes through a panel at the memory's pace: fetched short ahead, because the hardware's
-// prefetcher does most of the work and a far software stream disturbs it. On Zen 4, one row, 384 bytes ahead reach 95 %
-// of a pure read, 1024 bytes 80 %.
-inline constexpr Prefetch kStreamed{384, 64, kStepBytes};
-// Several blocks use a group in turn while it is in the caches. The first two fetch half of what comes next each, so that
-// memory works during all products and not during the first block's alone.
+// A single block of rows goes through a panel at the memory's pace. How far ahead is best depends on the hardware's own
+// prefetcher: on Zen 4, one row, 384 bytes reach 95 % of a pure read and 1024 bytes 80 %; Intel's cores want 4 KB.
+RL_INLINE Prefetch streamed(const Tuning& tuning) { return {tuning.ahead, 64, kStepBytes}; }
+// Several blocks use a group, or a panel, in turn while it is in the caches. The first two fetch half of what comes next
+// each, so that memory works during all products and not during the first block's alone.
 inline constexpr int64_t kMinAhead = 2048;
 
-RL_INLINE Prefetch prefetch_of(int64_t block, int64_t num_blocks, int64_t group_bytes) {
-  if (num_blocks == 1) return kStreamed;
+RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, int64_t block, int64_t num_blocks) {
+  if (num_blocks == 1) return streamed(tuning);
   if (block >= 2) return {0, 0, 0};
-  const int64_t ahead = group_bytes < kMinAhead ? kMinAhead : group_bytes;
-  return {ahead + block * (group_bytes / 2), 0, kStepBytes / 2};
+  const int64_t turn_bytes = tuning.turns ? layout.group_bytes : layout.bytes;
+  const int64_t ahead = turn_bytes < kMinAhead ? kMinAhead : turn_bytes;
+  return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2};
 }
 
 // sums += the steps' weights times the rows' inputs.
@@ -198,17 +198,18 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
   for (int64_t p = begin; p < end; p++) {
     const uint8_t* panel = matrix.data + p * matrix.panel_bytes;
     // Zero points are read here and there; fetched in order they keep the panels one stream.
-    for (int64_t i = 0; i < layout.weights; i += 64) __builtin_prefetch(panel + kStreamed.ahead + i);
+    for (int64_t i = 0; i < layout.weights; i += 64) __builtin_prefetch(panel + matrix.tuning.ahead + i);
     for (int64_t first = 0; first < num_rows; first += turn_rows) {
       const int64_t rows = num_rows - first < turn_rows ? num_rows - first : turn_rows;
-      const int64_t blocks = (rows + size - 1) / size, groups = blocks == 1 ? layout.groups : 1;
+      const int64_t blocks = (rows + size - 1) / size;
+      const int64_t groups = blocks == 1 || !matrix.tuning.turns ? layout.groups : 1;
       __builtin_memset(totals, 0, (size_t)(rows * kPanel) * sizeof(float));
       for (int64_t g = 0; g < layout.groups; g += groups)
         for (int64_t b = 0; b < blocks; b++) {
           const InputBlock block = input_block(inputs, layout.groups, input, num_rows, first + b * size);
           if (g + groups == layout.groups) prefetch_results(epilogue, block.first, block.rows, p);
           multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
-                                                  prefetch_of(b, blocks, layout.group_bytes),
+                                                  prefetch_of(matrix.tuning, layout, b, blocks),
                                                   totals + b * size * kPanel);
         }
       finish_rows(matrix, layout, epilogue, totals, first, rows, p);

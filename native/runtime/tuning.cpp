@@ -1,0 +1,118 @@
+#include "runtime/tuning.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/cpu.h"
+
+namespace ridgeline {
+namespace {
+
+// Kinds of matrices, as bits.
+enum Kinds : unsigned { kF32 = 1, kBf16 = 2, kIntegers = 4, kFloats = kF32 | kBf16, kAll = kFloats | kIntegers };
+
+// What a level must have for a variant: vectors of half a panel, and so registers for several panels and larger blocks;
+// or an instruction for pairs of bfloat16 on top, without a matrix unit, for which the inputs have to be pairs.
+enum class Needs : uint8_t { nothing, wide, pairs };
+
+struct Row {
+  Variant variant;
+  unsigned kinds;
+  Needs needs;
+  void (*apply)(Tuning&);
+};
+
+template <int panels, int ahead>
+void stream(Tuning& tuning) {
+  tuning.panels = panels;
+  tuning.ahead = ahead;
+}
+
+// A variant is a row here, named after its values, and code that reads them where the kernel is chosen. The first of a
+// choice is what the levels were made for. `kernels/tuning.h` says what may change bits; nothing else does.
+const Row kRows[] = {
+    // Panels at once x bytes ahead, for one to four rows.
+    {{"stream", "1x0"}, kFloats, Needs::nothing, stream<1, 0>},
+    {{"stream", "1x384"}, kIntegers, Needs::nothing, stream<1, 384>},
+    {{"stream", "1x2048"}, kAll, Needs::nothing, stream<1, 2048>},
+    {{"stream", "1x4096"}, kAll, Needs::nothing, stream<1, 4096>},
+    {{"stream", "1x8192"}, kAll, Needs::nothing, stream<1, 8192>},
+    // Whose turn it is after a group of 5 to 64 rows' products: the next block of rows, or the block's next group.
+    {{"turns", "group"}, kIntegers, Needs::nothing, [](Tuning& tuning) { tuning.turns = true; }},
+    {{"turns", "panel"}, kIntegers, Needs::nothing, [](Tuning& tuning) { tuning.turns = false; }},
+};
+
+Kinds kind_of(const Matrix& matrix) {
+  return matrix.kind == WeightKind::f32 ? kF32 : matrix.kind == WeightKind::bf16 ? kBf16 : kIntegers;
+}
+
+bool has(const KernelTable& kernels, const Matrix& matrix, const Row& row) {
+  if (!(row.kinds & kind_of(matrix))) return false;
+  switch (row.needs) {
+    case Needs::wide: return kernels.linear.wide;
+    case Needs::pairs: return kernels.linear.pairs && !kernels.probe.tiles;
+    default: return true;
+  }
+}
+
+const Row* find(const KernelTable& kernels, const Matrix& matrix, const std::string& choice, const std::string& name) {
+  for (const Row& row : kRows)
+    if (choice == row.variant.choice && name == row.variant.name && has(kernels, matrix, row)) return &row;
+  return nullptr;
+}
+
+// What others than AMD's cores want, the best first: the first that there is at a level is taken.
+const Variant kIntel[] = {
+    {"product", "float32"}, {"stream", "4x4096"}, {"stream", "1x4096"}, {"block", "12x2"},
+};
+
+}  // namespace
+
+std::string cpu_family() {
+#if defined(__x86_64__)
+  const Registers name = cpuid(0, 0);  // "AuthenticAMD" in b, d, c; Hygon's cores are AMD's
+  if (name.b == 0x68747541 || name.b == 0x6f677948) return "amd";
+  if (name.b == 0x756e6547) return "intel";
+#endif
+  return "other";
+}
+
+std::vector<Variant> variants_of(const KernelTable& kernels, const Matrix& matrix) {
+  std::vector<Variant> variants;
+  for (const Row& row : kRows)
+    if (has(kernels, matrix, row)) variants.push_back(row.variant);
+  return variants;
+}
+
+Variants default_variants(const KernelTable& kernels, const Matrix& matrix, const std::string& family) {
+  if (family != "amd" && family != "intel" && family != "other")
+    throw std::invalid_argument("a family of CPUs is amd, intel or other, not '" + family + "'");
+  Variants chosen;
+  if (family != "amd")
+    for (const Variant& variant : kIntel)
+      if (find(kernels, matrix, variant.choice, variant.name)) chosen.emplace(variant.choice, variant.name);
+  if (family != "amd" && matrix.group == 32 && find(kernels, matrix, "turns", "panel")) chosen.emplace("turns", "panel");
+  for (const Variant& variant : variants_of(kernels, matrix)) chosen.emplace(variant.choice, variant.name);
+  return chosen;
+}
+
+Tuning tuning_of(const KernelTable& kernels, const Matrix& matrix, const Variants& variants) {
+  Tuning tuning;
+  for (const auto& [choice, name] : default_variants(kernels, matrix, "amd"))
+    find(kernels, matrix, choice, name)->apply(tuning);
+  for (const auto& [choice, name] : variants) {
+    const Row* row = find(kernels, matrix, choice, name);
+    if (row) {
+      row->apply(tuning);
+      continue;
+    }
+    std::string known;
+    for (const Variant& variant : variants_of(kernels, matrix))
+      known += (known.empty() ? "" : ", ") + std::string(variant.choice) + "=" + variant.name;
+    throw std::invalid_argument("these matrices have no variant " + choice + "=" + name + " at level " + kernels.name +
+                                "; there is " + known);
+  }
+  return tuning;
+}
+
+}  // namespace ridgeline
