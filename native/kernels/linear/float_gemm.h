@@ -60,9 +60,23 @@ struct Operands {
 };
 
 // Weights to come, asked of memory at `pace` bytes a step while a block computes. A pace of 0 asks for nothing new.
+// Several panels are as many streams; past the first one's `end` come the first lines of the next panels, `skip` on.
 struct Stream {
   const uint8_t* next;
   int64_t pace;
+  const uint8_t* end = nullptr;
+  int64_t skip = 0;
+
+  template <int Panels>
+  __attribute__((always_inline)) void fetch(int64_t panel_bytes) {
+    const uint8_t* line = Panels > 1 && next >= end ? next + skip : next;
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; p++) {
+      __builtin_prefetch(line + p * panel_bytes, 0, 2);
+      __builtin_prefetch(line + p * panel_bytes + 64, 0, 2);
+    }
+    next += pace;
+  }
 };
 
 // Rows of fewer words of inputs a step leave the kernel waiting for memory: how it is read best is the tuning's choice.
@@ -132,9 +146,7 @@ RL_INLINE void add_steps(Block<Rows, Panels>& block, const uint8_t*& words, int6
                          Stream& stream) {
 #pragma GCC unroll 4
   for (int i = 0; i < Steps; i++) {
-    __builtin_prefetch(stream.next, 0, 2);
-    __builtin_prefetch(stream.next + 64, 0, 2);
-    stream.next += stream.pace;
+    stream.fetch<Panels>(panel_bytes);
     add_pass<Dot, 0>(block, words + i * kStepBytes, panel_bytes, x, i * 4 * Dot::kPasses);
     if constexpr (Dot::kPasses == 2) add_pass<Dot, 1>(block, words + i * kStepBytes, panel_bytes, x, i * 8 + 4);
   }
@@ -178,17 +190,23 @@ using SumBlock = void (*)(const Operands&, Stream&, float*);
 
 // The accumulators of few rows of one panel do not hide the latency of their additions; those of several panels do.
 constexpr int panels_at_once(int64_t rows) { return (int)((8 + rows * kParts - 1) / (rows * kParts)); }
+// One and two rows may go through 2 or 4 panels where the registers hold their sums: the tuning's choice.
+inline constexpr int64_t kChosenPanelsRows = kParts == 2 ? 2 : 0;
 inline constexpr int64_t kMaxSums = (kMaxRows > panels_at_once(1) ? kMaxRows : panels_at_once(1)) * kPanel;
+static_assert(4 * kChosenPanelsRows * kPanel <= kMaxSums);
 
 template <class Dot, int Rows = kMaxRows>
 static SumBlock block_of(int64_t rows, int64_t panels) {
   if constexpr (Rows > 1)
     if (rows < Rows) return block_of<Dot, Rows - 1>(rows, panels);
+  if constexpr (Rows <= kChosenPanelsRows) {
+    if (panels == 2) return sum_block<Dot, Rows, 2>;
+    if (panels == 4) return sum_block<Dot, Rows, 4>;
+  }
   return panels == 1 ? sum_block<Dot, Rows, 1> : sum_block<Dot, Rows, panels_at_once(Rows)>;
 }
 
-// A matrix this small may still be in the cache from the step before. A larger one comes from memory, which is read
-// best as a single stream.
+// A matrix this small may still be in the cache from the step before. A larger one comes from memory.
 inline constexpr int64_t kCachedBytes = 256 << 10;
 
 // All rows over panels [begin, end). The rows are divided evenly among as few blocks as hold them; while they pass over
@@ -199,7 +217,8 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
   const int64_t num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
   const int64_t stride = input_stride(matrix), steps = num_steps(matrix.kind, matrix.inputs);
   const bool cached = matrix.num_panels * matrix.panel_bytes <= kCachedBytes;
-  const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : 1;
+  const int64_t chosen = num_rows <= kChosenPanelsRows ? matrix.tuning.panels : 1;
+  const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : chosen;
   const bool streams = num_blocks > 1 || num_rows * Dot::kPasses >= kMinStreamWords;
   const int64_t pace = streams ? (kStepBytes + num_blocks - 1) / num_blocks : matrix.tuning.ahead ? kStepBytes : 0;
   const int64_t ahead = !streams ? matrix.tuning.ahead : num_blocks == 1 ? kStreamAhead : matrix.panel_bytes;
@@ -207,7 +226,7 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
   for (int64_t panel = begin, panels; panel < end; panel += panels) {
     panels = end - panel < together ? 1 : together;
     const uint8_t* words = matrix.data + panel * matrix.panel_bytes;
-    Stream stream{words + ahead, pace};
+    Stream stream{words + ahead, pace, words + matrix.panel_bytes, (panels - 1) * matrix.panel_bytes};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
       for (int64_t p = 0; p < panels; p++) prefetch_results(epilogue, first, rows, panel + p);

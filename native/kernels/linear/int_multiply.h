@@ -4,6 +4,7 @@
 #include "kernels/linear/int_gemm.h"
 #include "kernels/linear/int_input.h"
 #include "kernels/linear/int_pack.h"
+#include "kernels/linear/int_panels.h"
 #include "kernels/types.h"
 
 #if RIDGELINE_TILES
@@ -15,6 +16,15 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 #if !RIDGELINE_TILES
 inline constexpr int64_t kScratchBytes = 0;
 #endif
+
+template <WeightKind kind, bool bytes, bool zero_points>
+static void multiply_in_vectors(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
+                                const Epilogue& epilogue) {
+  if constexpr (kSeveralPanels)
+    if (num_rows <= kSeveralPanelsRows && matrix.tuning.panels > 1)
+      begin = multiply_several<kind, bytes, zero_points>(matrix, input, num_rows, begin, end, epilogue);
+  multiply_vectors<kind, bytes, zero_points>(matrix, input, num_rows, begin, end, epilogue);
+}
 
 template <WeightKind kind, bool zero_points>
 static inline void multiply_kind(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
@@ -28,7 +38,7 @@ static inline void multiply_kind(const Matrix& matrix, const void* input, int64_
 #endif
   const bool bytes = kByteDots && matrix.input == InputKind::int8;
   const auto vectors =
-      bytes ? multiply_vectors<kind, kByteDots, zero_points> : multiply_vectors<kind, false, zero_points>;
+      bytes ? multiply_in_vectors<kind, kByteDots, zero_points> : multiply_in_vectors<kind, false, zero_points>;
   vectors(matrix, input, num_rows, begin, end, epilogue);
 }
 
