@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import llama_renames
+from ridgeline.spec.common import expert_renames, llama_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Rename
 
@@ -39,9 +39,12 @@ def family(model_type: str) -> Family:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    """Return how the tensors of a checkpoint become the program's weights: as the family says, else as in Llama."""
+    """Return how the tensors of a checkpoint become the program's weights: as the family says, else as in Llama.
+
+    Experts, where a model has any, are named as Qwen's.
+    """
     own = cast("Callable[[DecoderSpec], Sequence[Rename]] | None", getattr(family(spec.model_type), "renames", None))
-    return own(spec) if own else llama_renames()
+    return own(spec) if own else [*llama_renames(), *expert_renames()]
 
 
 def read_spec(config: Mapping[str, object]) -> DecoderSpec:

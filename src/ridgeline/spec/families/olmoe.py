@@ -1,11 +1,10 @@
 """OLMoE: sixty-four small experts in every layer; queries and keys are normalised before they are cut into heads."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import decoder, expert_renames, head_size, llama_renames, read_attention, read_moe, read_rope
+from ridgeline.spec.common import decoder, head_size, read_attention, read_moe, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Layer, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -21,7 +20,3 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
     experts = read_moe(config, num_experts=64, size=2048, top_k=8, size_key="intermediate_size")
     return decoder(config, Layer(attention, experts, norm, norm), norm, positions=4096)
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return [*llama_renames(), *expert_renames()]

@@ -6,8 +6,6 @@ from dataclasses import replace
 from ridgeline.spec.common import (
     ACTIVATIONS,
     decoder,
-    expert_renames,
-    llama_renames,
     read_attention,
     read_head_dim,
     read_moe,
@@ -16,7 +14,7 @@ from ridgeline.spec.common import (
     read_windows,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -47,7 +45,3 @@ def _windows(config: ConfigReader) -> Sequence[int | None]:
         window = None
     end = config.integer("max_window_layers", 28, low=0)
     return read_windows(config, window, lambda index: window is not None and index % 2 == 0 and index < end)
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return [*llama_renames(), *expert_renames()]

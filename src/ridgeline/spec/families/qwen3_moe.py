@@ -1,13 +1,10 @@
 """Qwen 3 with experts: Qwen 3's attention; layers may keep a dense feed-forward."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     decoder,
-    expert_renames,
-    llama_renames,
     read_attention,
     read_head_dim,
     read_moe,
@@ -15,7 +12,7 @@ from ridgeline.spec.common import (
     read_sparse_layers,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -35,7 +32,3 @@ def read(config: ConfigReader) -> DecoderSpec:
     experts = read_moe(config, num_experts=128, size=768, top_k=8, count_key=count_key)
     layers = [Layer(attention, experts if sparse else dense, norm, norm) for sparse in read_sparse_layers(config)]
     return decoder(config, layers, norm)
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return [*llama_renames(), *expert_renames()]

@@ -1,7 +1,7 @@
 """What a GGUF file says of a model, in this project's terms: one file of `architectures/` per general.architecture,
 named after it with underscores for hyphens.
 
-An architecture module declares two functions:
+An architecture module declares a function, and a second one where its tensors are not named as Llama's:
 
     config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]   the config.json that a family reads
     tensors(spec: DecoderSpec) -> Sequence[Stored]                        how its tensors become program weights
@@ -12,24 +12,22 @@ beside them as lists of numbers, under the tensors' names. Called by weights/ggu
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.gguf import architectures
-from ridgeline.spec.gguf.common import FACTOR_TENSORS, Shapes, Stored
+from ridgeline.spec.gguf.common import FACTOR_TENSORS, Shapes, Stored, expert_tensors, llama_tensors
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
-__all__ = ["FACTOR_TENSORS", "Architecture", "Shapes", "Stored", "architecture", "names", "read_config"]
+__all__ = ["FACTOR_TENSORS", "Architecture", "Shapes", "Stored", "architecture", "names", "read_config", "tensors"]
 
 
 class Architecture(Protocol):
-    """What an architecture module provides."""
+    """What every architecture module provides."""
 
     def config(self, metadata: ConfigReader, shapes: Shapes) -> dict[str, object]: ...
-
-    def tensors(self, spec: DecoderSpec) -> Sequence[Stored]: ...
 
 
 def names() -> list[str]:
@@ -43,6 +41,12 @@ def architecture(name: str) -> Architecture:
     if module not in names():
         raise ConfigError(f"general.architecture {name[:80]!r} is not supported; supported: {', '.join(names())}")
     return cast("Architecture", importlib.import_module(f"{architectures.__name__}.{module}"))
+
+
+def tensors(name: str, spec: DecoderSpec) -> Sequence[Stored]:
+    """Return how the tensors of architecture `name` become the program's weights: as it says, else as in Llama."""
+    own = cast("Callable[[DecoderSpec], Sequence[Stored]] | None", getattr(architecture(name), "tensors", None))
+    return own(spec) if own else [*llama_tensors(), *expert_tensors()]
 
 
 def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> dict[str, object]:

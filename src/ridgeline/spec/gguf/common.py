@@ -192,6 +192,11 @@ def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
     return llama_tensors(paired_rows=attention.head_dim)
 
 
+def plus_one_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    """Return the Llama layout, the weights of norms stored with the 1 that the family adds."""
+    return llama_tensors(norm_offset=-1.0)
+
+
 def expert_tensors() -> Sequence[Stored]:
     """Return the tensors of experts: each matrix of all of them in one, in older files one tensor per expert."""
     at, to = "blk.{i}.ffn", "layers.{i}.ffn"

@@ -30,7 +30,7 @@ class GgufCheckpoint:
     def __init__(self, model: GgufModel, spec: DecoderSpec) -> None:
         self.path = model.path
         self._tensors = {name: model.tensors[name] for name in model.tensors if name not in gguf.FACTOR_TENSORS}
-        stored = gguf.architecture(model.architecture).tensors(spec)
+        stored = gguf.tensors(model.architecture, spec)
         self.renames: Sequence[Rename] = [item.rename for item in stored]
         self._changed = {
             item.rename.source.replace("{i}", str(layer)): item

@@ -1,10 +1,9 @@
 """Arcee's AFM."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, paired_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, paired_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
+
+tensors = paired_tensors
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -14,7 +13,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         **read_common(metadata, shapes, paired=True),
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return paired_tensors(spec)

@@ -1,10 +1,7 @@
 """Command R and Aya."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -14,7 +11,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "logit_scale": metadata.number("logit_scale"),
         **read_common(metadata, shapes, layer_norm=True),
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors()

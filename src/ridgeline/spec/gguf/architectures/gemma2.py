@@ -1,10 +1,11 @@
 """Gemma 2. Its norms are stored with the 1 that the family adds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, plus_one_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
+
+tensors = plus_one_tensors
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -27,7 +28,3 @@ def query_scalar(common: Mapping[str, object], *, layers_of_27b: int) -> int:
     assert isinstance(heads, int)
     assert isinstance(head_dim, int)
     return hidden // heads if common["num_hidden_layers"] == layers_of_27b else head_dim
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors(norm_offset=-1.0)

@@ -1,11 +1,10 @@
 """Gemma 3, text alone. Its norms are stored with the 1 that the family adds."""
 
-from collections.abc import Sequence
-
 from ridgeline.spec.gguf.architectures.gemma2 import query_scalar
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, plus_one_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
+
+tensors = plus_one_tensors
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -19,7 +18,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0, low=1.0),
         **common,
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors(norm_offset=-1.0)

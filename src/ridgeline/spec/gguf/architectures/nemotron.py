@@ -1,10 +1,9 @@
 """Nemotron-4 and Minitron. Its norms are stored with the 1 that the family adds."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, plus_one_tensors, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
+
+tensors = plus_one_tensors
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -16,7 +15,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         **common,
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors(norm_offset=-1.0)

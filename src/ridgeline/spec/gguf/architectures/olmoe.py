@@ -1,10 +1,7 @@
 """OLMoE."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, expert_tensors, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -15,7 +12,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "norm_topk_prob": False,  # no released model does, and no key says
         **read_common(metadata, shapes, free_head_dim=False),
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return [*llama_tensors(), *expert_tensors()]

@@ -1,15 +1,8 @@
 """Qwen 2 and 2.5."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
     return {"model_type": "qwen2", **read_common(metadata, shapes)}
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors()

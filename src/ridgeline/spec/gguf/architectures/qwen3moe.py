@@ -1,10 +1,7 @@
 """Qwen 3 with experts in every layer."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, expert_tensors, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -16,7 +13,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "norm_topk_prob": True,  # every released model does, and no key says
         **read_common(metadata, shapes),
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return [*llama_tensors(), *expert_tensors()]

@@ -1,10 +1,7 @@
 """StableLM 2 and 3B."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -16,7 +13,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "qk_layernorm": "blk.0.attn_q_norm.weight" in shapes,
         **read_common(metadata, shapes, layer_norm=True, free_head_dim=False),
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return llama_tensors()
