@@ -186,7 +186,7 @@ def test_a_file_that_is_not_gzip(tmp_path):
         ("fixed:input=3", "options are num_requests, input_tokens"),
         ("fixed:input_tokens", "cannot read 'input_tokens'"),
         ("fixed:input_tokens=many", "input_tokens"),
-        ("fixed:input_tokens=0", "input_tokens must be 1 or more, got 0"),
+        ("fixed:input_tokens=0", "input_tokens must be at least 1, got 0"),
         ("fixed:seed=-1", "seed must be"),
         ("fixed:vocab_size=3", "vocab_size must be"),
         ("uniform:input_min=9,input_max=3", "input_min must be"),

@@ -3,15 +3,15 @@
 Called by the command line and the client. A closed loop of N users is `burst` with max_concurrency N. Imports no torch.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from ridgeline.bench.workload import BenchRequest, require
+from ridgeline.bench.workload import BenchRequest, check_options
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,19 @@ class Load:
     Raises ConfigError for a value out of range or a rate without "poisson".
     """
 
-    schedule: Literal["burst", "poisson", "trace"] = "burst"
-    request_rate_per_s: float | None = None
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    time_limit_s: float = 3600.0
-    request_timeout_s: float = 600.0
-    seed: int = 0
+    PANEL: ClassVar[str] = "Load"
+
+    schedule: Literal["burst", "poisson", "trace"] = option(
+        "burst", "Send all at once, at random times, or at the times of the trace."
+    )
+    request_rate_per_s: float | None = option(None, "poisson: requests per second.", above=0.0, flag="--rate")
+    burstiness: float = option(1.0, "poisson: below 1 is burstier, above 1 more even.", above=0.0)
+    max_concurrency: int | None = option(
+        None, "Maximum number of requests in flight. Default: no limit.", low=1, flag="--concurrency"
+    )
+    time_limit_s: float = option(3600.0, "Send nothing after this many seconds.", above=0.0)
+    request_timeout_s: float = option(600.0, "Give a request up after this many seconds.", above=0.0)
+    seed: int = option(0, "Seed of the random times.", low=0)
 
     def __post_init__(self) -> None:
         if (self.schedule == "poisson") != (self.request_rate_per_s is not None):
@@ -38,20 +44,7 @@ class Load:
                 "a request rate goes with the poisson schedule and with no other, "
                 f"got {self.request_rate_per_s} with {self.schedule!r}"
             )
-        for name, value in (
-            ("request_rate_per_s", self.request_rate_per_s),
-            ("burstiness", self.burstiness),
-            ("time_limit_s", self.time_limit_s),
-            ("request_timeout_s", self.request_timeout_s),
-        ):
-            require(value is None or (0 < value < math.inf), name, value, "a finite number above 0")
-        require(
-            self.max_concurrency is None or self.max_concurrency >= 1,
-            "max_concurrency",
-            self.max_concurrency,
-            "1 or more",
-        )
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        check_options(self)
 
     def schedule_requests(self, requests: Sequence[BenchRequest]) -> list[BenchRequest]:
         """Return the same requests with their arrival times set, in order of arrival. Raises ConfigError for none."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import check, option
 
 FIRST_RANDOM_TOKEN_ID = 3  # below it most vocabularies keep unk, bos, eos or pad
 
@@ -45,14 +46,17 @@ def lengths_rng(seed: int) -> np.random.Generator:
     return np.random.default_rng((seed, 0, 1))
 
 
+def vocab_option() -> int:
+    """Declare the number of token ids that random prompts are drawn from."""
+    return option(512, low=FIRST_RANDOM_TOKEN_ID + 1)
+
+
 def require(holds: bool, option: str, value: object, needed: str) -> None:
     """Raise ConfigError for an option of a workload or load that breaks its rule."""
     if not holds:
         raise ConfigError(f"{option} must be {needed}, got {value!r}")
 
 
-def check_random(seed: int, vocab_size: int, num_requests: int) -> None:
-    """Check the options that all random-token workloads share. Raises ConfigError."""
-    require(seed >= 0, "seed", seed, "0 or more")
-    require(vocab_size > FIRST_RANDOM_TOKEN_ID, "vocab_size", vocab_size, f"more than {FIRST_RANDOM_TOKEN_ID}")
-    require(num_requests >= 1, "num_requests", num_requests, "1 or more")
+def check_options(options: object) -> None:
+    """Raise ConfigError for an option of a workload or load that its declaration does not allow."""
+    check(options, lambda name, message: ConfigError(message))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ridgeline.bench.load import Load
 from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.bench.client import Endpoint
-    from ridgeline.bench.load import Load
     from ridgeline.bench.offline import BenchEngine, OfflineRun, System
     from ridgeline.bench.record import RunLog
     from ridgeline.bench.report import Report
@@ -51,19 +51,11 @@ ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_queued_req
 
 
 @bench.command()
+@with_options()
 def serve(
+    load: Load,
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server, with or without /v1.")],
     workload: WorkloadSpec = "fixed",
-    schedule: Annotated[
-        Literal["burst", "poisson", "trace"],
-        typer.Option(help="Send all at once, at random times, or at the times of the trace."),
-    ] = "burst",
-    rate: Annotated[float | None, typer.Option(help="poisson: requests per second.")] = None,
-    burstiness: Annotated[float, typer.Option(help="poisson: below 1 is burstier, above 1 more even.")] = 1.0,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(help="Maximum number of requests in flight. Default: no limit.", min=1),
-    ] = None,
     goodput: Annotated[
         str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
     ] = "",
@@ -77,9 +69,6 @@ def serve(
         str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="Key to send as a bearer token.")
     ] = None,
     temperature: Temperature = 0.0,
-    time_limit_s: Annotated[float, typer.Option(help="Send nothing after this many seconds.")] = 3600.0,
-    request_timeout_s: Annotated[float, typer.Option(help="Give a request up after this many seconds.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Seed of the random times.", min=0)] = 0,
     server: Annotated[str, typer.Option(help="Name of the server in the result.")] = "unnamed server",
     keep_requests: Annotated[bool, typer.Option(help="Write every request's times to the JSON.")] = False,
     name: Name = "serve",
@@ -91,22 +80,12 @@ def serve(
     from rich.console import Console
 
     from ridgeline.bench.client import Endpoint, discover_model
-    from ridgeline.bench.load import Load
     from ridgeline.bench.metrics import parse_slos
     from ridgeline.bench.report import build_report, print_report
     from ridgeline.bench.workloads import parse_workload
 
     console = Console()
     kind, slos = parse_workload(workload), parse_slos(goodput.split())
-    load = Load(
-        schedule=schedule,
-        request_rate_per_s=rate,
-        burstiness=burstiness,
-        max_concurrency=concurrency,
-        time_limit_s=time_limit_s,
-        request_timeout_s=request_timeout_s,
-        seed=seed,
-    )
     endpoint = Endpoint(
         base_url=url,
         model=model or discover_model(url, api_key),
@@ -232,7 +211,7 @@ def _system(name: SystemName, engine: "BenchEngine", batch_size: int) -> "System
 
 
 async def _run_with_progress(
-    console: "Console", endpoint: "Endpoint", requests: "Sequence[BenchRequest]", load: "Load"
+    console: "Console", endpoint: "Endpoint", requests: "Sequence[BenchRequest]", load: Load
 ) -> "RunLog":
     from rich.progress import Progress
 

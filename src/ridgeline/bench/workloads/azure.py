@@ -4,14 +4,14 @@ Patel et al., "Splitwise" (ISCA 2024), published the trace as CSV: TIMESTAMP, Co
 """
 
 import csv
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from ridgeline.bench.workload import BenchRequest, check_random, random_tokens, require
+from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +23,16 @@ class Azure:
     """
 
     path: str
-    num_requests: int = 1000
-    time_scale: float = 1.0
-    length_scale: float = 1.0
-    max_prompt_tokens: int = 8192
-    max_output_tokens: int = 2048
-    vocab_size: int = 512
-    seed: int = 0
+    num_requests: int = option(1000, low=1)
+    time_scale: float = option(1.0, above=0.0)
+    length_scale: float = option(1.0, above=0.0)
+    max_prompt_tokens: int = option(8192, low=1)
+    max_output_tokens: int = option(2048, low=1)
+    vocab_size: int = vocab_option()
+    seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_random(self.seed, self.vocab_size, self.num_requests)
-        require(0 < self.time_scale < math.inf, "time_scale", self.time_scale, "more than 0")
-        require(0 < self.length_scale < math.inf, "length_scale", self.length_scale, "more than 0")
-        require(self.max_prompt_tokens >= 1, "max_prompt_tokens", self.max_prompt_tokens, "1 or more")
-        require(self.max_output_tokens >= 1, "max_output_tokens", self.max_output_tokens, "1 or more")
+        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the requests. Raises ConfigError when the file cannot be read as this trace."""

@@ -2,23 +2,22 @@
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_random, random_tokens, require
+from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
+from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
     """`num_requests` prompts of `input_tokens` random ids, each answered with `output_tokens` tokens."""
 
-    num_requests: int = 100
-    input_tokens: int = 512
-    output_tokens: int = 128
-    vocab_size: int = 512
-    seed: int = 0
+    num_requests: int = option(100, low=1)
+    input_tokens: int = option(512, low=1)
+    output_tokens: int = option(128, low=1)
+    vocab_size: int = vocab_option()
+    seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_random(self.seed, self.vocab_size, self.num_requests)
-        require(self.input_tokens >= 1, "input_tokens", self.input_tokens, "1 or more")
-        require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
+        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Return prompts that share no prefix but by chance."""

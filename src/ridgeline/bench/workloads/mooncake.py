@@ -3,7 +3,6 @@
 Qin et al., "Mooncake" (FAST 2025). Equal hash, equal tokens: what a prefix cache could hit there, it can hit here.
 """
 
-import math
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-from ridgeline.bench.workload import BenchRequest, check_random, random_tokens, require
+from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import option
 
 TRACE_BLOCK_TOKENS = 512
 
@@ -33,22 +33,16 @@ class Mooncake:
     """
 
     path: str
-    num_requests: int = 100
-    time_scale: float = 1.0
-    length_scale: float = 1.0
-    max_prompt_tokens: int = 131072
-    max_output_tokens: int = 2048
-    vocab_size: int = 512
-    seed: int = 0
+    num_requests: int = option(100, low=1)
+    time_scale: float = option(1.0, above=0.0)
+    length_scale: float = option(1.0, low=1 / TRACE_BLOCK_TOKENS)
+    max_prompt_tokens: int = option(131072, low=1)
+    max_output_tokens: int = option(2048, low=1)
+    vocab_size: int = vocab_option()
+    seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_random(self.seed, self.vocab_size, self.num_requests)
-        require(0 < self.time_scale < math.inf, "time_scale", self.time_scale, "more than 0")
-        require(
-            1 <= self.length_scale * TRACE_BLOCK_TOKENS < math.inf, "length_scale", self.length_scale, "1/512 or more"
-        )
-        require(self.max_prompt_tokens >= 1, "max_prompt_tokens", self.max_prompt_tokens, "1 or more")
-        require(self.max_output_tokens >= 1, "max_output_tokens", self.max_output_tokens, "1 or more")
+        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the requests. Raises ConfigError when the file cannot be read as this trace."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.bench.workload import BenchRequest, require
+from ridgeline.bench.workload import BenchRequest, check_options
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import option
 
 
 class _Line(msgspec.Struct):
@@ -22,14 +23,13 @@ class Prompts:
     """Prompts in file order, of one `category` if named, at most `num_requests`. Of `turns`, the first is asked."""
 
     path: str
-    num_requests: int = 100
+    num_requests: int = option(100, low=1)
     category: str = ""
-    output_tokens: int = 128
+    output_tokens: int = option(128, low=1)
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        require(self.num_requests >= 1, "num_requests", self.num_requests, "1 or more")
-        require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
+        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the prompts. Raises ConfigError for an unreadable file, a line without prompt, or an empty category."""

@@ -2,32 +2,26 @@
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_random, lengths_rng, random_tokens, require
+from ridgeline.bench.workload import BenchRequest, check_options, lengths_rng, random_tokens, require, vocab_option
+from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefix:
     """`num_prefixes` prefixes, shared evenly by the requests (the first ones take the rest), shuffled."""
 
-    num_requests: int = 100
+    num_requests: int = option(100, low=1)
     num_prefixes: int = 10
-    prefix_tokens: int = 256
-    suffix_tokens: int = 256
-    output_tokens: int = 128
-    vocab_size: int = 512
-    seed: int = 0
+    prefix_tokens: int = option(256, low=0)
+    suffix_tokens: int = option(256, low=1)
+    output_tokens: int = option(128, low=1)
+    vocab_size: int = vocab_option()
+    seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_random(self.seed, self.vocab_size, self.num_requests)
-        require(
-            1 <= self.num_prefixes <= self.num_requests,
-            "num_prefixes",
-            self.num_prefixes,
-            f"in 1..{self.num_requests} (num_requests)",
-        )
-        require(self.prefix_tokens >= 0, "prefix_tokens", self.prefix_tokens, "0 or more")
-        require(self.suffix_tokens >= 1, "suffix_tokens", self.suffix_tokens, "1 or more")
-        require(self.output_tokens >= 1, "output_tokens", self.output_tokens, "1 or more")
+        check_options(self)
+        limit = f"in 1..{self.num_requests} (num_requests)"
+        require(1 <= self.num_prefixes <= self.num_requests, "num_prefixes", self.num_prefixes, limit)
 
     def requests(self) -> list[BenchRequest]:
         """Draw prefixes from streams 0..num_prefixes-1, suffixes from the later ones."""

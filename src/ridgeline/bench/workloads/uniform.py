@@ -2,32 +2,26 @@
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_random, lengths_rng, random_tokens, require
+from ridgeline.bench.workload import BenchRequest, check_options, lengths_rng, random_tokens, require, vocab_option
+from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
     """Random token ids, lengths in and out independent and uniform in [min, max]."""
 
-    num_requests: int = 256
-    input_min: int = 100
+    num_requests: int = option(256, low=1)
+    input_min: int = option(100, low=1)
     input_max: int = 1024
-    output_min: int = 100
+    output_min: int = option(100, low=1)
     output_max: int = 1024
-    vocab_size: int = 512
-    seed: int = 0
+    vocab_size: int = vocab_option()
+    seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_random(self.seed, self.vocab_size, self.num_requests)
-        require(
-            1 <= self.input_min <= self.input_max, "input_min", self.input_min, f"in 1..{self.input_max} (input_max)"
-        )
-        require(
-            1 <= self.output_min <= self.output_max,
-            "output_min",
-            self.output_min,
-            f"in 1..{self.output_max} (output_max)",
-        )
+        check_options(self)
+        require(self.input_min <= self.input_max, "input_min", self.input_min, "at most input_max")
+        require(self.output_min <= self.output_max, "output_min", self.output_min, "at most output_max")
 
     def requests(self) -> list[BenchRequest]:
         """Return the requests; a larger number with the same seed begins with the same ones."""
