@@ -32,11 +32,11 @@ def cost_us(batch: int, num_steps: int, *, anew: bool) -> float:
     """Least over chunks of steps, in microseconds a step: the others shared the machine."""
     journal, chunks = Journal(num_groups=2), []
     made = list(steps(batch, CHUNK, anew=anew))
-    blocks, times_s, kept = [10, 20, 30, 40, 50, 60], (1.0, 2.0, 3.0, 4.0, 5.0), {}
+    blocks, times_s, num_final = [10, 20, 30, 40, 50, 60], (1.0, 2.0, 3.0, 4.0, 5.0), {}
     for _ in range(num_steps // CHUNK):
         start = time.perf_counter()
         for plan, result in made:
-            journal.step(plan, result, times_s, blocks, kept)
+            journal.step(plan, result, times_s, blocks, num_final)
         chunks.append((time.perf_counter() - start) / CHUNK)
     return min(chunks) * 1e6
 

@@ -159,7 +159,9 @@ def show(runs: list[Run]) -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = option_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
+    parser.add_argument(
+        "--model", type=Path, help="reused, and written where it is not there; default: a temporary one"
+    )
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)

@@ -211,7 +211,7 @@ def judge(
 
 
 def start(arguments: argparse.Namespace, name: str) -> LLM:
-    """The model in one format. Nothing is kept: neither prefixes, which no window shares, nor packed weights."""
+    """The model in one format. Nothing is cached: neither prefixes, which no window shares, nor packed weights."""
     return LLM(
         arguments.model,
         max_model_len=arguments.window + 1,

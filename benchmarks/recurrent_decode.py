@@ -163,7 +163,9 @@ def show(prefill: Prefill, decode: list[Decode]) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="kept, and written where it is not there; default: a temporary one")
+    parser.add_argument(
+        "--model", type=Path, help="reused, and written where it is not there; default: a temporary one"
+    )
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quantize", choices=["int8", "int4"])

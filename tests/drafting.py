@@ -52,9 +52,9 @@ class Drafting(Autoregressive):
         right = 0
         while right < len(guess) and sampled[right].token_id == guess[right]:
             right += 1
-        right = self.kept(right)
+        right = self.num_accepted(right)
         return Accepted(sampled[: right + 1], known - span.start + right)
 
-    def kept(self, right):
+    def num_accepted(self, right):
         """How many of the right guesses are taken; any number is correct."""
         return right

@@ -1,5 +1,6 @@
 // Checks tile_trap.cpp itself: numbers, addresses and configurations against what is written here, and that every
-// fault ends the process with its line. Exit status 1, with what differs, unless all is well. Used by scripts/tile_trap.
+// fault ends the process with its line. Exit status 1, with what differs, unless all is well. Used by
+// scripts/tile_trap.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -175,7 +176,7 @@ void check_addresses() {
   check(same, "tileloadd 64(%rsp): without an index every row is the first");
 }
 
-// What the shapes leave out stays as it is in memory and is zero in tiles; a configuration is kept until the next.
+// What the shapes leave out stays as it is in memory and is zero in tiles; a configuration stays until the next.
 void check_shapes() {
   Config config = whole_tiles(), found;
   config.rows[0] = 3, config.row_bytes[0] = 20;

@@ -1,4 +1,4 @@
-"""Packed weight matrices: the same logits as from plain ones, for every family, and nothing kept twice in vain."""
+"""Packed weight matrices: the same logits as from plain ones, for every family, and nothing stored twice in vain."""
 
 import random
 

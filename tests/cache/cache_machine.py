@@ -189,10 +189,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.known[child_id] = Known(list(parent.tokens), parent.salt, list(parent.prints))
 
     @precondition(lambda self: self.known)
-    @rule(pick=picks, num_kept=st.integers(0, 6))
-    def truncate(self, pick, num_kept):
+    @rule(pick=picks, num_left=st.integers(0, 6))
+    def truncate(self, pick, num_left):
         seq_id = self.live(pick)
-        end = len(self.known[seq_id].prints) + num_kept
+        end = len(self.known[seq_id].prints) + num_left
         self.cache.truncate(seq_id, end)
         self.oracle.truncate(seq_id, end)
 

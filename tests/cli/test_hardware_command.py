@@ -67,7 +67,7 @@ def test_what_cannot_be_kept_is_shown_all_the_same(ridgeline, without_native, tm
     (tmp_path / "cache").write_text("not a folder")
     done = ridgeline("hardware")
     assert done.code == 0 and "memory" in done.out
-    assert "could not be kept" in caplog.text
+    assert "could not be cached" in caplog.text
 
 
 def test_thread_counts():

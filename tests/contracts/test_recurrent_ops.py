@@ -12,11 +12,11 @@ from ridgeline.backends.reference.interpreter import REFERENCE_OPS
 KINDS = sorted(op_cases_recurrent.CASES.keys() - {"gated_norm"})  # which keeps nothing
 
 
-class KeptMemory:
+class StateMemory:
     """StepMemory of spans whose states live on from step to step; `members` are the sequences of the step."""
 
     def __init__(self, num_sequences: int, shape: tuple[int, ...]) -> None:
-        self.kept = torch.zeros(num_sequences, *shape)
+        self.states = torch.zeros(num_sequences, *shape)
         self.members: list[int] = []
         self.lengths: list[int] = []
 
@@ -26,11 +26,11 @@ class KeptMemory:
 
     def load(self, state, part):
         assert (state, part) == (0, 0)
-        return self.kept[self.members]
+        return self.states[self.members]
 
     def store(self, state, part, value_S):
         assert (state, part) == (0, 0)
-        self.kept[self.members] = value_S
+        self.states[self.members] = value_S
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -45,7 +45,7 @@ def test_pieces_of_sequences_are_the_sequences_whole(kind, seed):
         REFERENCE_OPS[kind](case.attrs, inputs, weights, DenseMemory(case.states, 1, n))[0]
         for inputs, n in zip(sequences, lengths)
     ]
-    memory, done = KeptMemory(3, case.states[0].parts[0]), [0, 0, 0]
+    memory, done = StateMemory(3, case.states[0].parts[0]), [0, 0, 0]
     pieces = [[] for _ in sequences]
     while any(at < n for at, n in zip(done, lengths)):
         memory.members = [i for i in rng.sample(range(3), 3) if done[i] < lengths[i] and rng.random() < 0.8]

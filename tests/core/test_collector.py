@@ -26,9 +26,9 @@ def test_paused_within_and_as_before_after(enabled, context):
 
 def test_imports_are_never_looked_at_again():
     gc.unfreeze()
-    kept = [[]]
+    held = [[]]
     with long_lived_imports():
-        assert gc.is_tracked(kept)
+        assert gc.is_tracked(held)
     assert gc.get_freeze_count() > 0
-    assert not any(each is kept for each in gc.get_objects())
+    assert not any(each is held for each in gc.get_objects())
     gc.unfreeze()

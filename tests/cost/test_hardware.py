@@ -1,4 +1,4 @@
-"""Ceilings: what they say between thread counts, and when kept ones are used."""
+"""Ceilings: what they say between thread counts, and when cached ones are used."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_between_thread_counts_on_a_line():
 def test_kept_ceilings_come_back(cache):
     assert hardware.load(MACHINE) is None
     path = hardware.save(measured())
-    assert path == hardware.kept_at(MACHINE) and list(cache.iterdir()) == [path], "no temporary file is left"
+    assert path == hardware.cache_path(MACHINE) and list(cache.iterdir()) == [path], "no temporary file is left"
     assert hardware.load(MACHINE) == measured()
 
 
@@ -61,15 +61,15 @@ def test_another_machine_has_other_ceilings(change):
     other = dataclasses.replace(MACHINE, **change)
     hardware.save(measured())
     assert hardware.load(other) is None
-    hardware.kept_at(MACHINE).rename(hardware.kept_at(other))
+    hardware.cache_path(MACHINE).rename(hardware.cache_path(other))
     assert hardware.load(other) is None, "the file says which machine it is of"
 
 
 def test_another_probe_measured_something_else(monkeypatch):
     hardware.save(measured())
-    path = hardware.kept_at(MACHINE)
+    path = hardware.cache_path(MACHINE)
     monkeypatch.setattr(hardware, "PROBE_VERSION", hardware.PROBE_VERSION + 1)
-    assert hardware.kept_at(MACHINE) != path
+    assert hardware.cache_path(MACHINE) != path
     hardware.save(measured(probe_version=hardware.PROBE_VERSION - 1))
     assert hardware.load(MACHINE) is None
 
@@ -77,7 +77,7 @@ def test_another_probe_measured_something_else(monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"machine": 3}'])
 def test_a_broken_file_is_as_none(content, caplog):
     hardware.save(measured())
-    hardware.kept_at(MACHINE).write_bytes(content)
+    hardware.cache_path(MACHINE).write_bytes(content)
     assert hardware.load(MACHINE) is None
     assert "made again" in caplog.text
 

@@ -48,7 +48,7 @@ def random_logits(num_rows, num_columns, seed):
     return np.random.default_rng(seed).normal(0, 3, (num_rows, num_columns)).astype(np.float32)
 
 
-def kept(name, logits, **params):
+def remaining(name, logits, **params):
     """Columns left by a truncation."""
     return np.flatnonzero(np.isfinite(apply(name, logits, make_row(**params))[0])).tolist()
 
@@ -129,7 +129,7 @@ def test_temperature_divides():
     ("top_k", "left"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (5, [0, 1, 2, 3, 4]), (10**9, [0, 1, 2, 3, 4])]
 )
 def test_top_k_ties_go_to_the_lower_id(top_k, left):
-    assert kept("TopK", [0.0, 5.0, 0.0, 5.0, 5.0], top_k=top_k) == left
+    assert remaining("TopK", [0.0, 5.0, 0.0, 5.0, 5.0], top_k=top_k) == left
 
 
 def test_top_k_of_rows_that_differ():
@@ -142,7 +142,7 @@ def test_top_k_of_rows_that_differ():
     [(1.0, [0, 1]), (0.51, [0, 1]), (0.49, [0, 1, 2]), (0.26, [0, 1, 2]), (0.24, [0, 1, 2, 3]), (1e-9, [0, 1, 2, 3])],
 )
 def test_min_p_is_relative_to_the_largest(min_p, left):
-    assert kept("MinP", np.log([4.0, 4.0, 2.0, 1.0]), min_p=min_p) == left
+    assert remaining("MinP", np.log([4.0, 4.0, 2.0, 1.0]), min_p=min_p) == left
 
 
 @pytest.mark.parametrize(
@@ -150,18 +150,18 @@ def test_min_p_is_relative_to_the_largest(min_p, left):
     [(1e-12, [2]), (0.5, [2]), (0.501, [0, 2]), (0.62, [0, 2]), (0.63, [0, 2, 3]), (0.99, [0, 1, 2, 3, 4, 5, 6])],
 )
 def test_top_p_keeps_the_fewest_and_lower_ids_first(top_p, left):
-    assert kept("TopP", np.log([2.0, 1.0, 8.0, 2.0, 1.0, 1.0, 1.0]), top_p=top_p) == left  # shares of 16
+    assert remaining("TopP", np.log([2.0, 1.0, 8.0, 2.0, 1.0, 1.0, 1.0]), top_p=top_p) == left  # shares of 16
 
 
 @pytest.mark.parametrize("exact", [0.25, 0.5, 0.75])
 def test_top_p_stops_where_the_mass_is_exactly_reached(exact):
-    assert kept("TopP", np.zeros(8), top_p=exact) == list(range(round(8 * exact)))
-    assert kept("TopP", np.zeros(8), top_p=np.nextafter(exact, 1).item()) == list(range(round(8 * exact) + 1))
+    assert remaining("TopP", np.zeros(8), top_p=exact) == list(range(round(8 * exact)))
+    assert remaining("TopP", np.zeros(8), top_p=np.nextafter(exact, 1).item()) == list(range(round(8 * exact) + 1))
 
 
 @pytest.mark.parametrize(("top_p", "count"), [(1e-9, 1), (0.25, 1250), (0.5, 2500), (0.9999, 5000), (0.01, 51)])
 def test_top_p_of_a_flat_distribution_needs_the_whole_row(top_p, count):
-    left = kept("TopP", np.zeros(5000), top_p=top_p)
+    left = remaining("TopP", np.zeros(5000), top_p=top_p)
     assert left == list(range(len(left)))
     assert abs(len(left) - count) <= 1
 

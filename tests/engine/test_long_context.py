@@ -88,7 +88,7 @@ def record(llm, monkeypatch):
 
 
 def slack_bytes(program, span):
-    """What may be held beyond the prediction: a block at both ends of what is kept, and a window's span in flight."""
+    """What may be held beyond the prediction: a block at both ends of what is cached, and a window's span in flight."""
     return sum(
         (2 * BLOCK + (span if group.window else 0)) * group.bytes_per_token
         for group in cost.kv_groups(program, FLOAT32)

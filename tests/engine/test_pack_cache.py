@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
 
 @pytest.fixture
 def model(shared_data, tmp_path, monkeypatch):
-    """A model folder of its own, an empty cache folder, and no model too small to be kept."""
+    """A model folder of its own, an empty cache folder, and no model too small to be cached."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(backend, "MIN_PACK_BYTES", 0)
     return shutil.copytree(shared_data / "models" / "stories260K", tmp_path / "model")
@@ -65,4 +65,4 @@ def test_a_damaged_pack_or_another_setting_reads_the_checkpoint(model, monkeypat
 def test_an_unusable_cache_folder_costs_only_the_cache(model, monkeypatch, tmp_path, caplog):
     (tmp_path / "cache").write_text("a file")
     assert start(model, monkeypatch)[1]
-    assert "could not be kept" in caplog.text
+    assert "could not be cached" in caplog.text

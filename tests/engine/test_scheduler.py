@@ -185,7 +185,7 @@ class Guesses(Drafting):
             tokens.append(token if i < self.right else (token + 1) % VOCAB)
         return tokens[len(view.token_ids) :]
 
-    def kept(self, right):
+    def num_accepted(self, right):
         return min(right, self.take)
 
 

@@ -103,7 +103,7 @@ def test_bfloat16_is_near_the_float32_reference(model, level):
 def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv, monkeypatch):
     program, ids = model.lowered(CONTEXT), tokens(model)
     if kv == "int8" and any(isinstance(state, LatentState) for state in program.states):
-        pytest.skip("latents are not kept as int8")
+        pytest.skip("latents are not cached as int8")
     given = as_arrays(model.weights)
     weights = dequantized_weights(program, given, form.kind, form.stored_format, embeddings=True)
     if kv == "int8":
@@ -135,11 +135,11 @@ def test_what_does_not_run_natively_falls_back(kind, tmp_path):
     model = build(FAMILIES[kind], 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model)
     # A group that is taken apart leaves the single ops of which one falls back.
-    kept = {
+    sizes = {
         other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)
     }
     settings = NativeSettings(level=LEVELS[-1], num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
-    executable = NativeExecutable(program, lambda: as_arrays(model.weights), layout_of(program), settings, native=kept)
+    executable = NativeExecutable(program, lambda: as_arrays(model.weights), layout_of(program), settings, native=sizes)
     ran = {group.kind for part in executable.parts if isinstance(part, NativePart) for group in part.groups}
     assert kind not in ran
     if kind not in GROUPS or kind == "attention":

@@ -42,12 +42,12 @@ def store(packs, model, settings=SETTINGS, **options):
 
 
 def fill(packs, model, settings=SETTINGS, value=1, **options):
-    """One start: whether it found its parts. It keeps them where it did not."""
+    """One start: whether it found its parts. It adds them where it did not."""
     opened = store(packs, model, settings, **options)
     found = opened.find("part")
     if found is None:
-        opened.keep("part", part(value))
-        opened.keep("empty", part(0, 0))
+        opened.add("part", part(value))
+        opened.add("empty", part(0, 0))
         opened.commit()
         return False
     assert (found == value).all() and opened.find("empty").size == 0
@@ -106,7 +106,7 @@ def test_a_damaged_pack_is_named_and_built_again(packs, model, caplog):
 def test_a_part_that_is_new_joins_the_others(packs, model):
     fill(packs, model)
     opened = store(packs, model)
-    opened.keep("new", part(9))
+    opened.add("new", part(9))
     opened.commit()
     again = store(packs, model)
     assert (again.find("part") == 1).all() and (again.find("new") == 9).all()
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, model, caplog):
     with caplog.at_level(logging.WARNING):
         assert not fill(tmp_path / "cache" / "packs", model)
         assert not fill(tmp_path / "cache" / "packs", model)
-    assert "could not be kept" in caplog.text
+    assert "could not be cached" in caplog.text
 
 
 def test_a_disk_that_fails_costs_a_warning(packs, model, caplog, monkeypatch):

@@ -59,20 +59,20 @@ def by_the_rule(x_V, row):
     params = row.params
     if params.greedy:
         return int(x_V.argmax()), False
-    kept = np.ones(len(x_V), dtype=bool)
+    remaining = np.ones(len(x_V), dtype=bool)
     if params.top_k > 0:
-        kept[np.argsort(-x_V, kind="stable")[params.top_k :]] = False
+        remaining[np.argsort(-x_V, kind="stable")[params.top_k :]] = False
     z_V = x_V / np.float32(params.temperature)
     if params.min_p > 0:
-        kept &= z_V >= z_V.max() + np.float32(np.log(params.min_p))
+        remaining &= z_V >= z_V.max() + np.float32(np.log(params.min_p))
     exp_V = np.exp((z_V - z_V.max()).astype(np.float64)).astype(np.float32)
-    weights_V = np.where(kept, np.floor(exp_V.astype(np.float64) * 2**44), 0).astype(np.int64)
+    weights_V = np.where(remaining, np.floor(exp_V.astype(np.float64) * 2**44), 0).astype(np.int64)
     near = False
     if params.top_p < 1:
         total = int(weights_V.sum())
         numerator, denominator = params.top_p.as_integer_ratio()
         need = -(-numerator * total // denominator)
-        order = np.lexsort((np.arange(len(x_V)), np.where(kept, -z_V, INF)))
+        order = np.lexsort((np.arange(len(x_V)), np.where(remaining, -z_V, INF)))
         mass_V = weights_V[order].cumsum()
         near = bool((np.abs(mass_V - need) < NEAR * total).any())
         weights_V[order[mass_V - weights_V[order] >= need]] = 0
@@ -191,23 +191,27 @@ def test_ties_go_to_the_lowest_id(num_columns):
     rows = [make_row(row=i, temperature=0.0) for i in range(2)]
     assert tokens_alike(x_RV, rows) == [1, 1]
     # Of the tied largest, top_k and top_p keep the lowest ids: the n-th of the odd ones, and no other, can come last.
-    for kept in (1, 2, 5, 100):
-        kept = min(kept, num_columns // 2)
-        rows = [make_row(seed=seed, top_k=kept) for seed in range(200)]
-        assert max(tokens_alike(x_RV, rows)) <= 2 * kept - 1
-        rows = [make_row(seed=seed, temperature=0.01, top_p=(kept - 0.5) / (num_columns // 2)) for seed in range(200)]
+    for remaining in (1, 2, 5, 100):
+        remaining = min(remaining, num_columns // 2)
+        rows = [make_row(seed=seed, top_k=remaining) for seed in range(200)]
+        assert max(tokens_alike(x_RV, rows)) <= 2 * remaining - 1
+        rows = [
+            make_row(seed=seed, temperature=0.01, top_p=(remaining - 0.5) / (num_columns // 2)) for seed in range(200)
+        ]
         tokens = tokens_alike(x_RV, rows)
-        assert max(tokens) <= 2 * kept - 1
-        assert len(set(tokens)) > kept / 2
+        assert max(tokens) <= 2 * remaining - 1
+        assert len(set(tokens)) > remaining / 2
 
 
 def test_sums_of_the_widest_row_do_not_overflow():
     x_RV = np.zeros((1, MAX_SAMPLED_VOCAB), dtype=np.float32)
     rows = [make_row(seed=seed) for seed in range(20)] + [make_row(seed=seed, top_p=0.75) for seed in range(20)]
     total = MAX_SAMPLED_VOCAB * 2**44
-    kept = -(-3 * total // 4 // 2**44)
+    remaining = -(-3 * total // 4 // 2**44)
     words = [random_word(seed, 0) for seed in range(20)]
-    expected = [(word * total >> 64) >> 44 for word in words] + [(word * kept * 2**44 >> 64) >> 44 for word in words]
+    expected = [(word * total >> 64) >> 44 for word in words] + [
+        (word * remaining * 2**44 >> 64) >> 44 for word in words
+    ]
     assert max(expected) > 2**18
     assert tokens_alike(x_RV, rows) == expected
 

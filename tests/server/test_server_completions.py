@@ -172,8 +172,8 @@ def test_stop_string_is_cut_and_named(client: openai.OpenAI, live: LiveServer) -
     streamed = [chunk.choices[0] for chunk in client.completions.create(**body, stream=True)]
     assert "".join(choice.text for choice in streamed) == ", there was a "
     assert streamed[-1].finish_reason == "stop"
-    kept = live.complete(**body, include_stop_str_in_output=True)
-    assert kept["choices"][0]["text"] == ", there was a little"
+    response = live.complete(**body, include_stop_str_in_output=True)
+    assert response["choices"][0]["text"] == ", there was a little"
 
 
 def test_cached_tokens_are_reported(live: LiveServer) -> None:

@@ -22,8 +22,8 @@ from ridgeline.text.tokenizer import Tokenizer
 def test_every_response_has_a_request_id(live: LiveServer, method: str, path: str) -> None:
     minted = live.client.request(method, path).headers["x-request-id"]
     assert re.fullmatch(r"req-[0-9a-f]{32}", minted)
-    kept = live.client.request(method, path, headers={"x-request-id": "Trace_1.2-b"})
-    assert kept.headers["x-request-id"] == "Trace_1.2-b"
+    response = live.client.request(method, path, headers={"x-request-id": "Trace_1.2-b"})
+    assert response.headers["x-request-id"] == "Trace_1.2-b"
     for unfit in ("a b", "a" * 129, "a/b", "a\tb", ""):
         other = live.client.request(method, path, headers={"x-request-id": unfit}).headers["x-request-id"]
         assert re.fullmatch(r"req-[0-9a-f]{32}", other)

@@ -8,7 +8,7 @@ from small_gguf import HEADS, HIDDEN, f32, gguf_bytes, llama_tensors, metadata_o
 from torch_weights import load_weights
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.native.settings import kept_formats
+from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.backends.reference.tensors import as_tensor
 from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
@@ -52,43 +52,43 @@ def opened(path):
 
 def kinds(stored, program):
     """The native kinds of the matrices that stay."""
-    return {name: form.kind for name, form in kept_formats(stored.formats, program).items()}
+    return {name: form.kind for name, form in prequantized_formats(stored.formats, program).items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_weights_are_the_dequantized_ones(kind, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind))
-    folder, spec, program, kept = opened(path)
+    folder, spec, program, stored = opened(path)
     matrices = {name for name, shape in program.weights.items() if len(shape) == 2}
-    assert kinds(kept, program) == dict.fromkeys(matrices, KINDS[kind])
+    assert kinds(stored, program) == dict.fromkeys(matrices, KINDS[kind])
     weights = load_weights(folder, spec, program, torch.float32)
     for name in matrices:
-        assert torch.equal(meaning(kept.read(name), ZEROS[kind]), weights[name])
+        assert torch.equal(meaning(stored.read(name), ZEROS[kind]), weights[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_experts_are_the_dequantized_ones(kind, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind, experts=True))
-    folder, spec, program, kept = opened(path)
+    folder, spec, program, stored = opened(path)
     weights = load_weights(folder, spec, program, torch.float32)
     names = [name for name, shape in program.weights.items() if len(shape) == 3]
     assert len(names) == 6
     for name in names:
         for expert in range(3):
-            assert torch.equal(meaning(kept.read(name, expert), ZEROS[kind]), weights[name][expert])
-    assert "layers.0.ffn.router.weight" not in kinds(kept, program)
+            assert torch.equal(meaning(stored.read(name, expert), ZEROS[kind]), weights[name][expert])
+    assert "layers.0.ffn.router.weight" not in kinds(stored, program)
 
 
 def test_the_bytes_that_are_saved(tmp_path):
     """The file's are all that stay of stored weights."""
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized("Q4_1", experts=True))
-    folder, _, program, kept = opened(path)
-    for name, form in kept.formats.items():
-        stored = sum(folder.gguf.tensors[tensor].num_bytes for tensor in kept.tensors(name))
-        assert form.num_bytes(program.weights[name]) == stored
+    folder, _, program, stored = opened(path)
+    for name, form in stored.formats.items():
+        num_bytes = sum(folder.gguf.tensors[tensor].num_bytes for tensor in stored.tensors(name))
+        assert form.num_bytes(program.weights[name]) == num_bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,10 +100,10 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
 
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind))
-    kept = opened(path)[3]
+    stored = opened(path)[3]
     number = gguf.GGMLQuantizationType[kind]
     form = MatrixFormat(kind=KINDS[kind], inputs="int16", group=32, stored=True)
-    weights = NativeWeights(dict, native.best_level(), 1, NoStore(), kept)
+    weights = NativeWeights(dict, native.best_level(), 1, NoStore(), stored)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for source, target in [("attn_q", "attn.q"), ("attn_v", "attn.v"), ("ffn_down", "ffn.down")]:
         expected = gguf.dequantize(raw[f"blk.1.{source}.weight"].data, number)
@@ -139,14 +139,14 @@ def test_what_runs_as_one_matrix_is_kept_as_one(tmp_path):
     """Queries, keys and values are one matrix: keys that are plain numbers keep the others from staying."""
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized("Q8_0", only=lambda name: name != "blk.0.attn_k.weight"))
-    kept = kinds(*opened(path)[:1:-1])
+    stored = kinds(*opened(path)[:1:-1])
     first = {f"layers.0.attn.{letter}.weight" for letter in "qkv"}
-    assert not first & set(kept)
-    assert {name.replace("layers.0", "layers.1") for name in first} <= set(kept)
+    assert not first & set(stored)
+    assert {name.replace("layers.0", "layers.1") for name in first} <= set(stored)
 
 
 def test_experts_of_two_types(tmp_path):
-    """Gate and up are one matrix, down is another: each stays as it is, and a router is never kept."""
+    """Gate and up are one matrix, down is another: each stays as it is, and a router is never stored."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     path = tmp_path / "model.gguf"
     tensors = with_experts(llama_tensors(), 3, 96)

@@ -42,10 +42,10 @@ def test_hub_id_is_fetched_at_one_revision(tmp_path, monkeypatch):
         asked.append((hub_id, options["revision"]))
         in_repository = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "run.py"]
         in_repository += ["pytorch_model.bin", "consolidated.safetensors", "onnx/config.json"]
-        kept = huggingface_hub.utils.filter_repo_objects(
+        wanted = huggingface_hub.utils.filter_repo_objects(
             in_repository, allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
         )
-        assert list(kept) == ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
+        assert list(wanted) == ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)

@@ -37,29 +37,29 @@ inline constexpr int64_t kConvChannels = 128;  // whose past fits in the nearest
 // Channels [begin, end) of a span. Not in place.
 static inline void convolve(const Convolution& conv, const RecurrentSpan& span, Columns x, Columns out, int64_t begin,
                             int64_t end) {
-  const int64_t kept = conv.taps - 1;
+  const int64_t history = conv.taps - 1;
   alignas(64) float before[Convolution::kMaxTaps - 1][kConvChannels];
   for (int64_t first = begin; first < end; first += kConvChannels) {
     const int64_t width = end - first < kConvChannels ? end - first : kConvChannels;
-    float* state = span.state + first * kept;
+    float* state = span.state + first * history;
     for (int64_t c = 0; c < width; c++)
-      for (int64_t i = 0; i < kept; i++) before[i][c] = span.begins ? 0.0f : state[c * kept + i];
+      for (int64_t i = 0; i < history; i++) before[i][c] = span.begins ? 0.0f : state[c * history + i];
     // Token `t` of the span, which is one before it where t < 0.
-    const auto token = [&](int64_t t) { return t < 0 ? before[kept + t] : x.row(span.first_row + t) + first; };
+    const auto token = [&](int64_t t) { return t < 0 ? before[history + t] : x.row(span.first_row + t) + first; };
     for (int64_t t = 0; t < span.length; t++) {
       const float* seen[Convolution::kMaxTaps];
-      for (int64_t i = 0; i <= kept; i++) seen[i] = token(t - kept + i);
+      for (int64_t i = 0; i <= history; i++) seen[i] = token(t - history + i);
       float* to = out.row(span.first_row + t) + first;
       for_vectors(width, [&](int64_t c, int64_t count) {
         Floats y = conv.bias ? load_first(conv.bias + first + c, count) : Floats{};
-        for (int64_t i = 0; i <= kept; i++)
+        for (int64_t i = 0; i <= history; i++)
           y = fma(load_first(conv.weight + i * conv.channels + first + c, count), load_first(seen[i] + c, count), y);
         store_first(to + c, conv.has_activation ? apply(conv.activation, y) : y, count);
       });
     }
-    for (int64_t i = 0; i < kept; i++) {
-      const float* last = token(span.length - kept + i);
-      for (int64_t c = 0; c < width; c++) state[c * kept + i] = last[c];
+    for (int64_t i = 0; i < history; i++) {
+      const float* last = token(span.length - history + i);
+      for (int64_t c = 0; c < width; c++) state[c * history + i] = last[c];
     }
   }
 }

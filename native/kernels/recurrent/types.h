@@ -17,7 +17,7 @@ struct Columns {
   float* row(int64_t t) const { return data + t * stride; }
 };
 
-// Rows [first_row, first_row + length) of a step, which continue one sequence, and what its layer kept of it.
+// Rows [first_row, first_row + length) of a step, which continue one sequence, and the state that its layer has of it.
 struct RecurrentSpan {
   int64_t first_row, length;
   bool begins;  // a new sequence: what `state` holds is rubbish, and counts as 0

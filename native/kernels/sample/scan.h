@@ -8,7 +8,7 @@ namespace ridgeline::RIDGELINE_LEVEL {
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLargestFloat = 3.40282347e38f;
 
-inline constexpr int64_t kGroup = 16;                   // logits whose maximum is kept, one from each of 16 vectors
+inline constexpr int64_t kGroup = 16;                   // logits whose maximum is stored, one from each of 16 vectors
 inline constexpr int64_t kScanBlock = kGroup * kLanes;  // logits scanned together: kLanes groups
 
 // The maximum and the lowest index that has it. Not finite: a NaN or +inf anywhere, or nothing above -inf.

@@ -22,7 +22,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 # glibc's parameters for mallopt, and the largest threshold that it accepts
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_HEAP_BYTES = 32 << 20
-_KEPT_BYTES = 512 << 20
+_RETAINED_BYTES = 512 << 20
 
 
 def choose_dtype(asked: Dtype, model_config: Mapping[str, object]) -> tuple[DtypeName, Choice]:
@@ -61,8 +61,8 @@ def describe_quantize(quantize: QuantizeConfig) -> Choice:
     return Choice(", ".join(parts), "as asked")
 
 
-def keep_freed_memory() -> None:
-    """Let malloc keep up to 512 MiB of what is freed; does nothing where the C library is not glibc.
+def retain_freed_memory() -> None:
+    """Let malloc retain up to 512 MiB of what is freed; does nothing where the C library is not glibc.
 
     By default glibc gives every large temporary tensor back to the kernel and takes it anew, page by page, on the next
     step: a tenth to a quarter of a prompt's time, by the luck of what the process allocated before.
@@ -70,7 +70,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAX_HEAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _RETAINED_BYTES)
 
 
 def available_bytes() -> int:

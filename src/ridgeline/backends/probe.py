@@ -76,14 +76,14 @@ def ceilings(native: NativeModule, level: str | None = None, *, again: bool = Fa
     At ISA level `level`; None: the widest.
     """
     machine = this_machine(native, level)
-    kept = None if again else hardware.load(machine)
-    if kept is not None:
-        return kept
+    cached = None if again else hardware.load(machine)
+    if cached is not None:
+        return cached
     measured = measure(native, machine)
     try:
         hardware.save(measured)
     except (OSError, ConfigError) as error:
-        log.warning("the measurements could not be kept, so the next start makes them again: %s", error)
+        log.warning("the measurements could not be cached, so the next start makes them again: %s", error)
     return measured
 
 

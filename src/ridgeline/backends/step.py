@@ -194,7 +194,7 @@ class Executable(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the size of the weights as they are kept in memory."""
+        """Return the size of the weights in memory."""
         ...
 
     def run(self, step: StepBatch) -> StepOutput:

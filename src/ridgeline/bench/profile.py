@@ -207,8 +207,8 @@ class Profiler:
         rows: dict[tuple[str, str], list[tuple[OpCost, float, float, Bound]]] = {}
         for step in steps:
             costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.times.ops], step.load)
-            kept_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
-            roofline = Roofline(self._hardware, self._num_threads, kept_bytes)
+            memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
+            roofline = Roofline(self._hardware, self._num_threads, memory_bytes)
             for timing, cost in zip(step.times.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 prediction = roofline.predict(cost, timing.inputs)

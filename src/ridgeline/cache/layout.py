@@ -35,7 +35,7 @@ StateSize = KvStateSize | RecurrentStateSize
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """States that are kept, shared and freed together, `num_blocks` blocks of them.
+    """States that are allocated, shared and freed together, `num_blocks` blocks of them.
 
     `states` are indices of the program's states; `bytes_per_token` is their sum. A query at position p of a sliding
     group sees the keys in (p - window, p]. A block of a recurrent group is no run of tokens but the state after some
@@ -155,14 +155,14 @@ def _token_groups(
     states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int
 ) -> Sequence[GroupLayout]:
     """Return the groups of one sequence whose states keep something of every token, by window."""
-    kept = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
-    windows = sorted({state.window for state in kept.values()}, key=lambda window: (window is not None, window or 0))
+    found = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
+    windows = sorted({state.window for state in found.values()}, key=lambda window: (window is not None, window or 0))
     return [
         GroupLayout(
             kind="full" if window is None else "sliding",
-            states=tuple(index for index, state in kept.items() if state.window == window),
+            states=tuple(index for index, state in found.items() if state.window == window),
             window=window,
-            bytes_per_token=sum(state.bytes_per_token for state in kept.values() if state.window == window),
+            bytes_per_token=sum(state.bytes_per_token for state in found.values() if state.window == window),
             num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
         )
         for window in windows
@@ -171,17 +171,17 @@ def _token_groups(
 
 def _recurrent_group(states: Sequence[StateSize]) -> Sequence[GroupLayout]:
     """Return the group of one sequence's recurrent states; none where there are none."""
-    kept = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
-    if not kept:
+    found = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
+    if not found:
         return ()
     return (
         GroupLayout(
             kind="recurrent",
-            states=tuple(kept),
+            states=tuple(found),
             window=None,
             bytes_per_token=0,
             num_blocks=RECURRENT_PEAK_BLOCKS,
-            bytes_per_sequence=sum(state.num_bytes for state in kept.values()),
+            bytes_per_sequence=sum(state.num_bytes for state in found.values()),
         ),
     )
 

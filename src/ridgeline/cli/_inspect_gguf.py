@@ -2,7 +2,7 @@
 
 import math
 
-from ridgeline.backends.native.settings import kept_formats
+from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.cli._inspection import Inspection, StoredTensors
 from ridgeline.weights.checkpoint import FLOATS
 from ridgeline.weights.gguf.model import GgufModel
@@ -13,13 +13,13 @@ from ridgeline.weights.stored import PrequantizedWeights
 
 def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTensors]:
     """Return one row per type and outcome, the most bytes first; without quantization, on the native backend."""
-    kept = _kept(model, inspection)
+    stored = _stored(model, inspection)
     rows: dict[tuple[str, str], StoredTensors] = {}
     for name, tensor in model.tensors.items():
         kind, elements = tensor.type.name, math.prod(tensor.shape)
         loaded_bytes = elements * inspection.element
-        if name in kept:
-            becomes = f"kept: {tensor.type.integers}"
+        if name in stored:
+            becomes = f"as stored: {tensor.type.integers}"
             loaded_bytes = tensor.num_bytes
         elif kind in FLOATS:
             same = str(FLOATS[kind]) == inspection.dtype
@@ -33,9 +33,9 @@ def stored_tensors(model: GgufModel, inspection: Inspection) -> list[StoredTenso
     return sorted(rows.values(), key=lambda row: row.num_bytes, reverse=True)
 
 
-def _kept(model: GgufModel, inspection: Inspection) -> set[str]:
+def _stored(model: GgufModel, inspection: Inspection) -> set[str]:
     """Return the names in the file of the tensors that stay as they are stored."""
     checkpoint, program = GgufCheckpoint(model, inspection.spec), inspection.program
     sources = followed(checkpoint.entries.keys(), expand(checkpoint.renames, inspection.spec), program)
     stored = PrequantizedWeights(checkpoint, sources, program)
-    return {tensor for name in kept_formats(stored.formats, program) for tensor in stored.tensors(name)}
+    return {tensor for name in prequantized_formats(stored.formats, program) for tensor in stored.tensors(name)}

@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 512
 def chat(
     sampling: Sampling,
     config: EngineConfig,
-    system: Annotated[str | None, typer.Option(help="System prompt, kept in front of the conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     quick: Annotated[
         str | None, typer.Option("--quick", "-q", metavar="MESSAGE", help="Answer one message and exit.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Measure what this machine can do at most: memory streams and peak arithmetic, kept for later starts."""
+"""Measure what this machine can do at most: memory streams and peak arithmetic, cached for later starts."""
 
 import json as json_format
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def hardware(
 ) -> None:
     """Measure what this machine can do at most.
 
-    Takes a few seconds the first time, and then shows what was kept. Best on a machine that does nothing else.
+    Takes a few seconds the first time, and then shows the cached figures. Best on a machine that does nothing else.
     """
     from rich.console import Console
 
@@ -54,7 +54,7 @@ def _as_json(hardware: "Hardware", native: "NativeModule") -> str:
 
 
 def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> None:
-    from ridgeline.cost.hardware import kept_at
+    from ridgeline.cost.hardware import cache_path
 
     machine = hardware.machine
     console.print(
@@ -69,7 +69,7 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
         console.print(f"ISA level {machine.isa_level}, of those that run here: {', '.join(native.levels)}")
     console.print(f"Measured {hardware.measured_at}")
     with suppress(ConfigError):
-        console.print(f"Kept in {kept_at(machine)}")
+        console.print(f"Cached in {cache_path(machine)}")
     cached = f"last-level cache, of {hardware.cache_bytes >> 20} MiB"
     streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
     _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})

@@ -1,4 +1,5 @@
-"""Python's garbage collector, kept from looking through what a start makes: a quarter of a million objects that stay.
+"""Python's garbage collector, stopped from looking through what a start makes: a quarter of a million objects that
+stay.
 
 Used around heavy imports and while an engine is built. Must not import anything of ridgeline.
 """

@@ -1,4 +1,4 @@
-"""What this process runs on: processor, usable cores, memory, and the folder in which results are kept between starts.
+"""What this process runs on: processor, usable cores, memory, and the folder in which results are cached.
 
 Reads /proc, /sys and the environment; measures nothing. Imported by `cost/`, backends and the engine.
 """
@@ -45,7 +45,7 @@ def last_level_cache_bytes() -> int | None:
 
 
 def cache_folder() -> Path:
-    """Return where results are kept for the next start: `ridgeline` below XDG_CACHE_HOME, else below ~/.cache.
+    """Return the folder of cached results: `ridgeline` below XDG_CACHE_HOME, else below ~/.cache.
 
     The folder need not exist. Raises ConfigError where there is no home.
     """
@@ -55,7 +55,7 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "ridgeline"
     except RuntimeError as error:
-        raise ConfigError("this user has no home folder to keep results in: set XDG_CACHE_HOME to a folder") from error
+        raise ConfigError("this user has no home folder to cache results in: set XDG_CACHE_HOME to a folder") from error
 
 
 def _cpu_quotas() -> Iterator[float]:

@@ -52,8 +52,8 @@ class KvGroup:
 
     def num_bytes(self, num_tokens: int) -> int:
         """Return the bytes for a sequence of `num_tokens`: of a window, what the next token sees and itself."""
-        kept = num_tokens if self.window is None else min(num_tokens, self.window)
-        return kept * self.bytes_per_token + self.bytes_per_sequence
+        num_cached = num_tokens if self.window is None else min(num_tokens, self.window)
+        return num_cached * self.bytes_per_token + self.bytes_per_sequence
 
 
 def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008

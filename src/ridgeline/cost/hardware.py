@@ -114,8 +114,8 @@ def _at(by_threads: ByThreads, num_threads: int) -> float:
 
 
 def save(hardware: Hardware) -> Path:
-    """Keeps measurements for the next start, whole or not at all. Raises OSError and ConfigError."""
-    path = kept_at(hardware.machine)
+    """Cache measurements for the next start, whole or not at all. Raises OSError and ConfigError."""
+    path = cache_path(hardware.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
@@ -132,17 +132,17 @@ def save(hardware: Hardware) -> Path:
 def load(machine: Machine) -> Hardware | None:
     """Return what was measured on this machine before; None if nothing was, or what is there cannot be used."""
     try:
-        path = kept_at(machine)
-        kept = msgspec.json.decode(path.read_bytes(), type=Hardware)
+        path = cache_path(machine)
+        found = msgspec.json.decode(path.read_bytes(), type=Hardware)
     except FileNotFoundError:
         return None
     except (OSError, RidgelineError, msgspec.DecodeError) as error:
-        log.warning("kept measurements cannot be read, so they are made again: %s", error)
+        log.warning("cached measurements cannot be read, so they are made again: %s", error)
         return None
-    fits = kept.machine.fingerprint == machine.fingerprint and kept.probe_version == PROBE_VERSION
-    return kept if fits and kept.stream_bytes_per_s and kept.cached_bytes_per_s else None
+    fits = found.machine.fingerprint == machine.fingerprint and found.probe_version == PROBE_VERSION
+    return found if fits and found.stream_bytes_per_s and found.cached_bytes_per_s else None
 
 
-def kept_at(machine: Machine) -> Path:
+def cache_path(machine: Machine) -> Path:
     """Return where the measurements of a machine are cached. Raises ConfigError if there is no place."""
     return cache_folder() / "hardware" / f"{machine.fingerprint}.json"

@@ -41,9 +41,9 @@ class Roofline:
         """Return the bound for `cost`. Arithmetic of a kind whose peak is not known takes no time."""
         peak = self._hardware.peak(inputs, self._num_threads)
         compute_s = cost.flops / peak if peak else 0.0
-        kept = cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
+        memory_bytes = cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
         fits = cost.activation_bytes <= self._hardware.cache_bytes
-        from_memory = (0.0 if self._is_cached else kept) + (0.0 if fits else cost.activation_bytes)
+        from_memory = (0.0 if self._is_cached else memory_bytes) + (0.0 if fits else cost.activation_bytes)
         memory_s = from_memory / self._hardware.stream(self._num_threads)
         cache_s = (cost.num_bytes - from_memory) / self._hardware.cached(self._num_threads)
         seconds = max(compute_s, memory_s + cache_s)

@@ -51,7 +51,7 @@ class Accepted(NamedTuple):
     """
 
     tokens: Sequence[SampledToken]
-    num_kept: int
+    num_final: int
 
 
 class Strategy(Protocol):
@@ -59,7 +59,7 @@ class Strategy(Protocol):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether `accept` may keep less than the whole span."""
+        """Whether `accept` may accept less than the whole span."""
         ...
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:

@@ -31,7 +31,7 @@ class EngineInfo:
     pooling: PoolingKind  # how a text's vectors become one where a request does not say
     max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step
     choices: Mapping[str, Choice]  # every automatic setting by name, with its reason
-    weight_bytes: int  # as they are kept in memory
+    weight_bytes: int  # in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class Executor(Protocol):
     def collect(self) -> StepResult:
         """Wait for the oldest plan in flight, and return its result.
 
-        Raises what kept the plan from being computed; it is no longer in flight then, and later ones are not concerned.
+        Raises the error of computing the plan; it is no longer in flight then, and later ones are not concerned.
         """
         ...
 

@@ -45,7 +45,7 @@ STEP_FIELDS = (
 )
 SPAN_FIELDS = (
     ("seq_id", "i8"),
-    *((name, "i4") for name in ("start", "num_tokens", "num_rows", "num_kept", "adapter")),
+    *((name, "i4") for name in ("start", "num_tokens", "num_rows", "num_final", "adapter")),
 )
 DECISION_FIELDS = (
     ("step", "i8"),
@@ -133,11 +133,12 @@ class Journal:
         result: StepResult,
         times_s: tuple[float, float, float, float, float],
         blocks: Sequence[int],
-        num_kept: Mapping[int, int],
+        num_final: Mapping[int, int],
     ) -> None:
         """Record one step: when planning began, computing began and ended, committing and rendering ended.
 
-        `blocks`: free, cached and used ones of each group. `num_kept` has the sequences that kept less than their span.
+        `blocks`: free, cached and used ones of each group. `num_final` has the sequences of which less than the span is
+        final.
         """
         start_s, planned_s, ran_s, committed_s, end_s = times_s
         spans, samples = plan.spans, result.samples
@@ -149,7 +150,7 @@ class Journal:
             num_rows = num_tokens
             self._shift += 1
         else:
-            num_rows = self._spans(plan, num_kept)
+            num_rows = self._spans(plan, num_final)
             self._last_seq_ids = seq_ids if one_each and num_rows == num_tokens else []
         if decisions.admitted or decisions.preempted:
             self._decisions(plan)
@@ -212,14 +213,14 @@ class Journal:
         found["start"] += step["span_shift"]
         return found
 
-    def _spans(self, plan: StepPlan, num_kept: Mapping[int, int]) -> int:
+    def _spans(self, plan: StepPlan, num_final: Mapping[int, int]) -> int:
         """Write the plan's spans; return their rows of logits."""
         self._first_span, self._shift = self.spans.num_written, 0
         num_rows = 0
         append = self.spans.append
         for span in plan.spans:
             count, seq_id = len(span.token_ids), span.seq_id
-            append(seq_id, span.start, count, span.num_logit_rows, num_kept.get(seq_id, count), span.adapter)
+            append(seq_id, span.start, count, span.num_logit_rows, num_final.get(seq_id, count), span.adapter)
             num_rows += span.num_logit_rows
         return num_rows
 

@@ -116,7 +116,7 @@ class EngineLoop:
         committed_s = self.clock()
         self._publish(events)
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
-        self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_kept)
+        self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_final)
         return True
 
     def settle(self) -> None:

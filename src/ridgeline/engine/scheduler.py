@@ -54,8 +54,8 @@ class Scheduler:
     ) -> None:
         if strategy.rolls_back and (kinds := cache.kinds_without_rollback()):
             raise ConfigError(
-                f"{type(strategy).__name__} takes tokens back after they were computed, which the cache of this model "
-                f"cannot: its {' and '.join(kinds)} states keep every token; use a strategy that keeps all it computes"
+                f"{type(strategy).__name__} rolls back computed tokens, and the "
+                f"{' and '.join(kinds)} states of this model cannot be rolled back; use a strategy that accepts all it computes"
             )
         self._config = config
         self._cache = cache
@@ -70,7 +70,7 @@ class Scheduler:
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._seq_ids = itertools.count()
         self._events: list[Event] = []  # what no caller has heard yet
-        self.num_kept: dict[int, int] = {}  # by sequence, where the last commit kept less than the span
+        self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
         self._step = 0
         self._num_preemptions = 0
 
@@ -161,7 +161,7 @@ class Scheduler:
         scores = scores_by_sequence(plan, result) if plan.prompt_rows else {}
         vectors = dict(zip([row.seq_id for row in plan.vector_rows], result.vectors)) if plan.vector_rows else {}
         by_id = {seq.seq_id: seq for seq in self._running}
-        self.num_kept.clear()
+        self.num_final.clear()
         for span in plan.spans:
             if self._in_flight.get(span.seq_id) is not span:
                 continue
@@ -292,19 +292,19 @@ class Scheduler:
     # ---- committing
 
     def _commit_span(self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]]) -> None:
-        """Accept, append, commit to the cache what was kept, then fork: in this order, so that what is final and
+        """Accept, append, commit to the cache what is final, then fork: in this order, so that what is final and
         what is known agree."""
         tokens = sampled.get(seq.seq_id)
         if tokens is None:
-            self._keep(seq, span.end)
+            self._commit(seq, span.end)
             return
         if self._end_if_broken(seq, tokens, sampled):
             return
         accepted = self._strategy.accept(seq, span, tokens)
-        if accepted.num_kept < span.num_tokens:
-            self.num_kept[seq.seq_id] = accepted.num_kept
+        if accepted.num_final < span.num_tokens:
+            self.num_final[seq.seq_id] = accepted.num_final
         ends = self._append(seq, accepted.tokens)
-        self._keep(seq, min(span.start + accepted.num_kept, len(seq.token_ids)))
+        self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
         for sibling in fork_siblings(seq, self._cache) if seq.siblings else ():
             self._insert_running(sibling)
             try:
@@ -317,12 +317,12 @@ class Scheduler:
 
     def _commit_pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
         vector_H = self._strategy.pool(seq, span, rows_RH)
-        self._keep(seq, span.end)
+        self._commit(seq, span.end)
         if vector_H is not None:
             self._events.append(VectorEvent(seq.request, seq.index, vector_H))
             self._end(seq, FinishReason.STOP)
 
-    def _keep(self, seq: Sequence, num_computed: int) -> None:
+    def _commit(self, seq: Sequence, num_computed: int) -> None:
         seq.num_computed = num_computed
         self._cache.commit(seq.seq_id, seq.token_ids, num_computed)
 

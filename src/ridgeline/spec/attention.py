@@ -72,11 +72,11 @@ def check_shared_kv(mixers: Sequence[object]) -> None:
                 f"layer {index} reads the keys and values of layer {mixer.kv_from}; that must be an earlier layer "
                 "with attention and with keys and values of its own"
             )
-        own, kept = (
+        own, shared = (
             f"{m.num_kv_heads} heads of {m.head_dim} entries, window {m.window or 'none'}" for m in (mixer, source)
         )
-        if own != kept:
+        if own != shared:
             raise ConfigError(
-                f"layer {index} ({own}) cannot read the keys and values of layer {mixer.kv_from} ({kept}): "
+                f"layer {index} ({own}) cannot read the keys and values of layer {mixer.kv_from} ({shared}): "
                 "heads, sizes and windows must be equal"
             )

@@ -61,7 +61,7 @@ class DynamicRope:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
-    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
+    """Low frequencies divided by `factor`, high ones as they are, a ramp between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float

@@ -32,7 +32,7 @@ class Mamba:
 class Mamba2:
     """Mamba-2's state-space duality (arXiv 2405.21060): `num_heads` heads of `head_dim` channels.
 
-    The heads of each of `num_groups` groups share B and C, of `state_size` entries. The step size is kept within
+    The heads of each of `num_groups` groups share B and C, of `state_size` entries. The step size is clamped to
     `dt_limits`. The gate multiplies before an RMSNorm over each group's channels.
     """
 

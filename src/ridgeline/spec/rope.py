@@ -59,14 +59,14 @@ def _llama3(plain: FloatArray, scaling: Llama3Rope) -> FloatArray:
             f"high_freq_factor ({scaling.high_freq_factor:g})"
         )
     wavelength = 2 * np.float32(math.pi) / plain
-    longest_kept = scaling.original_context / scaling.high_freq_factor
-    shortest_divided = scaling.original_context / scaling.low_freq_factor
+    high_freq_wavelength = scaling.original_context / scaling.high_freq_factor
+    low_freq_wavelength = scaling.original_context / scaling.low_freq_factor
     ramp = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
     blended = (1 - ramp) * plain / scaling.factor + ramp * plain
-    out = np.where(wavelength > shortest_divided, plain / scaling.factor, plain)
-    between = (wavelength >= longest_kept) & (wavelength <= shortest_divided)
+    out = np.where(wavelength > low_freq_wavelength, plain / scaling.factor, plain)
+    between = (wavelength >= high_freq_wavelength) & (wavelength <= low_freq_wavelength)
     return np.where(between, blended, out).astype(np.float32)
 
 

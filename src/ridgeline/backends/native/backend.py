@@ -18,9 +18,15 @@ from ridgeline.backends.host import (
     choose_dtype,
     choose_threads,
     describe_quantize,
-    keep_freed_memory,
+    retain_freed_memory,
 )
-from ridgeline.backends.native.settings import KV_KINDS, LAYOUT_VERSION, NativeSettings, kept_formats, settings_of
+from ridgeline.backends.native.settings import (
+    KV_KINDS,
+    LAYOUT_VERSION,
+    NativeSettings,
+    prequantized_formats,
+    settings_of,
+)
 from ridgeline.backends.probe import find_native
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_DIM = 576  # of the attention kernels
 MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
-MIN_PACK_BYTES = 32 << 20  # of weights that are kept packed; fewer are packed again in no time
+MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
 
 log = get_logger("native")
 
@@ -69,7 +75,9 @@ def native_support() -> NativeSupport:
 
 
 class NativePlan:
-    """A tape's settings and the sizes that follow from them. `kept` are matrices that stay as the file has them."""
+    """A tape's settings and the sizes that follow from them. `prequantized` are matrices that stay as the file has
+    them.
+    """
 
     def __init__(
         self,
@@ -77,10 +85,10 @@ class NativePlan:
         config: EngineConfig,
         settings: NativeSettings,
         choices: Mapping[str, Choice],
-        kept: PrequantizedWeights | None,
+        prequantized: PrequantizedWeights | None,
     ) -> None:
         self.settings, self.choices = settings, choices
-        self._model, self._config, self._kept = model, config, kept
+        self._model, self._config, self._prequantized = model, config, prequantized
 
     @property
     def weight_bytes(self) -> int:
@@ -90,8 +98,8 @@ class NativePlan:
         latent = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
         plain = int(weight_bytes(program, element_bytes))
         plain += sum(sizes.absorbed_entries for sizes in latent) * element_bytes
-        if self._kept is not None:
-            forms = {name: self._kept.formats[name] for name in self.settings.kept}
+        if self._prequantized is not None:
+            forms = {name: self._prequantized.formats[name] for name in self.settings.prequantized}
         elif quantize.scheme is not None:
             forms = dict.fromkeys(quantized_names(program, embeddings=quantize.embeddings), chosen_format(quantize))
         else:
@@ -122,15 +130,17 @@ class NativePlan:
         return MeasuredTape(program, self.settings, sizes, self._config.cache.block_size)
 
     def open(self, program: Program, layout: CacheLayout) -> "Executable":
-        """Build the tape over weights that an earlier start packed, or that are packed now and kept for the next."""
+        """Build the tape over weights that an earlier start packed, or that are packed now and cached for the next."""
         from ridgeline.backends.native.executable import NativeExecutable
 
-        keep_freed_memory()
+        retain_freed_memory()
         torch = sys.modules.get("torch")
         if torch is not None:  # ops that fall back use it, and its threads would spin beside the pool's
             torch.set_num_threads(1)
         store = self._open_store(program)
-        executable = NativeExecutable(program, self._load, layout, self.settings, store, kept=self._kept)
+        executable = NativeExecutable(
+            program, self._load, layout, self.settings, store, prequantized=self._prequantized
+        )
         if store is not None:
             store.commit()
         return executable
@@ -144,7 +154,7 @@ class NativePlan:
         return ChainMap(dict(stacked(model.adapters, dtype)), cast("dict[str, Array]", weights))
 
     def _open_store(self, program: Program) -> "PackStore | None":
-        """Return where packed weights are kept between starts; None where they are not."""
+        """Return the folder of cached packed weights; None: no cache."""
         if self._model.adapters or not self._config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
             return None
         from ridgeline.backends.native.memory import checksum
@@ -155,7 +165,7 @@ class NativePlan:
             name = PackName.of(folder.path, folder.weight_files(), pack_settings(self.settings, program))
             return PackStore(cache_folder() / "packs", name, checksum, self.settings.num_threads)
         except (OSError, ConfigError) as error:
-            log.warning("packed weights are not kept between starts: %s", error)
+            log.warning("packed weights are not cached between starts: %s", error)
             return None
 
 
@@ -196,11 +206,11 @@ class NativeBackend:
             _check_int8(model.program)
         level, why_level = _choose_level(config.backend.isa, self.support)
         num_threads, why_threads = choose_threads(config)
-        kept = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
-        formats = kept_formats(kept.formats, model.base) if kept is not None else {}
-        kept = kept if formats else None
+        stored = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
+        formats = prequantized_formats(stored.formats, model.base) if stored is not None else {}
+        stored = stored if formats else None
         quantized = describe_quantize(config.quantize)
-        if kept is not None:
+        if stored is not None:
             quantized = Choice("as stored", f"{len(formats)} matrices keep the file's integers")
         choices = {
             "isa": why_level,
@@ -211,7 +221,7 @@ class NativeBackend:
             "dtype": why_dtype,
         }
         settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
-        return NativePlan(model, config, settings, choices, kept)
+        return NativePlan(model, config, settings, choices, stored)
 
 
 BACKEND = NativeBackend()
@@ -222,7 +232,7 @@ def pack_settings(settings: NativeSettings, program: Program) -> Mapping[str, ob
     return {
         "layout": LAYOUT_VERSION,
         "formats": repr((settings.dtype, settings.matrices, settings.head, settings.embeddings)),
-        "kept": {name: repr(form) for name, form in settings.kept.items()},
+        "prequantized": {name: repr(form) for name, form in settings.prequantized.items()},
         "ops": [(op.kind, op.weights, repr(op.attrs)) for op in program.ops],
         "weights": dict(program.weights),
     }
@@ -240,7 +250,7 @@ def _key_entries(state: State) -> int:
 
 
 def _check_int8(program: Program) -> None:
-    """Raise ConfigError where keys and values cannot be kept as int8."""
+    """Raise ConfigError where keys and values cannot be cached as int8."""
     if any(isinstance(state, LatentState) for state in program.states):
         raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
     head_dim = max((_key_entries(state) for state in program.states), default=0)

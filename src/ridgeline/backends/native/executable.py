@@ -30,8 +30,8 @@ class NativeExecutable:
     """A program bound to packed weights and to cache memory.
 
     `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
-    names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `kept` reads
-    the weights that `settings.kept` names.
+    names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `prequantized`
+    reads the weights that `settings.prequantized` names.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NativeExecutable:
         settings: NativeSettings,
         store: Store | None = None,
         native: Mapping[str, Emitter] = EMITTERS,
-        kept: PrequantizedWeights | None = None,
+        prequantized: PrequantizedWeights | None = None,
     ) -> None:
         self._program, self._layout, self._settings = program, layout, settings
         self._pool = _native.Pool(settings.num_threads)
@@ -50,7 +50,7 @@ class NativeExecutable:
         self._memory: list[np.ndarray] = []
         self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
-        self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore(), kept)
+        self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore(), prequantized)
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape

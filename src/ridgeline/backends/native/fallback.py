@@ -24,7 +24,7 @@ from ridgeline.program.opset import OPSET
 
 
 class Fallback:
-    """Computes single ops in torch. `weight` gives the weights of `ops`, which are kept."""
+    """Computes single ops in torch. `weight` gives the weights of `ops`, which are cached."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedSpan:
     """A span's rows of T, the float32 keys and values of its sequence, and what each query sees of them.
 
     Of latents `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
@@ -115,22 +115,22 @@ class NativeMemory:
         sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         out = torch.empty_like(q_TND)
-        for kept in self._kept(attrs.state, attrs.window):
-            keys, values = (x.to(q_TND.dtype).transpose(0, 1)[None] for x in (kept.k_LKD, kept.v_LKD))
-            q, mask = q_TND[kept.rows][None], mask_of(kept.visible_1QL, q_TND.dtype)
-            bias = alibi_SNQL(attrs.alibi_slopes, kept.query_positions_1Q, kept.key_positions_1L)
-            out[kept.rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias, sinks_N)[0]
+        for cached in self._cached_spans(attrs.state, attrs.window):
+            keys, values = (x.to(q_TND.dtype).transpose(0, 1)[None] for x in (cached.k_LKD, cached.v_LKD))
+            q, mask = q_TND[cached.rows][None], mask_of(cached.visible_1QL, q_TND.dtype)
+            bias = alibi_SNQL(attrs.alibi_slopes, cached.query_positions_1Q, cached.key_positions_1L)
+            out[cached.rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias, sinks_N)[0]
         return out
 
     def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
         self.write(state, entries_TE[:, None], entries_TE[:, None])
 
     def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
-        for kept in self._kept(state, None):
-            rows = torch.arange(kept.rows.start, kept.rows.stop)[None]
-            yield LatentSpans(rows, kept.k_LKD[None, :, 0].to(dtype), mask_of(kept.visible_1QL, dtype))
+        for cached in self._cached_spans(state, None):
+            rows = torch.arange(cached.rows.start, cached.rows.stop)[None]
+            yield LatentSpans(rows, cached.k_LKD[None, :, 0].to(dtype), mask_of(cached.visible_1QL, dtype))
 
-    def _kept(self, state: int, window: int | None) -> Iterator["_Kept"]:
+    def _cached_spans(self, state: int, window: int | None) -> Iterator["_CachedSpan"]:
         """Yield what the cache holds for each span."""
         step = self._step
         memory, group = self._memories[state]
@@ -153,7 +153,7 @@ class NativeMemory:
                 torch.from_numpy(step.bidirectional_block_S[span : span + 1]),
                 window,
             )
-            yield _Kept(rows, torch.from_numpy(k), torch.from_numpy(v), query_positions, key_positions, visible)
+            yield _CachedSpan(rows, torch.from_numpy(k), torch.from_numpy(v), query_positions, key_positions, visible)
 
     def spans(self) -> Sequence[slice]:
         step = self._step

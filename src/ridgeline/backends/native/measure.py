@@ -60,7 +60,7 @@ class _Nothing:
     def find(self, name: str) -> np.ndarray:
         return self._kind if name.endswith(".kind") else self._bytes
 
-    def keep(self, name: str, data: np.ndarray) -> None: ...
+    def add(self, name: str, data: np.ndarray) -> None: ...
 
 
 def _no_tensors() -> Tensors:

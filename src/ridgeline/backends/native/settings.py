@@ -86,11 +86,13 @@ class NativeSettings:
     kv: KvKind
     deterministic: bool = False
     embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`
-    kept: Mapping[str, MatrixFormat] = field(default_factory=dict[str, MatrixFormat])  # weights as the file has them
+    prequantized: Mapping[str, MatrixFormat] = field(
+        default_factory=dict[str, MatrixFormat]
+    )  # weights as the file has them
 
     def table(self, weight: str) -> MatrixFormat | None:
         """Return the format of an embedding that no head shares."""
-        return self.kept.get(weight, self.embeddings)
+        return self.prequantized.get(weight, self.embeddings)
 
     @property
     def plain(self) -> MatrixFormat:
@@ -105,9 +107,9 @@ def settings_of(
     num_threads: int,
     dtype: DtypeName,
     kv: KvKind,
-    kept: Mapping[str, MatrixFormat],
+    prequantized: Mapping[str, MatrixFormat],
 ) -> NativeSettings:
-    """Return the settings that `config` asks for; `kept` are the formats of single weights."""
+    """Return the settings that `config` asks for; `prequantized` are the formats of single weights."""
     assert dtype != "float16"
     kind = "bf16" if dtype == "bfloat16" else "f32"
     plain, quantized = MatrixFormat(kind=kind, inputs=kind), _quantized_format(config.quantize)
@@ -121,7 +123,7 @@ def settings_of(
         embeddings=outer,
         kv=kv,
         deterministic=config.backend.deterministic,
-        kept=kept,
+        prequantized=prequantized,
     )
 
 
@@ -148,23 +150,23 @@ class MatrixFormats:
         if weights[0] in self._routers:
             return self.settings.plain
         default = self.settings.head if weights[0] in self._outer else self.settings.matrices
-        kept = {self.settings.kept.get(name, default) for name in weights}
-        return kept.pop() if len(kept) == 1 else default
+        formats = {self.settings.prequantized.get(name, default) for name in weights}
+        return formats.pop() if len(formats) == 1 else default
 
 
-def kept_formats(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, MatrixFormat]:
+def prequantized_formats(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, MatrixFormat]:
     """Return the weights that native matrices hold as a checkpoint stores them, of those that it stores in `forms`.
 
-    Weights that run as one matrix are kept where all of them are stored alike.
+    Weights that run as one matrix stay prequantized where all of them are stored alike.
     """
-    kept: dict[str, MatrixFormat] = {}
+    formats: dict[str, MatrixFormat] = {}
     for names in _matrices(program):
         alike = {forms.get(name) for name in names}
         form = alike.pop()
         kind = None if alike or form is None else matrix_format(form, "int16", stored=True)
         if kind is not None:
-            kept |= dict.fromkeys(names, kind)
-    return kept
+            formats |= dict.fromkeys(names, kind)
+    return formats
 
 
 def _matrices(program: Program) -> Iterator[Sequence[str]]:

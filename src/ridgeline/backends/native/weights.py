@@ -29,33 +29,38 @@ Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class Store(Protocol):
-    """Where finished parts are kept between starts."""
+    """Stores finished parts from one start to the next."""
 
     def find(self, name: str) -> np.ndarray | None:
         """Return the bytes of part `name`, uint8 and 64-byte aligned, or None."""
         ...
 
-    def keep(self, name: str, data: np.ndarray) -> None:
+    def add(self, name: str, data: np.ndarray) -> None:
         """Offer the bytes of a part to the next start."""
         ...
 
 
 class NoStore:
-    """Keeps nothing."""
+    """Stores nothing."""
 
     def find(self, name: str) -> np.ndarray | None:
         return None
 
-    def keep(self, name: str, data: np.ndarray) -> None: ...
+    def add(self, name: str, data: np.ndarray) -> None: ...
 
 
 class NativeWeights:
     """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing."""
 
     def __init__(
-        self, load: Callable[[], Tensors], level: str, num_threads: int, store: Store, kept: PrequantizedWeights | None
+        self,
+        load: Callable[[], Tensors],
+        level: str,
+        num_threads: int,
+        store: Store,
+        prequantized: PrequantizedWeights | None,
     ) -> None:
-        self._load, self._kept = load, kept
+        self._load, self._prequantized = load, prequantized
         self._level = level
         self._store = store
         self._threads = ThreadPoolExecutor(num_threads, "pack")
@@ -124,7 +129,7 @@ class NativeWeights:
 
         def stored(expert: int) -> Rows:
             if form.stored:
-                return self._kept_rows(sources, expert)
+                return self._stored_rows(sources, expert)
             return self._quantize(
                 _concat([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form
             )
@@ -163,10 +168,10 @@ class NativeWeights:
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
         return self._matrices[name]
 
-    def _kept_rows(self, sources: Sequence[str], expert: int) -> Rows:
+    def _stored_rows(self, sources: Sequence[str], expert: int) -> Rows:
         """Return what the checkpoint stores of several weights, as one matrix."""
-        assert self._kept is not None
-        return _rows(joined([self._kept.read(source, expert) for source in sources]))
+        assert self._prequantized is not None
+        return _rows(joined([self._prequantized.read(source, expert) for source in sources]))
 
     def _quantize(self, rows_NK: Array, form: MatrixFormat) -> Rows:
         """Convert to the format's kind: return values, and for integers scales and maybe zero points."""
@@ -205,7 +210,7 @@ class NativeWeights:
                     aligned = allocate(found.nbytes)
                     aligned[:] = found
                     found = aligned
-                self._store.keep(name, found)
+                self._store.add(name, found)
             self._parts[name] = found
         return self._parts[name]
 

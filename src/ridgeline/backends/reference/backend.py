@@ -16,7 +16,7 @@ from ridgeline.backends.host import (
     choose_dtype,
     choose_threads,
     describe_quantize,
-    keep_freed_memory,
+    retain_freed_memory,
 )
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
@@ -61,7 +61,7 @@ class ReferencePlan:
         from ridgeline.backends.reference.paged import ReferenceExecutable
         from ridgeline.backends.reference.weights import read_weights
 
-        keep_freed_memory()
+        retain_freed_memory()
         torch.set_num_threads(self.num_threads)
         return ReferenceExecutable(program, read_weights(self.model, self.dtype, self.config.quantize), layout)
 

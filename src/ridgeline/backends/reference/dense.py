@@ -16,7 +16,7 @@ from ridgeline.program.ops.attention import AttentionAttrs
 
 
 class DenseMemory:
-    """StepMemory of `batch` equally long sequences that start at position 0; what they keep lives for one run.
+    """StepMemory of `batch` equally long sequences that start at position 0; their states live for one run.
 
     `visible_TT`: which keys each token sees, where that is not what causal attention sees.
     """
@@ -28,11 +28,11 @@ class DenseMemory:
         self._batch = batch
         self._num_tokens = num_tokens
         self._visible_TT = visible_TT
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._latents: dict[int, torch.Tensor] = {}
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        self._kept[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
+        self._kv[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
 
     def attend(
         self,
@@ -43,7 +43,7 @@ class DenseMemory:
         sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         q = q_TND.unflatten(0, (self._batch, -1))
-        k, v = self._kept[attrs.state]
+        k, v = self._kv[attrs.state]
         is_causal = self._visible_TT is None and (attrs.window is None or attrs.window >= self._num_tokens)
         if is_causal and attrs.softcap is None and attrs.alibi_slopes is None and sinks_N is None:
             out = F.scaled_dot_product_attention(
@@ -85,9 +85,9 @@ class DenseMemory:
         return [slice(i * self._num_tokens, (i + 1) * self._num_tokens) for i in range(self._batch)]
 
     def load(self, state: int, part: int) -> torch.Tensor:
-        kept = self._states[state]
-        assert isinstance(kept, RecurrentState)
-        return torch.zeros(self._batch, *kept.parts[part])
+        sizes = self._states[state]
+        assert isinstance(sizes, RecurrentState)
+        return torch.zeros(self._batch, *sizes.parts[part])
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
         """Discard the state: the sequences end with the run."""

@@ -1,6 +1,6 @@
-"""What an op of this backend may ask of the memory that its sequences keep between steps.
+"""What an op of this backend may ask of the states of its sequences.
 
-Implemented by the dense executable (whole sequences, nothing kept), by the paged one, and by the native backend for the
+Implemented by the dense executable (whole sequences, no cache), by the paged one, and by the native backend for the
 ops that it leaves to this one.
 """
 

@@ -20,7 +20,7 @@ def pack_matrices(program: Program, weights: Mapping[str, torch.Tensor]) -> tupl
     """Return the same program over packed copies of its matrices, under new names.
 
     Small matrices stay as they are, and all do where oneDNN is not there. Packed weights have no gradients. A matrix
-    that an embedding reads as well is kept in both layouts.
+    that an embedding reads as well is held in both layouts.
     """
     packed: dict[str, torch.Tensor] = {}
     ops: list[Op] = []
@@ -33,8 +33,8 @@ def pack_matrices(program: Program, weights: Mapping[str, torch.Tensor]) -> tupl
             op = replace(op, weights=(name, *bias))
         ops.append(op)
     used = {name for op in ops for name in op.weights}
-    kept = {name: weight for name, weight in weights.items() if name in used}
-    return replace(program, ops=tuple(ops)), kept | packed
+    unpacked = {name: weight for name, weight in weights.items() if name in used}
+    return replace(program, ops=tuple(ops)), unpacked | packed
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

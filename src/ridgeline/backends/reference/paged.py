@@ -57,8 +57,8 @@ class ReferenceExecutable:
         self._group_of: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
             for state in group.states:
-                kept = program.states[state]
-                self._memories[state] = _allocate(kept, group.num_blocks + 1, layout.block_size, dtype)
+                size = program.states[state]
+                self._memories[state] = _allocate(size, group.num_blocks + 1, layout.block_size, dtype)
                 self._group_of[state] = index
 
     @property

@@ -43,4 +43,4 @@ class Autoregressive:
         return ""
 
     def forget(self, view: SequenceView) -> None:
-        """Do nothing: no state is kept."""
+        """Do nothing: there is no state."""

@@ -95,7 +95,7 @@ class MaskedDiffusion:
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         block = self._blocks[view.seq_id]
-        num_kept = block.start - span.start  # the blocks before it, computed without masks
+        num_final = block.start - span.start  # the blocks before it, computed without masks
         offsets = block.masked()
         for index in self._chosen(view, block, sampled):
             token = sampled[index]
@@ -104,9 +104,9 @@ class MaskedDiffusion:
         block.step += 1
         block.steps_left -= 1
         if block.masked():
-            return Accepted((), num_kept)
+            return Accepted((), num_final)
         del self._blocks[view.seq_id]
-        return Accepted([token for token in block.decided if token is not None], num_kept)
+        return Accepted([token for token in block.decided if token is not None], num_final)
 
     def pool(self, view: SequenceView, span: Span, rows_RH: Vectors) -> Vectors | None:
         """Return None: no span is pooled."""

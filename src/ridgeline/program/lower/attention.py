@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ridgeline.program.lower.builder import Builder, KeptKv
+from ridgeline.program.lower.builder import Builder, LayerKv
 from ridgeline.program.op import KvState
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
 from ridgeline.program.ops.dense import ActivationAttrs, NormAttrs, SplitHeadsAttrs
@@ -13,8 +13,8 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
     """Lower attention; `at` is layers.<number>.attn."""
     q = _heads(b, at, "q", mixer, x)
     if mixer.kv_from is None:
-        b.kept[at] = _keys_and_values(b, at, mixer, x)
-    state, k, v = b.kept[at if mixer.kv_from is None else f"layers.{mixer.kv_from}.attn"]
+        b.layer_kv[at] = _keys_and_values(b, at, mixer, x)
+    state, k, v = b.layer_kv[at if mixer.kv_from is None else f"layers.{mixer.kv_from}.attn"]
     attrs = AttentionAttrs(state, mixer.scale, mixer.window, mixer.softcap, mixer.alibi)
     sinks = (b.weight(f"{at}.sinks", mixer.num_heads),) if mixer.sinks else ()
     (o,) = b.emit("attention", f"{at}.attention", (q, k, v), sinks, attrs)
@@ -24,14 +24,14 @@ def lower_attention(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -
     return b.linear(f"{at}.o", o, b.spec.hidden_size, mixer.out_bias)
 
 
-def _keys_and_values(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> KeptKv:
+def _keys_and_values(b: Builder, at: str, mixer: GroupedQueryAttention, x: str) -> LayerKv:
     """Compute keys and values and write them to the layer's own state."""
     k = _heads(b, at, "k", mixer, x)
     v = b.linear(f"{at}.v", x, mixer.num_kv_heads * mixer.head_dim, mixer.qkv_bias)
     (v,) = b.emit("split_heads", f"{at}.v.heads", (v,), (), SplitHeadsAttrs(mixer.num_kv_heads))
     state = b.state(KvState(mixer.num_kv_heads, mixer.head_dim, mixer.window))
     b.emit("kv_write", f"{at}.kv_write", (k, v), (), KvWriteAttrs(state))
-    return KeptKv(state, k, v)
+    return LayerKv(state, k, v)
 
 
 def _heads(b: Builder, at: str, which: Literal["q", "k"], mixer: GroupedQueryAttention, x: str) -> str:

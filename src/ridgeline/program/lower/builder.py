@@ -9,7 +9,7 @@ from ridgeline.program.opset import OPSET
 from ridgeline.spec.spec import DecoderSpec, LayerNorm, Norm, RmsNorm, Rope, UnweightedRmsNorm
 
 
-class KeptKv(NamedTuple):
+class LayerKv(NamedTuple):
     """Keys and values that an attention wrote: the state's number, and the values' names."""
 
     state: int
@@ -28,7 +28,7 @@ class Builder:
         self._weights: dict[str, tuple[int, ...]] = {}
         self._states: list[State] = []
         self._angles: dict[Rope, tuple[str, str]] = {}
-        self.kept: dict[str, KeptKv] = {}  # by the label of the attention that writes it
+        self.layer_kv: dict[str, LayerKv] = {}  # by the label of the attention that writes it
 
     def program(self) -> Program:
         """Return the program written so far."""

@@ -41,7 +41,7 @@ class CausalConvAttrs(RecurrentAttrs):
 
 @dataclass(frozen=True, slots=True)
 class SsdAttrs(RecurrentAttrs):
-    """The step size softplus(dt + dt_bias) is kept within [dt_min, dt_max]."""
+    """The step size softplus(dt + dt_bias) is clamped to [dt_min, dt_max]."""
 
     dt_min: float
     dt_max: float

@@ -1,1 +1,1 @@
-"""Packed weights kept on disk from one start to the next."""
+"""Caches packed weights on disk from one start to the next."""

@@ -137,7 +137,7 @@ class PackWriter:
         self._file = os.fdopen(descriptor, "wb")
 
     def add(self, name: str, meta: Mapping[str, object], data: memoryview) -> None:
-        """Append a part; `meta` is kept as JSON, `data` is any contiguous buffer."""
+        """Append a part; `meta` is written as JSON, `data` is any contiguous buffer."""
         data = data.cast("B") if data.nbytes else memoryview(b"")
         offset = -(-max(self._file.tell(), _HEADER.size) // ALIGNMENT) * ALIGNMENT
         self._write(offset, data)

@@ -54,9 +54,9 @@ class PackName:
 
 
 class PackStore:
-    """The parts of one pack: found in the file of an earlier start, or kept for the next one's.
+    """The parts of one pack: found in the file of an earlier start, or added for the next one.
 
-    `find` and `keep` while the weights are laid out, then `commit`. Arrays given to `keep` must stay until then.
+    `find` and `add` while the weights are laid out, then `commit`. Arrays given to `add` must stay until then.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class PackStore:
         entry = self._pack.entries.get(name) if self._pack else None
         return None if entry is None else np.frombuffer(entry.data, dtype=np.uint8)
 
-    def keep(self, name: str, data: Bytes) -> None:
+    def add(self, name: str, data: Bytes) -> None:
         """Record part `name`, for `commit` to write."""
         self._new[name] = data
 
     def commit(self) -> None:
-        """Write what was kept, beside what was found; remove packs that are of no more use, or too much."""
+        """Write what was added, beside what was found; remove packs that are of no more use, or too much."""
         if not self._new:
             return
         found = self._pack.entries if self._pack else {}
@@ -109,7 +109,7 @@ class PackStore:
             self._write(parts)
             self._remove_excess()
         except OSError as error:
-            log.warning("packed weights could not be kept, the next start packs them again: %s", error)
+            log.warning("packed weights could not be cached, the next start packs them again: %s", error)
         self._new.clear()
 
     def _write(self, parts: Mapping[str, memoryview]) -> None:

@@ -53,7 +53,7 @@ def selective_scan(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: Step
 def ssd(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     """Run Mamba-2's scan (arXiv 2405.21060): the selective scan with one decay for all entries of a head.
 
-    dt = softplus(dt + dt_bias), kept within its limits; the heads of a group share B and C.
+    dt = softplus(dt + dt_bias), clamped to its limits; the heads of a group share B and C.
     """
     assert isinstance(attrs, SsdAttrs)
     decay_H, skip_H, dt_bias_H = -weights[0].float().exp(), weights[1].float(), weights[2].float()
