@@ -93,7 +93,7 @@ def test_what_cannot_be_taken_back_is_refused_before_it_runs():
     """A recurrent state has no way back to an earlier token; keys and values of every other kind are written again."""
     Driver(make_layout((8, 8), (None, 5)), strategy=TakesBack())
     with pytest.raises(
-        ConfigError, match=r"TakesBack rolls back computed tokens .* recurrent states .* cannot be rolled back"
+        ConfigError, match=r"TakesBack rolls back computed tokens, and recurrent states .* cannot be rolled back"
     ):
         Driver(make_layout((8, 8), (None, "recurrent")), strategy=TakesBack())
 

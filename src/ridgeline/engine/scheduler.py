@@ -54,8 +54,8 @@ class Scheduler:
     ) -> None:
         if strategy.rolls_back and (kinds := cache.kinds_without_rollback()):
             raise ConfigError(
-                f"{type(strategy).__name__} rolls back computed tokens, and the "
-                f"{' and '.join(kinds)} states of this model cannot be rolled back; use a strategy that accepts all it computes"
+                f"{type(strategy).__name__} rolls back computed tokens, and {' and '.join(kinds)} "
+                f"states of this model cannot be rolled back; use a strategy that accepts all it computes"
             )
         self._config = config
         self._cache = cache
