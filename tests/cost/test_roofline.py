@@ -78,7 +78,7 @@ def test_costs_are_the_account_s():
     for group, cost, wide, narrow in zip(
         groups, costs, account_groups(PROGRAM, groups, load, bf16), account_groups(PROGRAM, groups, load, int8)
     ):
-        assert cost == (narrow if group.kind == "norm_head" else wide).cost
+        assert cost == (narrow if group.kind == "norm_head" else wide)
 
 
 def test_bytes_per_weight_are_those_of_a_panel():

@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ridgeline.core.machine import cpu_model, memory_bytes
+
 CPUINFO = Path("/proc/cpuinfo")
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 
@@ -53,11 +55,11 @@ def machine_facts(accelerator: str | None = None) -> MachineFacts:
     Works on Linux; the processor's name falls back to its architecture elsewhere.
     """
     return MachineFacts(
-        cpu_model=_cpu_model(CPUINFO),
+        cpu_model=cpu_model(),
         cpu_features=_cpu_features(CPUINFO),
         usable_cores=len(os.sched_getaffinity(0)),
         logical_cores=os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=memory_bytes(),
         operating_system=platform.platform(),
         accelerator=accelerator,
     )
@@ -76,14 +78,6 @@ def software_facts() -> SoftwareFacts:
         torch=_version("torch"),
         numpy=_version("numpy"),
     )
-
-
-def _cpu_model(cpuinfo: Path) -> str:
-    if cpuinfo.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if match:
-            return match[1].strip()
-    return platform.machine()
 
 
 def _cpu_features(cpuinfo: Path) -> tuple[str, ...]:

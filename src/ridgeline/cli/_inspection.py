@@ -100,7 +100,7 @@ def examine(
     def price(load: Load) -> StepCost:
         accounts = cost.account(program, load, element)
         grouped = cost.account_groups(program, groups, load, element)
-        return StepCost(load, [item.cost for item in accounts], [item.cost for item in grouped], cost.total(accounts))
+        return StepCost(load, [item.cost for item in accounts], grouped, cost.total(accounts))
 
     decode, prefill = price(Load.decode(batch, context)), price(Load(((prompt, prompt),), num_rows=1))
     return Inspection(spec, program, groups, weights_in, kv_in, batch, context, prompt, decode, prefill)

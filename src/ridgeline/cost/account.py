@@ -6,7 +6,6 @@ The rules are the op table's; this gives them concrete sizes. Called by `ridgeli
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Literal
 
 from ridgeline.program.op import LOGITS, STEP_INPUTS, KvState, Op, Program, RecurrentState, Shape
@@ -22,22 +21,6 @@ class OpAccount:
 
     op: Op
     cost: OpCost
-
-    @property
-    def label(self) -> str:
-        return self.op.label
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAccount:
-    """One group of ops and what it costs in one step when it runs as one."""
-
-    group: Group
-    cost: OpCost
-
-    @property
-    def label(self) -> str:
-        return self.group.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +50,21 @@ def account_groups(
     groups: Sequence[Group],
     load: Load,
     element: ElementBytes = ElementBytes(),  # noqa: B008
-) -> list[GroupAccount]:
+) -> list[OpCost]:
     """Return the cost of every group; FLOPs, weights and KV memory are those of `account`.
 
     Values that only a group's own ops read stay in the cores, and what several of them read comes once.
     """
     price = _Pricer(program, load, element)
-    accounts: list[GroupAccount] = []
+    costs: list[OpCost] = []
     for group in groups:
         here = set(price.inner_values(group))
         cost = OpCost()
         for op in group.ops:
             cost += price(op, here)
             here.update(op.inputs)
-        accounts.append(GroupAccount(group, cost))
-    return accounts
+        costs.append(cost)
+    return costs
 
 
 class _Pricer:
@@ -129,9 +112,9 @@ class _Pricer:
         return tuple(dim if isinstance(dim, int) else self._sizes[dim] for dim in shape)
 
 
-def total(accounts: Iterable[OpAccount | GroupAccount]) -> OpCost:
+def total(accounts: Iterable[OpAccount]) -> OpCost:
     """Sum the costs."""
-    return reduce(OpCost.__add__, (item.cost for item in accounts), OpCost())
+    return sum((item.cost for item in accounts), OpCost())
 
 
 def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:

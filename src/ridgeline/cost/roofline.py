@@ -62,7 +62,7 @@ def costs_of(program: Program, pieces: Sequence[Piece], load: Load) -> list[OpCo
         at = [index for index, (names, piece) in enumerate(pieces) if piece == element and names]
         groups = [Group("piece", pieces[i][0][0], tuple(ops[name] for name in pieces[i][0])) for i in at]
         for index, priced in zip(at, account_groups(program, groups, load, element), strict=True):
-            costs[index] = priced.cost
+            costs[index] = priced
     return costs
 
 

@@ -4,6 +4,7 @@ Legend: T tokens in the step · R rows that need logits. All other dimensions ar
 Built by `lower.py`, rewritten by `passes/`, priced by `cost/`, executed by `backends/`. No torch.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class RecurrentState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(4 * _product(shape) for shape in self.parts)
+        return sum(4 * math.prod(shape) for shape in self.parts)
 
 
 State = KvState | LatentState | RecurrentState
@@ -107,11 +108,4 @@ class Program:
 
     @property
     def num_parameters(self) -> int:
-        return sum(_product(shape) for shape in self.weights.values())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
+        return sum(math.prod(shape) for shape in self.weights.values())

@@ -3,6 +3,7 @@
 Every row of the op table has such a rule; `cost/` applies them. No torch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,10 +104,7 @@ class OpRow:
 
 
 def elements(shape: Sequence[int]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
+    return math.prod(shape)
 
 
 def activation_bytes(x: Operands) -> float:

@@ -70,7 +70,8 @@ def _rope_cost(x: Operands) -> OpCost:
     return OpCost(flops=3 * tokens * num_heads * 2 * angles[1], activation_bytes=activation_bytes(x))
 
 
-def _kv_write_cost(x: Operands) -> OpCost:
+def cache_write_cost(x: Operands) -> OpCost:
+    """Count what is written to the cache, in its own width."""
     written = x.element.kv * sum(elements(s) for s in x.inputs)
     return OpCost(kv_write_bytes=written, activation_bytes=activation_bytes(x))
 
@@ -126,7 +127,7 @@ def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[We
     return ((tokens, num_heads * head_dim),)
 
 
-def _nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+def nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     return ()
 
 
@@ -135,7 +136,7 @@ ROWS: Mapping[str, OpRow] = {
         RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost, True
     ),
     "rope": OpRow(RopeAttrs, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _rope_shape, _rope_cost),
-    "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", _nothing, _kv_write_cost),
+    "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", nothing, cache_write_cost),
     "attention": OpRow(
         AttentionAttrs,
         3,

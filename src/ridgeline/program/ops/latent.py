@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Op, Program, Shape
-from ridgeline.program.ops.attention import visible_keys
-from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
+from ridgeline.program.ops.attention import cache_write_cost, nothing, visible_keys
+from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, elements, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,6 @@ class LatentSizes:
         return 2 * self.latent_dim * (self.nope_dim + self.value_dim)
 
 
-def _write_cost(x: Operands) -> OpCost:
-    written = x.element.kv * sum(elements(s) for s in x.inputs)
-    return OpCost(kv_write_bytes=written, activation_bytes=activation_bytes(x))
-
-
 def _attention_cost(x: Operands) -> OpCost:
     """Count latents as read from the cache, once for all heads; softmax and scale are 5 FLOPs per pair and head."""
     q, latent, k_rope = x.inputs
@@ -97,10 +92,6 @@ def _attention_cost(x: Operands) -> OpCost:
     moved = x.input_bytes[0] * elements(q) + x.output_bytes[0] * elements(x.outputs[0])
     weights = weight_bytes(x) if x.load.spans else 0
     return OpCost(flops, weight_bytes=weights, kv_read_bytes=kv_read, activation_bytes=moved)
-
-
-def _nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    return ()
 
 
 def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -119,7 +110,7 @@ def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[We
 
 
 ROWS: Mapping[str, OpRow] = {
-    "latent_write": OpRow(LatentWriteAttrs, 2, (0,), "latent [T,C], k [T,1,R] -> the cache", _nothing, _write_cost),
+    "latent_write": OpRow(LatentWriteAttrs, 2, (0,), "latent [T,C], k [T,1,R] -> the cache", nothing, cache_write_cost),
     "latent_attention": OpRow(
         LatentAttentionAttrs,
         3,

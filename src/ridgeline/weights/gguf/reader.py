@@ -5,6 +5,7 @@ read, and each defect is one ModelLoadError that names the file, what is wrong a
 mapped: a file that shrinks while it is in use is an error, not a SIGBUS. Knows nothing of models.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -147,10 +148,7 @@ class _Parser:
         if not name or not 1 <= num_dims <= 4:
             self._fail(f"tensor {name[:80]!r} has {num_dims} dims; a tensor has a name and 1 to 4 dims")
         dims = tuple(self._number("<Q") for _ in range(num_dims))
-        elements = 1
-        for dim in dims:
-            elements *= dim
-        if not 1 <= elements <= MAX_ELEMENTS or max(dims) > MAX_ELEMENTS:
+        if not 1 <= math.prod(dims) <= MAX_ELEMENTS or max(dims) > MAX_ELEMENTS:
             self._fail(f"tensor {name[:80]!r} has dims {dims}; from 1 to {MAX_ELEMENTS} elements are possible")
         number, offset = self._number("<I"), self._number("<Q")
         if number not in TYPES:

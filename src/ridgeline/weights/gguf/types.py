@@ -4,6 +4,7 @@ A row is cut into blocks that are stored one after the other; each block holds i
 uint8 [blocks, bytes], into float32 [blocks, elements], rounding as ggml's reference does. Pure numpy.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,10 +32,7 @@ class GgufType:
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a tensor whose rows are whole blocks."""
-        elements = 1
-        for dim in shape:
-            elements *= dim
-        return elements // self.block * self.block_bytes
+        return math.prod(shape) // self.block * self.block_bytes
 
     def dequantize(self, data: Bytes, shape: tuple[int, ...]) -> Floats:
         """Decode stored bytes to float32 of `shape`. Raises ValueError where a scale is not finite."""
