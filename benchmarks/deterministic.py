@@ -3,7 +3,7 @@
 usage: python -m benchmarks.deterministic --model MODEL [--options '{"quantize": "int8"}'] [--pairs 5]
 
 Two processes hold the model, one per mode, and are asked by turns; every second pair begins with the other one. That
-answers are bitwise the same, alone and in any batch, is not measured but tested: tests/engine/test_deterministic.py.
+outputs are bitwise the same, alone and in any batch, is not measured but tested: tests/engine/test_deterministic.py.
 """
 
 import argparse

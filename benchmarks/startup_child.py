@@ -46,7 +46,7 @@ def start_once(model: str, threads: int, options: dict, spawned_s: float) -> Non
     marks_s.append(time.perf_counter())
     interpreter_s, ridgeline_s, engine_s, token_s = (b - a for a, b in zip(marks_s, marks_s[1:]))
     rest_s = engine_s - sum(spent_s.values())
-    answer = {
+    reply = {
         "phases_s": {
             "interpreter": interpreter_s,
             "import ridgeline": ridgeline_s,
@@ -58,7 +58,7 @@ def start_once(model: str, threads: int, options: dict, spawned_s: float) -> Non
         "peak_rss_bytes": peak_rss_bytes(),
         "packed_bytes": llm.engine.info.weight_bytes,
     }
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(reply), flush=True)
     os._exit(0)  # nothing of the end is asked for
 
 

@@ -2,7 +2,7 @@
 
 usage: python benchmarks/vs_transformers.py [--shape qwen3-0.6b] [--pairs 3] [--threads N] [--out benchmarks/results]
 
-Each system runs alone in a fresh process: it loads the model, answers a short warm-up, and is timed once, so that
+Each system runs alone in a fresh process: it loads the model, runs a short warm-up, and is timed once, so that
 neither suffers from what the other keeps in memory. The pairs alternate which system goes first. Every pair has
 prompts of its own, the same for both, so that no prefix cache helps. Greedy, end of sequence ignored. The memory
 bandwidth is measured before and after, by the same run. Needs transformers.
@@ -73,7 +73,7 @@ class Worker:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, message: object) -> dict:
-        """Sends a message and waits for the answer."""
+        """Sends a message and waits for the output."""
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -117,7 +117,7 @@ def write_checkpoint(shape: str, folder: Path) -> None:
 
 
 def load_ridgeline(folder: Path, threads: int):
-    """A function (prompts, output tokens) -> answers."""
+    """A function (prompts, output tokens) -> outputs."""
     from ridgeline import LLM, SamplingParams
 
     llm = LLM(str(folder), dtype="bfloat16", max_model_len=4096, num_threads=threads)
@@ -130,7 +130,7 @@ def load_ridgeline(folder: Path, threads: int):
 
 
 def load_transformers(folder: Path, threads: int):
-    """A function (prompts, output tokens) -> answers. Prompts are equally long, so there is no padding to pay for."""
+    """A function (prompts, output tokens) -> outputs. Prompts are equally long, so there is no padding to pay for."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -140,7 +140,7 @@ def load_transformers(folder: Path, threads: int):
     @torch.inference_mode()
     def run(prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         ids = torch.tensor(prompts)
-        answers = model.generate(
+        replies = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=output_tokens,
@@ -149,13 +149,13 @@ def load_transformers(folder: Path, threads: int):
             pad_token_id=0,
             eos_token_id=None,
         )
-        return answers[:, ids.shape[1] :].tolist()
+        return replies[:, ids.shape[1] :].tolist()
 
     return run
 
 
 def serve_system(system: str, folder: Path, threads: int) -> None:
-    """Answers {prompts, output_tokens} with {duration_s, cpu_s, token_ids}, until the input ends."""
+    """Replies to {prompts, output_tokens} with {duration_s, cpu_s, token_ids}, until the input ends."""
     run = {"ridgeline": load_ridgeline, "transformers": load_transformers}[system](folder, threads)
     for line in sys.stdin:
         message = json.loads(line)
@@ -166,7 +166,7 @@ def serve_system(system: str, folder: Path, threads: int) -> None:
 
 
 def read_bandwidth(threads: int) -> None:
-    """Answers every line with the best of five sums over a buffer far larger than any cache, in GB/s."""
+    """Replies to every line with the best of five sums over a buffer far larger than any cache, in GB/s."""
     import torch
 
     torch.set_num_threads(threads)
@@ -188,12 +188,12 @@ WARM_UP_TOKENS = 4
 
 
 def run_alone(system: str, arguments: argparse.Namespace, folder: Path, rng: random.Random, prompts) -> dict:
-    """The answer of a fresh process, after a warm-up with other prompts of the same shape."""
+    """The result of a fresh process, after a warm-up with other prompts of the same shape."""
     worker = Worker(system, "--folder", str(folder), "--threads", str(arguments.threads))
     worker.ask({"prompts": random_prompts(arguments, rng), "output_tokens": WARM_UP_TOKENS})
-    answer = worker.ask({"prompts": prompts, "output_tokens": arguments.output_tokens})
+    reply = worker.ask({"prompts": prompts, "output_tokens": arguments.output_tokens})
     worker.close()
-    return answer
+    return reply
 
 
 def random_prompts(arguments: argparse.Namespace, rng: random.Random) -> list[list[int]]:
@@ -204,20 +204,20 @@ def random_prompts(arguments: argparse.Namespace, rng: random.Random) -> list[li
 def run_pair(arguments: argparse.Namespace, folder: Path, rng: random.Random, flip: bool) -> Pair:
     """Both systems on the same prompts, one after the other; `flip` lets transformers go first."""
     prompts, output_tokens = random_prompts(arguments, rng), arguments.output_tokens
-    answers = {}
+    replies = {}
     for system in reversed(SYSTEMS) if flip else SYSTEMS:
-        answers[system] = run_alone(system, arguments, folder, rng, prompts)
-        lengths = {len(token_ids) for token_ids in answers[system]["token_ids"]}
+        replies[system] = run_alone(system, arguments, folder, rng, prompts)
+        lengths = {len(token_ids) for token_ids in replies[system]["token_ids"]}
         if lengths != {output_tokens}:
-            raise SystemExit(f"{system} gave answers of {sorted(lengths)} tokens where {output_tokens} were asked for")
-    rates = {system: len(prompts) * output_tokens / answers[system]["duration_s"] for system in SYSTEMS}
-    first = [[token_ids[0] for token_ids in answers[system]["token_ids"]] for system in SYSTEMS]
+            raise SystemExit(f"{system} gave outputs of {sorted(lengths)} tokens where {output_tokens} were asked for")
+    rates = {system: len(prompts) * output_tokens / replies[system]["duration_s"] for system in SYSTEMS}
+    first = [[token_ids[0] for token_ids in replies[system]["token_ids"]] for system in SYSTEMS]
     return Pair(
         ridgeline_tok_per_s=rates["ridgeline"],
         transformers_tok_per_s=rates["transformers"],
         ratio=rates["ridgeline"] / rates["transformers"],
-        ridgeline_cpu_s=answers["ridgeline"]["cpu_s"],
-        transformers_cpu_s=answers["transformers"]["cpu_s"],
+        ridgeline_cpu_s=replies["ridgeline"]["cpu_s"],
+        transformers_cpu_s=replies["transformers"]["cpu_s"],
         equal_first_tokens=sum(own == other for own, other in zip(*first)),
     )
 

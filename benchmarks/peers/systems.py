@@ -115,11 +115,11 @@ class Worker:
         return self._exchange({"model": str(job.model), **settings})["versions"]
 
     def ask(self, prompts: list[list[int]], output_tokens: int) -> float:
-        """Seconds for all of them. Raises SystemFailed for answers of another length."""
-        answer = self._exchange({"prompts": prompts, "output_tokens": output_tokens})
-        if answer["output_tokens"] != [output_tokens] * len(prompts):
-            raise SystemFailed(f"answers of {answer['output_tokens']} tokens where {output_tokens} were asked for")
-        return answer["duration_s"]
+        """Seconds for all of them. Raises SystemFailed for outputs of another length."""
+        reply = self._exchange({"prompts": prompts, "output_tokens": output_tokens})
+        if reply["output_tokens"] != [output_tokens] * len(prompts):
+            raise SystemFailed(f"outputs of {reply['output_tokens']} tokens where {output_tokens} were asked for")
+        return reply["duration_s"]
 
     def _exchange(self, message: dict[str, object]) -> dict:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -137,7 +137,7 @@ def measure(cell: Cell, ask: Ask, prompts: PromptSource) -> float:
 
 
 def _decode_rate(cell: Cell, ask: Ask, prompts: list[list[int]]) -> float:
-    """Tokens after the first, by the difference of a long and a short answer to the same prompts.
+    """Tokens after the first, by the difference of a long and a short output to the same prompts.
 
     Both find in the prefix cache what the warm-up left there, so the prefill cancels out with a cache and without.
     """

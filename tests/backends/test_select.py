@@ -171,7 +171,7 @@ def test_native_settings(scheme):
 
 
 def logprobs(shared_data, **options):
-    """Of a greedy answer of the small story model in float32, and its text."""
+    """Of a greedy output of the small story model in float32, and its text."""
     path = str(shared_data / "models/stories260K")
     llm = LLM(path, dtype="float32", num_threads=1, max_model_len=64, **options)
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)

@@ -75,12 +75,12 @@ class FakeServer:
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
-            async for part in self.answer(body["prompt"], body["max_tokens"]):
+            async for part in self.response(body["prompt"], body["max_tokens"]):
                 yield part
         finally:
             self.running -= 1
 
-    async def answer(self, fault, count):
+    async def response(self, fault, count):
         for at in range(count):
             await asyncio.sleep(self.delay_s)
             yield completion_chunk("x", "length" if at == count - 1 and fault != "late-finish" else None)
@@ -107,7 +107,7 @@ class FakeServer:
     async def chat(self, request: Request):
         self.bodies.append(await request.json())
 
-        async def answer():
+        async def response():
             yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             for delta in (
                 {"reasoning_content": "hm"},
@@ -120,7 +120,7 @@ class FakeServer:
             yield event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}})
             yield event("[DONE]")
 
-        return StreamingResponse(answer(), media_type="text/event-stream")
+        return StreamingResponse(response(), media_type="text/event-stream")
 
 
 @contextlib.asynccontextmanager

@@ -99,7 +99,7 @@ def test_offline_puts_systems_side_by_side(stories, tmp_path):
     assert result.exit_code == 0
     assert "plan + commit / request" in result.output
     report = only_json(tmp_path)
-    assert [system["answers_equal_to_first"] for system in report["systems"]] == [4, 4, 4]
+    assert [system["outputs_equal_to_first"] for system in report["systems"]] == [4, 4, 4]
     assert report["engine"]["max_num_seqs"] == 4 and report["engine"]["prefix_caching"] is False
 
 

@@ -75,7 +75,7 @@ def test_systems_agree_on_mixed_lengths_and_the_report_adds_up(bench, temperatur
         assert (system.results.completed, system.results.failed) == (7, 0)
         assert system.results.output_tokens == output_tokens
         assert system.results.cached_prompt_tokens == 0  # no run finds the prompts of the one before it
-        assert system.answers_equal_to_first == 7
+        assert system.outputs_equal_to_first == 7
         assert system.output_tok_per_s.min <= system.output_tok_per_s.median <= system.output_tok_per_s.max
         assert system.results.latencies.ttft_ms.count == 7
 

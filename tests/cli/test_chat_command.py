@@ -1,4 +1,4 @@
-"""`ridgeline chat` with piped input: every answer is that of LLM.chat on the history."""
+"""`ridgeline chat` with piped input: every output is that of LLM.chat on the history."""
 
 import json
 
@@ -22,14 +22,14 @@ def llm(model_folder):
 
 
 @pytest.fixture(scope="module")
-def answer(llm):
-    """The greedy answer to alternating texts, by the Python API."""
+def completion(llm):
+    """The greedy output to alternating texts, by the Python API."""
 
-    def answer(*texts, system=None):
+    def completion(*texts, system=None):
         params = SamplingParams(temperature=0, max_tokens=TOKENS)
         return llm.chat(as_messages(texts, system), params, use_tqdm=False)[0].outputs[0].text
 
-    return answer
+    return completion
 
 
 @pytest.fixture
@@ -40,34 +40,34 @@ def chat(ridgeline, model_folder):
     return run
 
 
-def test_history_is_kept_until_reset(chat, answer):
-    first = answer("import os")
-    second = answer("import os", first, "return a")
-    assert second != answer("return a"), "the history must show for this test to mean anything"
+def test_history_is_kept_until_reset(chat, completion):
+    first = completion("import os")
+    second = completion("import os", first, "return a")
+    assert second != completion("return a"), "the history must show for this test to mean anything"
     done = chat("import os\nreturn a\n/reset\n\nimport os\n")
     assert done.code == 0
     assert done.out == f"{first}\n{second}\n{first}\n"
     assert done.err == ""
 
 
-def test_exit_ends_the_conversation(chat, answer):
+def test_exit_ends_the_conversation(chat, completion):
     done = chat("import os\n/exit\nimport os\n")
-    assert (done.code, done.out) == (0, answer("import os") + "\n")
+    assert (done.code, done.out) == (0, completion("import os") + "\n")
 
 
-def test_system_prompt_stays_in_front(chat, answer):
+def test_system_prompt_stays_in_front(chat, completion):
     system = "print(os.name)"
-    first = answer("import os", system=system)
-    assert first != answer("import os")
+    first = completion("import os", system=system)
+    assert first != completion("import os")
     done = chat("import os\n/reset\nimport os", "--system", system)
     assert done.out == f"{first}\n{first}\n"
 
 
-def test_oldest_exchange_is_dropped_when_the_context_is_full(chat, llm, answer):
+def test_oldest_exchange_is_dropped_when_the_context_is_full(chat, llm, completion):
     texts = ["import os " * 4, "return a", "print(os)"]
-    first = answer(texts[0])
-    second = answer(texts[0], first, texts[1])
-    third = answer(texts[1], second, texts[2])
+    first = completion(texts[0])
+    second = completion(texts[0], first, texts[1])
+    third = completion(texts[1], second, texts[2])
     whole = llm.chat_template().render(as_messages([texts[0], first, texts[1], second, texts[2]]))
     context = len(llm.get_tokenizer().encode(whole, add_special_tokens=False)) + TOKENS
     done = chat("\n".join(texts) + "\n", "--max-model-len", context - 1)
@@ -76,12 +76,12 @@ def test_oldest_exchange_is_dropped_when_the_context_is_full(chat, llm, answer):
     assert chat("\n".join(texts) + "\n", "--max-model-len", context).err == ""
 
 
-def test_a_message_that_never_fits_is_refused_and_forgotten(chat, answer):
-    first = answer("import os")
+def test_a_message_that_never_fits_is_refused_and_forgotten(chat, completion):
+    first = completion("import os")
     done = chat("import os\n" + "return a " * 200 + "\nreturn a\n")
     assert done.code == 0
     assert "does not fit" in done.err and done.err.count("\n") == 1
-    assert done.out == f"{first}\n{answer('import os', first, 'return a')}\n"
+    assert done.out == f"{first}\n{completion('import os', first, 'return a')}\n"
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_a_template_can_be_given(ridgeline, bare_folder, tmp_path):
         assert done.code == code and words in done.err and done.err.count("\n") == 1
 
 
-def test_quick_answers_one_message_with_counts_and_speeds(chat, answer):
+def test_quick_answers_one_message_with_counts_and_speeds(chat, completion):
     done = chat("not read\n", "--quick", "import os")
-    assert (done.code, done.out) == (0, answer("import os") + "\n")
+    assert (done.code, done.out) == (0, completion("import os") + "\n")
     assert done.err.startswith(f"{TOKENS} tokens in ") and "tokens/s" in done.err
 
 

@@ -126,7 +126,7 @@ def test_ctrl_c_exits_130_without_a_word(model_folder):
     ) as process:
         process.stdin.write(b"def\n")
         process.stdin.flush()
-        process.stdout.readline()  # the answer: it now waits for the next line
+        process.stdout.readline()  # the output: it now waits for the next line
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"")

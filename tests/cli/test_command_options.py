@@ -178,7 +178,7 @@ def test_the_model_is_given_alike(words, model, ridgeline, arrived):
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("words", "response"),
     [
         (
             ["generate", "def f(): pass"],
@@ -209,11 +209,11 @@ def test_the_model_is_given_alike(words, model, ridgeline, arrived):
         (["serve", "--max-prompts", "0", "--port", "0"], "max_prompts must be at least 1, got 0"),
     ],
 )
-def test_a_wrong_line_is_answered_in_one_line(words, answer, ridgeline):
+def test_a_wrong_line_is_answered_in_one_line(words, response, ridgeline):
     done = ridgeline(*words)
     assert (done.out, done.err.count("\n")) == ("", 1)
     assert done.code in (2, 3)
-    head, *tail = answer.split("MODEL ") if "ridgeline generate MODEL" in answer else (answer,)
+    head, *tail = response.split("MODEL ") if "ridgeline generate MODEL" in response else (response,)
     assert head in done.err and all(part in done.err for part in tail)
 
 

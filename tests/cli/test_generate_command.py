@@ -45,11 +45,11 @@ def test_default_prompt_is_python(ridgeline, model_folder):
 def test_json_is_the_request_output(ridgeline, model_folder, expected):
     done = ridgeline("generate", PROMPT, "-m", model_folder, "--temperature", 0, "--max-tokens", 6, "--json")
     output = json.loads(done.out)
-    (answer,) = output["outputs"]
+    (completion,) = output["outputs"]
     assert output["prompt"] == PROMPT
-    assert answer["text"] == expected(PROMPT, max_tokens=6).text
-    assert answer["token_ids"] == expected(PROMPT, max_tokens=6).token_ids
-    assert answer["finish_reason"] == "length"
+    assert completion["text"] == expected(PROMPT, max_tokens=6).text
+    assert completion["token_ids"] == expected(PROMPT, max_tokens=6).token_ids
+    assert completion["finish_reason"] == "length"
     assert output["usage"] == {
         "prompt_tokens": len(output["prompt_token_ids"]),
         "completion_tokens": 6,
@@ -60,10 +60,10 @@ def test_json_is_the_request_output(ridgeline, model_folder, expected):
 
 def test_several_answers_are_printed_whole(ridgeline, model_folder):
     common = ["generate", PROMPT, "-m", model_folder, "--seed", 3, "--n", 3, "--max-tokens", 8]
-    answers = json.loads(ridgeline(*common, "--json").out)["outputs"]
+    completions = json.loads(ridgeline(*common, "--json").out)["outputs"]
     done = ridgeline(*common)
-    assert done.out == "".join(f"{PROMPT}{answer['text']}\n" for answer in answers)
-    assert len({tuple(answer["token_ids"]) for answer in answers}) > 1
+    assert done.out == "".join(f"{PROMPT}{completion['text']}\n" for completion in completions)
+    assert len({tuple(completion["token_ids"]) for completion in completions}) > 1
     assert "--- 3 of 3" in done.err and "24 tokens in" in done.err
 
 
@@ -111,11 +111,11 @@ def test_control_characters_stay_away_from_terminals(monkeypatch, capsys):
 
 
 def test_summary_of_one_and_of_several_answers():
-    def answer(num_tokens, ttft_s, tpot_s, latency_s):
+    def completion(num_tokens, ttft_s, tpot_s, latency_s):
         timings = Timings(queue_s=0.0, ttft_s=ttft_s, tpot_s=tpot_s, latency_s=latency_s, num_preemptions=0)
         return CompletionOutput(0, token_ids=[0] * num_tokens, timings=timings)
 
-    one, two = answer(11, 0.02, 0.01, 0.5), answer(1, 0.03, None, 0.4)
+    one, two = completion(11, 0.02, 0.01, 0.5), completion(1, 0.03, None, 0.4)
     assert _model.summary([one]) == "11 tokens in 0.50 s · 22.0 tokens/s · TTFT 20 ms · TPOT 10.0 ms"
     assert _model.summary([two]) == "1 tokens in 0.40 s · 2.5 tokens/s · TTFT 30 ms"
     assert _model.summary([one, two]) == "12 tokens in 0.50 s · 24.0 tokens/s · TTFT 20 ms · TPOT 10.0 ms"

@@ -28,7 +28,7 @@ class Lookup(Drafting):
         return ()
 
 
-def answers(outputs):
+def completions(outputs):
     return [(list(out.token_ids), out.text, out.finish_reason, out.logprobs) for o in outputs for out in o.outputs]
 
 
@@ -39,7 +39,7 @@ def with_drafts(llm, monkeypatch, generate):
         monkeypatch.setattr(scheduler, "_strategy", strategy)
         before = scheduler.stats().num_steps
         outputs = generate()
-        found.append((answers(outputs), scheduler.stats().num_steps - before))
+        found.append((completions(outputs), scheduler.stats().num_steps - before))
         check_cache(scheduler._cache, {})
         assert all(group.used == 0 for group in scheduler.stats().cache.groups)
     return found
@@ -72,7 +72,7 @@ def test_answers_of_a_real_model_are_the_same_in_fewer_steps(options, shared_dat
 
 
 class Known(Drafting):
-    """Guesses from the whole answer, so that every step is as long as it may be."""
+    """Guesses from the whole output, so that every step is as long as it may be."""
 
     def __init__(self, tokens):
         self.tokens = list(tokens)
@@ -84,7 +84,7 @@ class Known(Drafting):
 
 @pytest.mark.parametrize("max_tokens", [80, "within the step that finds the stop string"])
 def test_times_and_counts_are_those_of_the_tokens_that_were_delivered(max_tokens, shared_data, monkeypatch):
-    """A step of many tokens has some behind the stop string: they belong to no answer."""
+    """A step of many tokens has some behind the stop string: they belong to no output."""
     llm = LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, deterministic=True)
     greedy = {"temperature": 0, "ignore_eos": True}
     (whole,) = llm.generate([STORY], SamplingParams(max_tokens=80, **greedy), use_tqdm=False)
@@ -100,10 +100,10 @@ def test_times_and_counts_are_those_of_the_tokens_that_were_delivered(max_tokens
     params = SamplingParams(max_tokens=max_tokens, stop=stop, **greedy)
     (drafted,) = llm.generate([STORY], params, use_tqdm=False)
     assert scheduler.stats().num_steps - before < num_tokens / 2
-    assert answers([drafted]) == answers([plain])
+    assert completions([drafted]) == completions([plain])
     timings = drafted.outputs[0].timings
     assert timings.tpot_s == pytest.approx((timings.latency_s - timings.ttft_s) / (num_tokens - 1))
-    _, records = llm.engine.loop.journal.answers.read()
+    _, records = llm.engine.loop.journal.outputs.read()
     assert records["num_output"].tolist() == [80, num_tokens, num_tokens]
 
 

@@ -49,17 +49,17 @@ def test_engine_log_probabilities_equal_the_oracles(family_name, seed, backend, 
 
 
 def check_against_oracle(model, output):
-    answer = output.outputs[0]
-    tokens = output.prompt_token_ids + answer.token_ids
+    completion = output.outputs[0]
+    tokens = output.prompt_token_ids + completion.token_ids
     assert len(tokens) == LONG_PROMPT
     logits_TV = model.oracle_logits(torch.tensor([tokens]))[0]
     expected_TV = logits_TV.log_softmax(-1)
     bound = BOUND * logits_TV.abs().max().item()
     scored = output.prompt_logprobs or [None] * NUM_PROMPT
-    for position, logprob in enumerate([*scored, *answer.logprobs]):
+    for position, logprob in enumerate([*scored, *completion.logprobs]):
         if logprob is not None:
             assert logprob.token_id == tokens[position]
             assert abs(logprob.logprob - expected_TV[position - 1, tokens[position]].item()) <= bound
     best_T = expected_TV[NUM_PROMPT - 1 : -1].amax(-1)
-    for best, logprob in zip(best_T.tolist(), answer.logprobs, strict=True):
+    for best, logprob in zip(best_T.tolist(), completion.logprobs, strict=True):
         assert best - logprob.logprob <= bound

@@ -1,4 +1,4 @@
-"""Masked diffusion in the engine: the answer is that of a plain loop over whole sequences, however it is computed.
+"""Masked diffusion in the engine: the output is that of a plain loop over whole sequences, however it is computed.
 
 The oracle has no cache: every step computes prompt and blocks anew.
 """
@@ -209,14 +209,14 @@ def test_tokens_behind_a_stop_string_are_nobodys(texts_folder):
         stop = llm.get_tokenizer().decode(whole.token_ids[position : position + 1]).strip()
         cut = replace(plain, stop=stop)
         output = llm.generate([[5, 6, 7]], cut, use_tqdm=False)[0]
-        answer = output.outputs[0]
-        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
-        assert answer.text == whole.text[: whole.text.index(stop)]
-        assert len(answer.token_ids) <= position + 1
-        assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
-        assert answer.logprobs == whole.logprobs[: len(answer.token_ids)]
-        assert output.usage.completion_tokens == len(answer.token_ids)
-        assert llm.get_tokenizer().decode(answer.token_ids).rstrip().endswith(stop)
+        completion = output.outputs[0]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+        assert completion.text == whole.text[: whole.text.index(stop)]
+        assert len(completion.token_ids) <= position + 1
+        assert completion.token_ids == whole.token_ids[: len(completion.token_ids)]
+        assert completion.logprobs == whole.logprobs[: len(completion.token_ids)]
+        assert output.usage.completion_tokens == len(completion.token_ids)
+        assert llm.get_tokenizer().decode(completion.token_ids).rstrip().endswith(stop)
 
 
 def test_what_a_model_of_masks_cannot_do_is_refused(folder):

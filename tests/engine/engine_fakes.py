@@ -1,6 +1,6 @@
 """A fake model behind the real scheduler and cache: a hash of the tokens that it reads back through the block tables.
 
-A wrong block, a lost copy or a token in the wrong place is a wrong answer.
+A wrong block, a lost copy or a token in the wrong place is a wrong output.
 """
 
 import hashlib
@@ -176,7 +176,7 @@ def make_request(name, prompt, clock, **options):
 
 
 def expected_tokens(request, index, max_model_len):
-    """What the fake model generates for one answer when nothing else is in the machine."""
+    """What the fake model generates for one output when nothing else is in the machine."""
     seed = (request.seed + index * SEED_STRIDE) % 2**64
     tokens = list(request.prompt_ids)
     out = []
@@ -308,7 +308,7 @@ class Driver:
                 assert got == expected, f"{name}[{index}]"
 
     def check(self):
-        """Every unfinished answer is in one place, the limits hold, and the cache's books balance."""
+        """Every unfinished output is in one place, the limits hold, and the cache's books balance."""
         running = self.scheduler.running()
         check_cache(self.cache, {seq.seq_id: seq.token_ids for seq in running})
         assert sum(1 + len(seq.siblings) for seq in running) <= self.config.max_num_seqs

@@ -39,7 +39,7 @@ def make(options, **limits):
     )
 
 
-def answer(output):
+def completion(output):
     """All that was said of the sampled tokens."""
     return output.outputs[0].token_ids, output.outputs[0].logprobs
 
@@ -67,23 +67,23 @@ def options(request):
 def alone(options):
     """Answers of a fresh engine that is never given anything else, by parameters."""
     llm = make(options, enable_prefix_caching=False)
-    return [(params, answer(run(llm, params))) for params in (GREEDY, SAMPLED, EDITED)]
+    return [(params, completion(run(llm, params))) for params in (GREEDY, SAMPLED, EDITED)]
 
 
 def test_after_a_prefix_hit_and_in_a_batch(options, alone):
     llm = make(options)
     for params, expected in alone:
-        assert answer(run_in_a_batch(llm, params)) == expected
+        assert completion(run_in_a_batch(llm, params)) == expected
         hit = run(llm, params)
         assert hit.num_cached_tokens > 0
-        assert answer(hit) == expected
+        assert completion(hit) == expected
 
 
 def test_at_another_chunking(options, alone):
     llm = make(options, max_num_batched_tokens=37, max_num_seqs=8, enable_prefix_caching=False)
     for params, expected in alone:
-        assert answer(run(llm, params)) == expected
-        assert answer(run_in_a_batch(llm, params)) == expected
+        assert completion(run(llm, params)) == expected
+        assert completion(run_in_a_batch(llm, params)) == expected
 
 
 def test_prompt_logprobs(options):
@@ -97,4 +97,4 @@ def test_prompt_logprobs(options):
 def test_when_preempted_and_on_one_thread(options, alone):
     llm = LLM(MODEL, deterministic=True, num_threads=1, max_model_len=512, kv_cache_bytes=64 << 20, **options)
     for params, expected in alone:
-        assert answer(generate_with_preemption(llm, [PROMPT, *OTHERS], params)[0]) == expected
+        assert completion(generate_with_preemption(llm, [PROMPT, *OTHERS], params)[0]) == expected

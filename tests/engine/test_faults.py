@@ -1,4 +1,4 @@
-"""An error ends the answer that it belongs to: its neighbours' tokens stay the same, and no block is lost."""
+"""An error ends the output that it belongs to: its neighbours' tokens stay the same, and no block is lost."""
 
 import pytest
 from engine_fakes import Clock, Driver, FakeExecutor, expected_tokens, make_layout, make_request
@@ -66,7 +66,7 @@ def test_an_error_of_a_strategy_call_ends_one_sequence(method, skip):
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("method", ["rows", "accept"])
 def test_of_several_answers_only_the_broken_one_ends(method, index):
-    """Also before the fork: the first answer computes the prompt for the others."""
+    """Also before the fork: the first output computes the prompt for the others."""
     strategy = Broken(method, lambda view: getattr(view, "index", 0) == index and view.prompt_ids[0] == 5)
     driver = Driver(make_layout((64,)), strategy=strategy, max_num_seqs=8, max_num_batched_tokens=16)
     driver.add("many", [5, 6, 7, 8, 9], n=3, max_tokens=6)
@@ -111,7 +111,7 @@ def scheduler(llm) -> Scheduler:
     assert all(group.used == 0 for group in scheduler.stats().cache.groups)
 
 
-def answers(llm, culprit=None):
+def completions(llm, culprit=None):
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
     outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
     assert [output.finish_reason for output in outputs] == ["error" if i == culprit else "length" for i in range(3)]
@@ -120,19 +120,19 @@ def answers(llm, culprit=None):
 
 @pytest.mark.parametrize("method", ["next_span", "rows", "accept"])
 def test_neighbours_of_an_error_in_plan_or_commit_are_the_same(llm, scheduler, monkeypatch, method):
-    expected = answers(llm)
+    expected = completions(llm)
     strategy = Broken(method, lambda view: list(view.prompt_ids) == PROMPTS[1], skip=5)
     monkeypatch.setattr(scheduler, "_strategy", strategy)
-    got = answers(llm, culprit=1)
+    got = completions(llm, culprit=1)
     assert [got[0], got[2]] == [expected[0], expected[2]]
     assert got[1][0] == expected[1][0][: len(got[1][0])]
     monkeypatch.undo()
-    assert answers(llm) == expected
+    assert completions(llm) == expected
 
 
 @pytest.mark.parametrize("method", ["feed", "flush", "__init__"])
 def test_an_error_while_rendering_ends_one_answer(llm, scheduler, monkeypatch, method):
-    expected = answers(llm)
+    expected = completions(llm)
     plain, broken = getattr(IncrementalDetokenizer, method), []
 
     def broken_method(self, *args, **kwargs):
@@ -154,16 +154,16 @@ def test_an_error_while_rendering_ends_one_answer(llm, scheduler, monkeypatch, m
     if method != "__init__":
         monkeypatch.setattr(IncrementalDetokenizer, "__init__", noting_init)
     monkeypatch.setattr(IncrementalDetokenizer, method, broken_method)
-    got = answers(llm, culprit=1)
+    got = completions(llm, culprit=1)
     assert [got[0], got[2]] == [expected[0], expected[2]]
     assert expected[1][1].startswith(got[1][1])
     monkeypatch.undo()
-    assert answers(llm) == expected
+    assert completions(llm) == expected
 
 
 @pytest.mark.parametrize("part", ["plan", "commit"])
 def test_an_error_that_belongs_to_nobody_ends_what_runs_and_the_engine_goes_on(llm, scheduler, monkeypatch, part):
-    expected = answers(llm)
+    expected = completions(llm)
     plain, calls = getattr(scheduler, part), []
 
     def broken(*args):
@@ -177,12 +177,12 @@ def test_an_error_that_belongs_to_nobody_ends_what_runs_and_the_engine_goes_on(l
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
     assert all("RuntimeError" in output.outputs[0].error for output in outputs)
-    assert answers(llm) == expected
+    assert completions(llm) == expected
 
 
 @pytest.mark.parametrize("moment", ["end", "abort", "deadline", "preempt"])
 def test_blocks_that_cannot_be_freed_end_no_other_answer(monkeypatch, moment):
-    """Nor the loop: what ends an answer is an event of its own, outside of plan and commit."""
+    """Nor the loop: what ends an output is an event of its own, outside of plan and commit."""
     layout, clock, deltas = make_layout((64,)), Clock(), []
     cache = CacheManager(layout)
     scheduler = Scheduler(

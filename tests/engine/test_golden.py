@@ -84,13 +84,15 @@ def test_seeded_samples_survive_batching_and_preemption(make_llm, story):
     prompt, ids = story
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, n=3, ignore_eos=True)
 
-    def answers(llm, around):
+    def completions(llm, around):
         outputs = llm.generate([prompt + ids[:30], *around], [params] + [greedy(50)] * len(around), use_tqdm=False)
         return [output.token_ids for output in outputs[0].outputs]
 
-    alone = answers(make_llm(), [])
+    alone = completions(make_llm(), [])
     assert len({tuple(tokens) for tokens in alone}) == 3
-    assert answers(make_llm(max_num_batched_tokens=7, max_num_seqs=6), [prompt + ids[:k] for k in (3, 50, 9)]) == alone
+    assert (
+        completions(make_llm(max_num_batched_tokens=7, max_num_seqs=6), [prompt + ids[:k] for k in (3, 50, 9)]) == alone
+    )
 
 
 def test_text_is_the_published_story(make_llm, story):

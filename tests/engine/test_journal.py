@@ -104,19 +104,19 @@ def test_decisions_and_their_reasons(engine):
 
 
 def test_every_answer_is_there_once(engine):
-    _, answers = engine.journal.answers.read()
+    _, completions = engine.journal.outputs.read()
     finished = [delta for delta in engine.deltas if delta.finish]
-    assert len(answers) == len(finished) == 4
+    assert len(completions) == len(finished) == 4
     by_name = {delta.request_id: delta.finish for delta in finished}
-    for answer, num_prompt, num_output in zip(
-        sorted(answers, key=lambda a: a["seq_id"]), (3, 11, 1, 5), (20, 12, 3, 9)
+    for completion, num_prompt, num_output in zip(
+        sorted(completions, key=lambda a: a["seq_id"]), (3, 11, 1, 5), (20, 12, 3, 9)
     ):
-        finish = by_name["abcd"[answer["seq_id"]]]
-        assert (answer["num_prompt"], answer["num_output"]) == (num_prompt, num_output)
-        assert answer["latency_s"] == finish.timings.latency_s
-        assert answer["num_preemptions"] == finish.timings.num_preemptions
-        assert answer["num_cached"] == finish.num_cached_tokens
-        assert FINISH_REASONS[answer["reason"]] == finish.reason
+        finish = by_name["abcd"[completion["seq_id"]]]
+        assert (completion["num_prompt"], completion["num_output"]) == (num_prompt, num_output)
+        assert completion["latency_s"] == finish.timings.latency_s
+        assert completion["num_preemptions"] == finish.timings.num_preemptions
+        assert completion["num_cached"] == finish.num_cached_tokens
+        assert FINISH_REASONS[completion["reason"]] == finish.reason
     totals = engine.journal.totals()
     assert totals.num_requests == 4
     assert totals.num_computed_tokens == sum(plan.num_tokens for plan in engine.executor.plans)

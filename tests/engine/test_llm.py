@@ -19,11 +19,11 @@ def test_prompts_in_every_form_give_the_same_answer(llm):
     text = "Once upon a time"
     ids = llm.get_tokenizer().encode(text)
     forms = [text, [text], ids, [ids], {"prompt": text}, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]]
-    answers = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
-    assert {len(answer) for answer in answers} == {1}
-    assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
-    assert answers[0][0].prompt == text
-    assert answers[0][0].prompt_token_ids == ids
+    completions = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
+    assert {len(completion) for completion in completions} == {1}
+    assert len({tuple(completion[0].outputs[0].token_ids) for completion in completions}) == 1
+    assert completions[0][0].prompt == text
+    assert completions[0][0].prompt_token_ids == ids
 
 
 def test_results_carry_tokens_logprobs_usage_and_timings(llm):
@@ -51,19 +51,19 @@ def test_stop_strings_end_the_text_and_the_computation(llm):
     (output,) = llm.generate(
         "Once upon a time", SamplingParams(temperature=0, max_tokens=60, stop=["named", "never"]), use_tqdm=False
     )
-    answer = output.outputs[0]
-    assert answer.text == ", there was a little girl "
-    assert (answer.finish_reason, answer.stop_reason) == ("stop", "named")
-    assert len(answer.token_ids) < 20
+    completion = output.outputs[0]
+    assert completion.text == ", there was a little girl "
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "named")
+    assert len(completion.token_ids) < 20
     assert llm.engine.loop.scheduler.running() == ()
 
 
 def test_stop_token_ids_are_reported(llm):
     ids = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[ids[3]])
-    answer = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
-    assert answer.token_ids == ids[: ids.index(ids[3]) + 1]
-    assert (answer.finish_reason, answer.stop_reason) == ("stop", ids[3])
+    completion = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
+    assert completion.token_ids == ids[: ids.index(ids[3]) + 1]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", ids[3])
 
 
 def test_params_may_differ_by_prompt(llm):

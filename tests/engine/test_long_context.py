@@ -22,7 +22,7 @@ CONTEXT = 32768
 WINDOW = 1024
 SPAN = 512
 BLOCK = 16
-ANSWER = 32
+OUTPUT = 32
 FLOAT32 = 4
 SMALL = {
     "vocab_size": 64,
@@ -100,13 +100,13 @@ def test_a_conversation_holds_and_finds_what_it_should(name, tmp_path, monkeypat
     llm, program = open_model(MODELS[name], tmp_path)
     steps = record(llm, monkeypatch)
     generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(64, (CONTEXT - 4 * ANSWER,), generator=generator).tolist()
-    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    prompt = torch.randint(64, (CONTEXT - 4 * OUTPUT,), generator=generator).tolist()
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
     (first,) = llm.generate([prompt], params, use_tqdm=False)
     assert first.num_cached_tokens == 0
     assert first.uncached_reason == full.FullGroup.miss_reason
-    assert steps[-1][0] == len(prompt) + ANSWER - 1
+    assert steps[-1][0] == len(prompt) + OUTPUT - 1
     for end, span, used in steps:
         predicted = cost.kv_bytes(program, end, FLOAT32)
         assert predicted <= used <= predicted + slack_bytes(program, span)
@@ -115,7 +115,7 @@ def test_a_conversation_holds_and_finds_what_it_should(name, tmp_path, monkeypat
 
     turn = prompt + first.outputs[0].token_ids + [1, 2, 3]
     (second,) = llm.generate([turn], params, use_tqdm=False)
-    computed = len(prompt) + ANSWER - 1  # the last token of an answer is never computed
+    computed = len(prompt) + OUTPUT - 1  # the last token of an output is never computed
     assert second.num_cached_tokens == computed // BLOCK * BLOCK
     assert second.uncached_reason in (WHOLE_BLOCKS, full.FullGroup.miss_reason)
 

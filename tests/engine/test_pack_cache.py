@@ -22,7 +22,7 @@ def model(shared_data, tmp_path, monkeypatch):
 
 
 def start(model, monkeypatch, **options):
-    """(logprobs of an answer, whether the checkpoint was read)"""
+    """(logprobs of an output, whether the checkpoint was read)"""
     reads = []
     with monkeypatch.context() as patch:
         real = backend.StreamedWeights

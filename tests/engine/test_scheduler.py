@@ -1,4 +1,4 @@
-"""The scheduler against an executor that reads every token back: whatever happens around it, an answer is the same."""
+"""The scheduler against an executor that reads every token back: whatever happens around it, an output is the same."""
 
 import itertools
 from dataclasses import replace
@@ -264,7 +264,7 @@ def test_a_strategy_hears_of_every_step_before_and_after():
 
         def observe(self, plan, result, seconds):
             self.heard.append(("observe", plan.step, len(result.samples), seconds))
-            raise RuntimeError("this harms no answer")
+            raise RuntimeError("this harms no output")
 
     driver = Driver(make_layout((64,)), strategy=Listening(), max_num_seqs=2, max_num_batched_tokens=6, max_num_rows=3)
     for name in "abc":

@@ -57,10 +57,10 @@ def test_concurrent_streams_equal_one_alone_and_early_exits_free_their_blocks(co
                 await anext(stream)
                 await stream.aclose()
 
-            answers = await asyncio.gather(
+            completions = await asyncio.gather(
                 *(collect(engine, request(engine)) for _ in range(6)), *(leave_early() for _ in range(6))
             )
-            assert answers[:6] == [alone] * 6
+            assert completions[:6] == [alone] * 6
             blocks = await settled(engine)
             assert blocks.used == 0
             assert engine.num_unfinished == 0

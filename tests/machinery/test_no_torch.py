@@ -108,8 +108,8 @@ def test_a_serving_process_maps_no_torch():
         try:
             url = process.stdout.readline().split()[-1]
             body = {"prompt": "def f(", "max_tokens": 4, "logprobs": 2, "frequency_penalty": 0.5, "top_p": 0.9}
-            answer = httpx.post(f"{url}/completions", json=body, timeout=60)
-            assert answer.json()["usage"]["completion_tokens"] == 4
+            response = httpx.post(f"{url}/completions", json=body, timeout=60)
+            assert response.json()["usage"]["completion_tokens"] == 4
             maps = Path(f"/proc/{process.pid}/maps").read_text()
         finally:
             process.terminate()

@@ -42,7 +42,7 @@ def int5(tmp_path, monkeypatch):
     monkeypatch.setattr(schemes, "__path__", [str(folder)])
 
 
-def answer(**options):
+def completion(**options):
     llm = LLM("python-1m", dtype="float32", num_threads=1, **options)
     greedy = SamplingParams(temperature=0, max_tokens=12, logprobs=2)
     return llm, llm.generate("def read_lines(path):", greedy, use_tqdm=False)[0].outputs[0]
@@ -50,10 +50,10 @@ def answer(**options):
 
 def test_it_is_known_and_computes_on_both_backends(int5):
     assert config.scheme_names() == ["int4", "int5", "int8"]
-    _, expected = answer(backend="reference", quantize="int5")
-    _, plain = answer(backend="reference")
+    _, expected = completion(backend="reference", quantize="int5")
+    _, plain = completion(backend="reference")
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
-    llm, found = answer(backend="native", quantize="int5")
+    llm, found = completion(backend="native", quantize="int5")
     assert llm.engine.info.choices["quantize"].value == "int5, groups of 64"
     assert found.token_ids == expected.token_ids
     logprobs = [torch.tensor([entry.logprob for entry in output.logprobs]) for output in (found, expected, plain)]

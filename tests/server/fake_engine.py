@@ -1,4 +1,4 @@
-"""An EngineClient without a model: every answer counts upwards from the last token of its prompt."""
+"""An EngineClient without a model: every output counts upwards from the last token of its prompt."""
 
 import asyncio
 

@@ -41,10 +41,10 @@ def counting(engine: FakeEngine) -> Iterator[LiveServer]:
 
 
 def test_completions_and_chat_are_what_the_client_streams(counting: LiveServer, engine: FakeEngine) -> None:
-    answer = counting.complete(prompt=[[10], [20, 30]], max_tokens=3, n=2, return_token_ids=True)
-    assert [choice["token_ids"] for choice in answer["choices"]] == [[11, 12, 13]] * 2 + [[31, 32, 33]] * 2
-    assert answer["choices"][0]["text"] == " 11 12 13"
-    assert answer["usage"]["completion_tokens"] == 12
+    completion = counting.complete(prompt=[[10], [20, 30]], max_tokens=3, n=2, return_token_ids=True)
+    assert [choice["token_ids"] for choice in completion["choices"]] == [[11, 12, 13]] * 2 + [[31, 32, 33]] * 2
+    assert completion["choices"][0]["text"] == " 11 12 13"
+    assert completion["usage"]["completion_tokens"] == 12
     with counting.client.stream(
         "POST", "/v1/completions", json={"prompt": [10], "max_tokens": 2, "stream": True}
     ) as http:

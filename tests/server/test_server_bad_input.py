@@ -1,4 +1,4 @@
-"""The case table: whatever a body holds, the answer is a documented 4xx with OpenAI's error keys, and life goes on."""
+"""The case table: whatever a body holds, the output is a documented 4xx with OpenAI's error keys, and life goes on."""
 
 import itertools
 import json

@@ -35,12 +35,12 @@ def chunks_of(live: LiveServer, path: str, **body: object) -> list[dict]:
 
 def test_golden_200_tokens(live: LiveServer, golden: dict) -> None:
     body = {"prompt": golden["prompt_ids"], "max_tokens": 200, "return_token_ids": True} | GREEDY
-    answer = live.complete(**body)
-    (choice,) = answer["choices"]
+    completion = live.complete(**body)
+    (choice,) = completion["choices"]
     assert choice["token_ids"] == golden["ids"]
     assert choice["prompt_token_ids"] == golden["prompt_ids"]
     assert choice["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == 200
+    assert completion["usage"]["completion_tokens"] == 200
     chunks = chunks_of(live, "completions", **body)
     assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == golden["ids"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
@@ -93,9 +93,9 @@ def test_chat_content_parts_developer_and_template_errors(live: LiveServer) -> N
 
 def test_chat_without_max_tokens_fills_the_context(live: LiveServer) -> None:
     body = {"messages": [{"role": "user", "content": START}], "ignore_eos": True, "min_tokens": 100} | GREEDY
-    answer = live.post("chat/completions", **body).json()
-    assert answer["usage"]["total_tokens"] == 512
-    assert answer["choices"][0]["finish_reason"] == "length"
+    completion = live.post("chat/completions", **body).json()
+    assert completion["usage"]["total_tokens"] == 512
+    assert completion["choices"][0]["finish_reason"] == "length"
 
 
 def test_n_answers_and_seeds(client: openai.OpenAI) -> None:
@@ -139,7 +139,7 @@ def test_completion_logprobs_and_echo(live: LiveServer) -> None:
 
 
 def test_chat_logprobs_carry_the_bytes_of_the_text(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model="stories-chat",
         messages=[{"role": "user", "content": START}],
         max_tokens=10,
@@ -147,8 +147,8 @@ def test_chat_logprobs_carry_the_bytes_of_the_text(client: openai.OpenAI) -> Non
         logprobs=True,
         top_logprobs=4,
     )
-    entries = answer.choices[0].logprobs.content
-    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == answer.choices[0].message.content
+    entries = completion.choices[0].logprobs.content
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == completion.choices[0].message.content
     for entry in entries:
         assert len(entry.top_logprobs) == 4
         assert entry.top_logprobs[0].token == entry.token
@@ -156,8 +156,8 @@ def test_chat_logprobs_carry_the_bytes_of_the_text(client: openai.OpenAI) -> Non
 
 
 def test_prompt_logprobs(live: LiveServer) -> None:
-    answer = live.complete(prompt=[1, 403, 407], max_tokens=1, prompt_logprobs=2, **GREEDY)
-    first, second, third = answer["choices"][0]["prompt_logprobs"]
+    completion = live.complete(prompt=[1, 403, 407], max_tokens=1, prompt_logprobs=2, **GREEDY)
+    first, second, third = completion["choices"][0]["prompt_logprobs"]
     assert first is None
     assert second["403"]["rank"] == 1 and second["403"]["decoded_token"] == " Once"
     assert set(third["407"]) == {"logprob", "rank", "decoded_token"}

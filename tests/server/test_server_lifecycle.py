@@ -121,9 +121,12 @@ def test_a_failed_step_is_a_500_that_tells_nothing_and_the_engine_lives(chat_mod
 def test_a_stream_that_fails_ends_with_an_error_event(chat_model: Path) -> None:
     engine = new_engine(chat_model)
     executor = put_in_front(engine, FailingExecutor)
-    with serving(engine) as live, live.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
+    with (
+        serving(engine) as live,
+        live.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as completion,
+    ):
         text = ""
-        for piece in answer.iter_text():
+        for piece in completion.iter_text():
             text += piece
             executor.broken = executor.broken or text.count("data: ") >= 3
         last = text.rstrip("\n").split("\n\n")[-1]
@@ -144,11 +147,11 @@ def test_a_stream_that_fails_ends_with_an_error_event(chat_model: Path) -> None:
 
 def test_a_dead_engine_thread_ends_its_requests(chat_model: Path) -> None:
     with gated_serving(chat_model) as (live, gate), ThreadPoolExecutor() as pool:
-        answer = post_in_background(pool, live, **LONG)
+        completion = post_in_background(pool, live, **LONG)
         eventually(lambda: gate.num_started == 1)
         live.engine.engine.loop._renderer = None  # a bug of ours, in a part that nothing guards
         gate.open()
-        assert answer.result().status_code == 500
+        assert completion.result().status_code == 500
         assert live.client.get("/ready").status_code == 503
         assert live.client.get("/health").status_code == 200
         assert live.post("completions", **LONG).status_code == 503
@@ -156,11 +159,11 @@ def test_a_dead_engine_thread_ends_its_requests(chat_model: Path) -> None:
 
 def test_a_deadline_is_a_503_with_retry_after(chat_model: Path) -> None:
     with gated_serving(chat_model, request_timeout_s=0.05) as (live, gate), ThreadPoolExecutor() as pool:
-        answer = post_in_background(pool, live, **LONG)
+        completion = post_in_background(pool, live, **LONG)
         eventually(lambda: gate.num_started == 1)
         threading.Event().wait(0.1)  # the deadline passes while the first step is at the gate
         gate.open()
-        response = answer.result()
+        response = completion.result()
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
         live.assert_idle()
@@ -177,7 +180,7 @@ def test_a_full_queue_is_a_503_at_once(gated: tuple[LiveServer, GatedExecutor]) 
         assert response.json()["error"]["code"] == "server_is_overloaded"
         assert live.post("completions", prompt=[[1]] * 3, max_tokens=2).status_code == 503
         gate.open()
-        assert [answer.result().status_code for answer in taken] == [200] * 4
+        assert [completion.result().status_code for completion in taken] == [200] * 4
     live.assert_idle()
 
 
@@ -237,8 +240,8 @@ def test_sigterm_ends_the_process_with_0(command: list[str], chat_model: Path) -
         ready = process.stdout.readline()
         assert ready.startswith("Ridgeline serves stories-chat at http://127.0.0.1:")
         url = ready.split()[-1]
-        with httpx.stream("POST", f"{url}/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S) as answer:
-            lines = answer.iter_lines()
+        with httpx.stream("POST", f"{url}/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S) as completion:
+            lines = completion.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -36,9 +36,9 @@ def test_two_requests_of_one_client_id_do_not_meet(live: LiveServer, golden: dic
         async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE_S, headers={"x-request-id": "same"}) as client:
             return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(4)))
 
-    answers = [response.json() for response in asyncio.run(both())]
-    assert len({answer["id"] for answer in answers}) == 4
-    assert all(answer["choices"][0]["token_ids"] == golden["ids"][:30] for answer in answers)
+    completions = [response.json() for response in asyncio.run(both())]
+    assert len({completion["id"] for completion in completions}) == 4
+    assert all(completion["choices"][0]["token_ids"] == golden["ids"][:30] for completion in completions)
 
 
 def test_health_and_ready(live: LiveServer) -> None:
@@ -101,11 +101,11 @@ def test_metrics_agree_with_the_client(chat_model: Path) -> None:
         ]
         cached = 0
         for body in bodies:
-            answer = live.complete(**body)
-            prompt_tokens += answer["usage"]["prompt_tokens"]
-            output_tokens += answer["usage"]["completion_tokens"]
-            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            reasons += [choice["finish_reason"] for choice in answer["choices"]]
+            completion = live.complete(**body)
+            prompt_tokens += completion["usage"]["prompt_tokens"]
+            output_tokens += completion["usage"]["completion_tokens"]
+            cached += completion["usage"]["prompt_tokens_details"]["cached_tokens"]
+            reasons += [choice["finish_reason"] for choice in completion["choices"]]
         for _ in range(3):
             assert live.post("completions", prompt=[], max_tokens=1).status_code == 400
         assert live.client.get("/nope").status_code == 404

@@ -123,12 +123,12 @@ def test_both_backends_say_the_same(kind, experts, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind, experts=experts))
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
-    answers, choices = {}, {}
+    completions, choices = {}, {}
     for backend in ("native", "reference"):
         llm = LLM(str(path), backend=backend, dtype="float32", num_threads=1)
-        answers[backend] = llm.generate([[1, 5, 9, 20]], greedy, use_tqdm=False)[0].outputs[0].token_ids
+        completions[backend] = llm.generate([[1, 5, 9, 20]], greedy, use_tqdm=False)[0].outputs[0].token_ids
         choices[backend] = llm.engine.info.choices["quantize"]
-    assert answers["native"] == answers["reference"]
+    assert completions["native"] == completions["reference"]
     assert choices["native"].value == "as stored"
     assert choices["reference"].value == "none"
     requantized = LLM(str(path), backend="native", quantize="int8", num_threads=1)
@@ -165,11 +165,11 @@ def test_experts_of_two_types(tmp_path):
         "1.ffn.up.weight": "int4",
     }
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    answers = [
+    completions = [
         LLM(str(path), backend=backend, dtype="float32", num_threads=1).generate([[1, 5, 9]], greedy, use_tqdm=False)
         for backend in ("native", "reference")
     ]
-    assert answers[0][0].outputs[0].token_ids == answers[1][0].outputs[0].token_ids
+    assert completions[0][0].outputs[0].token_ids == completions[1][0].outputs[0].token_ids
 
 
 def test_a_damaged_scale_is_refused(tmp_path):

@@ -123,14 +123,16 @@ def test_native_computes_with_the_integers(tmp_path, case, config):
     """The reference computes with what they mean, in float32; integers of the inputs lose next to nothing."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     gptq(tmp_path, config, **case)
-    answers, choices = {}, {}
+    completions, choices = {}, {}
     for backend in ("native", "reference"):
         llm = LLM(str(tmp_path), backend=backend, dtype="float32", num_threads=1)
         params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
-        answers[backend] = llm.generate([[1, 5, 9, 20]], params, use_tqdm=False)[0].outputs[0]
+        completions[backend] = llm.generate([[1, 5, 9, 20]], params, use_tqdm=False)[0].outputs[0]
         choices[backend] = llm.engine.info.choices["quantize"].value
-    assert answers["native"].token_ids == answers["reference"].token_ids
-    found, expected = (torch.tensor([x.logprob for x in answers[name].logprobs]) for name in ("native", "reference"))
+    assert completions["native"].token_ids == completions["reference"].token_ids
+    found, expected = (
+        torch.tensor([x.logprob for x in completions[name].logprobs]) for name in ("native", "reference")
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     decodes = case.get("scales", np.float16) is not np.float16 or (case["bits"] == 8 and not case.get("sym", True))
     assert choices == {"native": "none" if decodes else "as stored", "reference": "none"}

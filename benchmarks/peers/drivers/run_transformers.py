@@ -13,7 +13,7 @@ def load(job):
     @torch.inference_mode()
     def generate(prompts, output_tokens):
         ids = torch.tensor(prompts)
-        answers = model.generate(
+        replies = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=output_tokens,
@@ -22,7 +22,7 @@ def load(job):
             pad_token_id=0,
             eos_token_id=None,
         )
-        return [answers.shape[1] - ids.shape[1]] * len(prompts)
+        return [replies.shape[1] - ids.shape[1]] * len(prompts)
 
     return generate
 

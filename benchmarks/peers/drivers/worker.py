@@ -13,14 +13,14 @@ import time
 
 def serve(load, packages):
     """`load(job)` gives a function (prompts, output tokens) -> numbers of tokens generated, one for each prompt."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # engines print as they like: only answers may reach the parent
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # engines print as they like: only replies may reach the parent
     generate = load(json.loads(sys.stdin.readline()))
     versions = {package: importlib.metadata.version(package) for package in packages}
-    print(json.dumps({"versions": versions}), file=answers, flush=True)
+    print(json.dumps({"versions": versions}), file=replies, flush=True)
     for line in sys.stdin:
         ask = json.loads(line)
         started = time.perf_counter()
         counts = generate(ask["prompts"], ask["output_tokens"])
-        answer = {"duration_s": time.perf_counter() - started, "output_tokens": counts}
-        print(json.dumps(answer), file=answers, flush=True)
+        reply = {"duration_s": time.perf_counter() - started, "output_tokens": counts}
+        print(json.dumps(reply), file=replies, flush=True)

@@ -40,7 +40,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def carries_token(self) -> bool:
-        """Return False for a chunk that only names the role or only says why the answer ended.
+        """Return False for a chunk that only names the role or only says why the output ended.
 
         A chunk with empty text and neither of those is a token whose text is empty, such as half a character.
         """
@@ -248,7 +248,7 @@ class _Exchange:
         for choice in chunk.choices:
             self._end_s = now_s
             self._finish_reason = choice.finish_reason or self._finish_reason
-            # An answer of nothing but an end-of-text token shows only its finish: that is its first token.
+            # An output of nothing but an end-of-text token shows only its finish: that is its first token.
             if choice.carries_token() or (choice.finish_reason is not None and not self._chunk_times_s):
                 self._chunk_times_s.append(now_s)
 

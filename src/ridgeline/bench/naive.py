@@ -37,10 +37,10 @@ class NaiveGeneration:
         """Return the requests in their order."""
         recorder = Recorder(requests)
         for request in requests:
-            self._answer(request, recorder)
+            self._run_request(request, recorder)
         return OfflineRun(log=recorder.log(), token_ids=recorder.token_ids())
 
-    def _answer(self, request: Request, recorder: Recorder) -> None:
+    def _run_request(self, request: Request, recorder: Recorder) -> None:
         output_ids: list[int] = []
         while len(output_ids) < request.max_tokens:
             sampled = self._next_token(request, output_ids)

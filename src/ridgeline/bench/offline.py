@@ -34,15 +34,15 @@ class OfflineRun:
 
 
 class System(Protocol):
-    """A way to answer requests."""
+    """A way to run requests."""
 
     def run(self, requests: Sequence[Request]) -> OfflineRun:
-        """Answer all of them, which are there from the start."""
+        """Run all of them, which are there from the start."""
         ...
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Output:
     token_ids: list[int] = field(default_factory=list[int])
     times_s: list[float] = field(default_factory=list[float])
     finish_reason: FinishReason | None = None
@@ -55,20 +55,20 @@ class Recorder:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
-        self._answers = {request.request_id: _Answer() for request in requests}
+        self._outputs = {request.request_id: _Output() for request in requests}
         self._start = time.perf_counter()
         self.num_unfinished = len(requests)
 
     def tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Record tokens that came now."""
-        answer = self._answers[request_id]
-        answer.token_ids.extend(token_ids)
-        answer.times_s.append(time.perf_counter() - self._start)
+        output = self._outputs[request_id]
+        output.token_ids.extend(token_ids)
+        output.times_s.append(time.perf_counter() - self._start)
 
     def finish(self, request_id: str, reason: FinishReason, *, num_cached: int = 0, error: str | None = None) -> None:
         """Record that the request has ended; its last tokens are already recorded."""
-        answer = self._answers[request_id]
-        answer.finish_reason, answer.num_cached, answer.error = reason, num_cached, error
+        output = self._outputs[request_id]
+        output.finish_reason, output.num_cached, output.error = reason, num_cached, error
         self.num_unfinished -= 1
 
     def log(self) -> RunLog:
@@ -79,22 +79,22 @@ class Recorder:
                 index=index,
                 arrival_s=0.0,
                 sent_s=0.0,
-                end_s=answer.times_s[-1] if answer.times_s else duration_s,
-                chunk_times_s=tuple(answer.times_s),
+                end_s=output.times_s[-1] if output.times_s else duration_s,
+                chunk_times_s=tuple(output.times_s),
                 prompt_tokens=len(request.prompt_ids),
-                cached_tokens=answer.num_cached,
-                output_tokens=len(answer.token_ids),
+                cached_tokens=output.num_cached,
+                output_tokens=len(output.token_ids),
                 usage_reported=True,
-                finish_reason=str(answer.finish_reason),
-                error=answer.error,
+                finish_reason=str(output.finish_reason),
+                error=output.error,
             )
-            for index, (request, answer) in enumerate(zip(self._requests, self._answers.values(), strict=True))
+            for index, (request, output) in enumerate(zip(self._requests, self._outputs.values(), strict=True))
         ]
         return RunLog(records=records, duration_s=duration_s, unsent=0)
 
     def token_ids(self) -> list[list[int]]:
-        """Return the answers so far, in the order of the requests."""
-        return [answer.token_ids for answer in self._answers.values()]
+        """Return the outputs so far, in the order of the requests."""
+        return [output.token_ids for output in self._outputs.values()]
 
 
 class BenchEngine:
@@ -223,7 +223,7 @@ def _system_result(system: str, runs: Sequence[OfflineRun], reference: Sequence[
         output_tok_per_s=rate,
         scheduling=median.scheduling,
         idle_slot_share=median.idle_slot_share,
-        answers_equal_to_first=sum(own == first for own, first in zip(median.token_ids, reference, strict=True)),
+        outputs_equal_to_first=sum(own == first for own, first in zip(median.token_ids, reference, strict=True)),
     )
 
 
@@ -244,5 +244,5 @@ def _scheduling_cost(before: Totals, after: Totals, duration_s: float) -> Schedu
 
 
 def _error(reason: FinishReason, error: str | None) -> str | None:
-    """Return why an answer failed: it neither stopped nor reached its length, and its tokens are not counted."""
+    """Return why an output failed: it neither stopped nor reached its length, and its tokens are not counted."""
     return None if reason in (FinishReason.STOP, FinishReason.LENGTH) else error or str(reason)

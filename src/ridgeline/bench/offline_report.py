@@ -60,7 +60,7 @@ class SystemResult:
     output_tok_per_s: Spread
     scheduling: SchedulingCost | None  # None: this system has no scheduler
     idle_slot_share: float | None  # of a static batch: slots whose sequence had ended before the longest one did
-    answers_equal_to_first: int  # requests with the same tokens as the report's first system gave
+    outputs_equal_to_first: int  # requests with the same tokens as the report's first system gave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def print_offline(console: Console, report: OfflineReport) -> None:
         row(label, lambda s, value=value: "" if s.scheduling is None else value(s.scheduling))
     row("idle batch slots", lambda s: "" if s.idle_slot_share is None else f"{s.idle_slot_share:.1%}")
     first = report.systems[0]
-    row(f"answers as {first.system}", lambda s: f"{s.answers_equal_to_first} / {s.results.completed}")
+    row(f"outputs as {first.system}", lambda s: f"{s.outputs_equal_to_first} / {s.results.completed}")
     console.print(table)
     for system in report.systems:
         for error, count in system.results.errors.items():

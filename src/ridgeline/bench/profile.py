@@ -114,7 +114,7 @@ class Profiler:
         self._random = np.random.default_rng(seed)
 
     def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
-        """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and answer.
+        """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and output.
 
         Raises ConfigError where the cache or the context has no room for them.
         """

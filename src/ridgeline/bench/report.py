@@ -44,7 +44,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport(Report):
-    """One run against one server. `server` names what answered, `api` and `model` how it was asked."""
+    """One run against one server. `server` names what served, `api` and `model` how it was asked."""
 
     server: str
     api: str
@@ -141,7 +141,7 @@ def print_report(console: Console, report: BenchReport) -> None:
         console.print(f"[red]{count} failed:[/red] {escape(error)}")
     if results.requests_without_usage:
         console.print(
-            f"{results.requests_without_usage} answers came without usage: their tokens are counted in chunks"
+            f"{results.requests_without_usage} outputs came without usage: their tokens are counted in chunks"
         )
 
 

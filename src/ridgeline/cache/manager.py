@@ -140,7 +140,7 @@ class CacheManager:
         """
         seq = self._sequences[seq_id]
         needs = [group.reserve(table, seq.computed, end) for group, table in zip(self._groups, seq.tables)]
-        if needs.count(NO_NEED) == len(needs):  # as for most tokens of an answer
+        if needs.count(NO_NEED) == len(needs):  # as for most tokens of an output
             seq.reserved = max(seq.reserved, end)
             return []
         for pool, need in zip(self._pools, needs):

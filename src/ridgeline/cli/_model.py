@@ -28,13 +28,13 @@ def show(text: str) -> None:
     typer.echo(text.translate(_CONTROLS) if sys.stdout.isatty() else text, nl=False)
 
 
-def summary(answers: "Sequence[CompletionOutput]") -> str:
+def summary(outputs: "Sequence[CompletionOutput]") -> str:
     """Say counts and speeds in one line, e.g. "64 tokens in 0.82 s · 78.0 tokens/s · TTFT 21 ms · TPOT 12.7 ms".
 
-    Of several answers, generated together: the first TTFT, the mean TPOT.
+    Of several outputs, generated together: the first TTFT, the mean TPOT.
     """
-    num_tokens = sum(len(answer.token_ids) for answer in answers)
-    timings = [answer.timings for answer in answers if answer.timings]
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    timings = [output.timings for output in outputs if output.timings]
     elapsed_s = max((timing.latency_s for timing in timings), default=0.0)
     parts = [f"{num_tokens} tokens in {elapsed_s:.2f} s", f"{num_tokens / max(elapsed_s, 1e-9):.1f} tokens/s"]
     if ttfts_s := [timing.ttft_s for timing in timings if timing.ttft_s is not None]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SystemName(StrEnum):  # typer takes no list of Literals
-    """Ways to answer a workload in this process."""
+    """Ways to run a workload in this process."""
 
     ENGINE = "engine"
     STATIC = "static"
@@ -117,7 +117,7 @@ def offline(
     workload: WorkloadSpec = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
     system: Annotated[
         list[SystemName] | None,
-        typer.Option(help="What answers the workload; give several to compare. Default: engine."),
+        typer.Option(help="Systems that run the workload; give several to compare. Default: engine."),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="static: number of requests in a batch.", min=1)] = 16,
     temperature: Temperature = 0.0,

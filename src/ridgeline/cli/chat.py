@@ -31,14 +31,14 @@ def chat(
     config: EngineConfig,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     quick: Annotated[
-        str | None, typer.Option("--quick", "-q", metavar="MESSAGE", help="Answer one message and exit.")
+        str | None, typer.Option("--quick", "-q", metavar="MESSAGE", help="Reply to one message and exit.")
     ] = None,
     chat_template: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Jinja file to make prompts of messages. Default: the model's own."),
     ] = None,
 ) -> None:
-    """Talk to a model in the terminal: one line in, one answer out.
+    """Talk to a model in the terminal: one message in, one reply out.
 
     /reset forgets the conversation, /exit or end of input leaves. When the conversation outgrows the context, its
     oldest exchanges are dropped, with a note; a single message that does not fit is refused.
@@ -87,25 +87,25 @@ class _Conversation:
         self._turns.clear()
 
     def say(self, text: str) -> "CompletionOutput":
-        """Stream the answer to `text`. Raises ContextLengthError for one that does not fit, and then forgets it."""
+        """Stream the reply to `text`. Raises ContextLengthError for one that does not fit, and then forgets it."""
         from ridgeline.engine.outputs import CompletionOutput
 
         turns = [*self._turns, {"role": "user", "content": text}]
         num_dropped, prompt_ids = self._fit(turns)
         if num_dropped:
             typer.echo(f"[the context is full: the oldest {num_dropped} messages were dropped]", err=True)
-        answer = CompletionOutput(0)
+        output = CompletionOutput(0)
         for delta in self._llm.stream(prompt_ids, self._params, adapter=self._adapter):
             show(delta.text)
-            answer.extend(delta)
+            output.extend(delta)
         show("\n")
-        if answer.error is not None:
-            raise EngineError(f"the answer broke off: {answer.error}")
-        self._turns = [*turns[num_dropped:], {"role": "assistant", "content": answer.text}]
-        return answer
+        if output.error is not None:
+            raise EngineError(f"the reply broke off: {output.error}")
+        self._turns = [*turns[num_dropped:], {"role": "assistant", "content": output.text}]
+        return output
 
     def _fit(self, turns: list[Message]) -> tuple[int, list[int]]:
-        """Return (messages dropped from the start, prompt ids), such that prompt and answer fit the context."""
+        """Return (messages dropped from the start, prompt ids), such that prompt and reply fit the context."""
         intake, max_tokens = self._llm.engine.intake, self._params.max_tokens or 1
         num_dropped = 0
         while True:
@@ -115,7 +115,7 @@ class _Conversation:
                 return num_dropped, prompt_ids
             if num_dropped == len(turns) - 1:
                 raise ContextLengthError(
-                    f"the message does not fit: with it the prompt has {len(prompt_ids)} tokens and the answer may "
+                    f"the message does not fit: with it the prompt has {len(prompt_ids)} tokens and the reply may "
                     f"have {max_tokens}, but the context is {intake.info.max_model_len}; shorten it or lower "
                     "--max-tokens"
                 )

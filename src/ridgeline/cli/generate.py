@@ -54,9 +54,9 @@ def generate(
         typer.echo(_as_json(output))
         _check(output.outputs)
         return
-    answers = [_stream(llm, text, params, adapter)] if params.n == 1 else _collect(llm, text, params, adapter)
-    typer.echo(summary(answers), err=True)
-    _check(answers)
+    outputs = [_stream(llm, text, params, adapter)] if params.n == 1 else _collect(llm, text, params, adapter)
+    typer.echo(summary(outputs), err=True)
+    _check(outputs)
 
 
 def _open(config: EngineConfig, *, is_alone: bool) -> "LLM":
@@ -77,28 +77,28 @@ def _open(config: EngineConfig, *, is_alone: bool) -> "LLM":
 def _stream(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "CompletionOutput":
     from ridgeline.engine.outputs import CompletionOutput
 
-    answer = CompletionOutput(0)
+    output = CompletionOutput(0)
     unshown = prompt  # shown once the engine has accepted it
     for delta in llm.stream(prompt, params, adapter=adapter):
         show(unshown + delta.text)
         unshown = ""
-        answer.extend(delta)
+        output.extend(delta)
     show("\n")
-    return answer
+    return output
 
 
 def _collect(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "list[CompletionOutput]":
     (output,) = llm.generate(prompt, params, adapter=adapter, use_tqdm=False)
-    for answer in output.outputs:
-        typer.echo(f"--- {answer.index + 1} of {len(output.outputs)}", err=True)
-        show(f"{prompt}{answer.text}\n")
+    for completion in output.outputs:
+        typer.echo(f"--- {completion.index + 1} of {len(output.outputs)}", err=True)
+        show(f"{prompt}{completion.text}\n")
     return output.outputs
 
 
-def _check(answers: "list[CompletionOutput]") -> None:
-    for answer in answers:
-        if answer.error is not None:
-            raise EngineError(f"answer {answer.index + 1} broke off: {answer.error}")
+def _check(outputs: "list[CompletionOutput]") -> None:
+    for output in outputs:
+        if output.error is not None:
+            raise EngineError(f"output {output.index + 1} broke off: {output.error}")
 
 
 def _as_json(output: "RequestOutput") -> str:

@@ -45,7 +45,7 @@ class Room(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What an answer gains from a span, and how many of the span's first tokens are final: the rest is taken back.
+    """What an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
 
     A token that is gained may be final already: a draft that was right.
     """

@@ -88,7 +88,7 @@ class EngineClient(Protocol):
         ...
 
     def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        """Submit `requests` and yield the deltas of all their answers until each has finished.
+        """Submit `requests` and yield the deltas of all their outputs until each has finished.
 
         Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and EngineError if
         the engine stops before all have finished.

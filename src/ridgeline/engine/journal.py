@@ -24,7 +24,7 @@ Kind = Literal["admitted", "preempted"]
 STEPS = 4096  # records in each ring
 SPANS = 65536
 DECISIONS = 16384
-ANSWERS = 4096
+OUTPUTS = 4096
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WAIT_REASONS: tuple[str, ...] = ("", *get_args(WaitReason))  # "": nobody waited
 _WAIT_CODES = {reason or None: code for code, reason in enumerate(WAIT_REASONS)}
@@ -54,7 +54,7 @@ DECISION_FIELDS = (
     ("value", "i8"),  # admitted: cached tokens; preempted: the sequence that got its blocks
     ("reason", "i4"),  # admitted: index into Journal.cache_reasons
 )
-ANSWER_FIELDS = (
+OUTPUT_FIELDS = (
     ("seq_id", "i8"),
     ("arrival_s", "f8"),
     *((name, "f8") for name in ("queue_s", "ttft_s", "latency_s")),  # NaN: it did not come so far
@@ -113,7 +113,7 @@ class Journal:
         self.steps = Ring((*STEP_FIELDS, *blocks), STEPS)
         self.spans = Ring(SPAN_FIELDS, SPANS)
         self.decisions = Ring(DECISION_FIELDS, DECISIONS)
-        self.answers = Ring(ANSWER_FIELDS, ANSWERS)
+        self.outputs = Ring(OUTPUT_FIELDS, OUTPUTS)
         self.cache_reasons: list[str] = []  # why the prefix cache served no more; grows only
         self._totals = Totals()
         self._last_seq_ids: list[int] = []  # of a step of one token and one row for each sequence, else empty
@@ -182,11 +182,11 @@ class Journal:
         totals.num_computed_tokens += num_tokens
         totals.num_sampled_tokens += len(samples)
 
-    def answer(self, event: FinishEvent) -> None:
-        """Record the end of an answer."""
+    def finish(self, event: FinishEvent) -> None:
+        """Record the end of an output."""
         request, timings, params = event.request, event.timings, event.request.params
         nan = float("nan")
-        self.answers.append(
+        self.outputs.append(
             event.seq_id,
             request.arrival_s,
             timings.queue_s,

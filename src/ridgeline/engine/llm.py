@@ -91,7 +91,8 @@ class LLM:
         chat_template: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template; `adapter` as in `generate`.
+        """Generate the reply to one conversation or several, through the model's chat template; `adapter` as in
+        `generate`.
 
         `chat_template` is the Jinja text of another template to use.
 
@@ -199,7 +200,7 @@ class LLM:
         return list(outputs.values())
 
     def _until_finished(self, outputs: Mapping[str, RequestOutput], progress: bool) -> None:
-        """Run steps until every answer has ended, showing requests done and tokens per second."""
+        """Run steps until every output has ended, showing requests done and tokens per second."""
         total = unfinished = sum(len(output.outputs) for output in outputs.values())
         num_tokens = 0
         with progress_bar(total, self.engine.loop.clock, show=progress) as show:

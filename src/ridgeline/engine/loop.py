@@ -149,7 +149,7 @@ class EngineLoop:
         return []
 
     def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
-        """End what the step was for, where no single answer is to blame; the loop goes on."""
+        """End what the step was for, where no single output is to blame; the loop goes on."""
         log.error(what, exc_info=error)
         self._publish(self._scheduler.fail(plan, f"{what}: {type(error).__name__}"))
         return True
@@ -169,4 +169,4 @@ class EngineLoop:
             finished += closed.finished
         self._deliver(deltas)
         for event in finished:
-            self.journal.answer(event)
+            self.journal.finish(event)

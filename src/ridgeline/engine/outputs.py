@@ -1,4 +1,4 @@
-"""What callers get: deltas while an answer grows, RequestOutput when it is whole. Names as a vLLM user knows them."""
+"""What callers get: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows them."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from ridgeline.engine.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """How an answer ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id.
+    """How an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id.
 
     `uncached_reason`: why the prefix cache served no more of the prompt than `num_cached_tokens`.
     """
@@ -23,7 +23,7 @@ class Finish:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What one step added to answer `index` of a request; `text` is "" while a character or a stop string is open."""
+    """What one step added to output `index` of a request; `text` is "" while a character or a stop string is open."""
 
     request_id: str
     index: int
@@ -46,7 +46,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One whole answer. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
+    """One whole output. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
 
     index: int
     text: str = ""
@@ -59,7 +59,7 @@ class CompletionOutput:
     timings: Timings | None = None
 
     def extend(self, delta: OutputDelta) -> None:
-        """Take in the next delta of this answer."""
+        """Take in the next delta of this output."""
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs:
@@ -74,7 +74,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request over all its answers; cached ones are prompt tokens served by the prefix cache."""
+    """Token counts of a request over all its outputs; cached ones are prompt tokens served by the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -87,7 +87,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its answers so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
+    """A request and its outputs so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
 
     request_id: str
     prompt: str | None
@@ -107,7 +107,7 @@ class RequestOutput:
         return Usage(len(self.prompt_token_ids), generated, self.num_cached_tokens)
 
     def extend(self, delta: OutputDelta) -> None:
-        """Take in the next delta of any answer."""
+        """Take in the next delta of any output."""
         if delta.prompt_logprobs:
             self.prompt_logprobs = [*(self.prompt_logprobs or (None,)), *delta.prompt_logprobs]
         if delta.finish is not None and delta.index == 0:

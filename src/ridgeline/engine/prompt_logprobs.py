@@ -7,7 +7,7 @@ from ridgeline.engine.request import Sequence
 
 
 def owes_scores(seq: Sequence) -> bool:
-    """Tell whether scores are owed: every prompt token but the first has one, in the first answer of a request."""
+    """Tell whether scores are owed: every prompt token but the first has one, in the first output of a request."""
     wanted = seq.request.params.prompt_logprobs is not None and seq.index == 0
     return wanted and seq.num_prompt_logprobs < seq.num_prompt - 1
 

@@ -1,6 +1,6 @@
 """Events -> deltas with text: incremental detokenization and stop strings. Runs in the loop's thread, after commit.
 
-A stop string ends an answer at its token: what the same step put behind it is dropped. An error ends its answer alone.
+A stop string ends an output at its token: what the same step put behind it is dropped. An error ends its output alone.
 """
 
 from collections.abc import Iterable
@@ -13,34 +13,34 @@ from ridgeline.engine.request import Event, FinishEvent, FinishReason, PromptLog
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.tokenizer import Tokenizer
 
-AnswerKey = tuple[str, int]
+OutputKey = tuple[str, int]
 
 log = get_logger("engine")
 
 
 class Rendered(NamedTuple):
-    """One delta per answer that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler.
+    """One delta per output that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler.
 
     `finished`: the ends among the events, with the number of tokens that callers get.
     """
 
     deltas: list[OutputDelta]
-    stopped: list[AnswerKey]
-    failed: dict[AnswerKey, str]
+    stopped: list[OutputKey]
+    failed: dict[OutputKey, str]
     finished: list[FinishEvent]
 
 
 class Renderer:
-    """One detokenizer per unfinished answer. Without a tokenizer, deltas carry token ids only."""
+    """One detokenizer per unfinished output. Without a tokenizer, deltas carry token ids only."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._open: dict[AnswerKey, IncrementalDetokenizer] = {}
+        self._open: dict[OutputKey, IncrementalDetokenizer] = {}
 
     def render(self, events: Iterable[Event]) -> Rendered:
-        deltas: dict[AnswerKey, OutputDelta] = {}
-        stopped: dict[AnswerKey, None] = {}
-        failed: dict[AnswerKey, str] = {}
+        deltas: dict[OutputKey, OutputDelta] = {}
+        stopped: dict[OutputKey, None] = {}
+        failed: dict[OutputKey, str] = {}
         finished: list[FinishEvent] = []
         for event in events:
             key = (event.request.request_id, 0 if isinstance(event, PromptLogprobsEvent) else event.index)
@@ -63,12 +63,12 @@ class Renderer:
                     stopped.pop(key, None)
         return Rendered(list(deltas.values()), list(stopped), failed, finished)
 
-    def _fault(self, key: AnswerKey, error: Exception) -> str:
-        log.error("answer %d of %s could not be rendered", key[1], key[0], exc_info=error)
+    def _fault(self, key: OutputKey, error: Exception) -> str:
+        log.error("output %d of %s could not be rendered", key[1], key[0], exc_info=error)
         self._open.pop(key, None)
-        return f"this answer could not be rendered: {type(error).__name__}"
+        return f"this output could not be rendered: {type(error).__name__}"
 
-    def _token(self, event: TokenEvent, key: AnswerKey, delta: OutputDelta) -> bool:
+    def _token(self, event: TokenEvent, key: OutputKey, delta: OutputDelta) -> bool:
         """Add a token to a delta; return True if it completed a stop string."""
         delta.token_ids.append(event.token_id)
         if event.logprob is not None:
@@ -88,8 +88,8 @@ class Renderer:
         delta.text += self._open[key].feed((event.token_id,))
         return self._open[key].stop_found is not None
 
-    def _finish(self, event: FinishEvent, key: AnswerKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
-        """Close an answer; `failure` is what went wrong with it in this step. Return its end as callers see it."""
+    def _finish(self, event: FinishEvent, key: OutputKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
+        """Close an output; `failure` is what went wrong with it in this step. Return its end as callers see it."""
         detokenizer = self._open.get(key)
         reason, stop_reason = event.reason, self._stop_id(event)
         if detokenizer is not None:

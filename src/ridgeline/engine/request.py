@@ -1,6 +1,6 @@
 """A request, its sequences, and the events that its tokens become.
 
-A Request is what a caller asked for; a Sequence is one of its `n` answers. Only the scheduler writes to them.
+A Request is what a caller asked for; a Sequence is one of its `n` outputs. Only the scheduler writes to them.
 """
 
 import enum
@@ -11,7 +11,7 @@ from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.core.step import TokenLogprob, Vectors
 
-SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the answers of one request never share a random stream
+SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request never share a random stream
 
 
 class FinishReason(enum.StrEnum):
@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(slots=True)
 class Sequence:
-    """One answer being generated: all its tokens, and how many of them the cache holds.
+    """One output being generated: all its tokens, and how many of them the cache holds.
 
     Invariant: num_computed <= len(token_ids); a running sequence is caught up when it lacks only its newest token.
     """
@@ -109,7 +109,7 @@ class Sequence:
     def finished(
         self, reason: FinishReason, now_s: float, stop_token_id: int | None, error: str | None
     ) -> "FinishEvent":
-        """Return the end of the answer, which is `now_s`."""
+        """Return the end of the output, which is `now_s`."""
         return FinishEvent(
             self.request,
             self.index,
@@ -143,7 +143,7 @@ class PromptLogprobsEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Answer `index` of `request` got one more token; `ends` where it is an end-of-sequence or stop id."""
+    """Output `index` of `request` got one more token; `ends` where it is an end-of-sequence or stop id."""
 
     request: Request
     index: int
@@ -163,7 +163,7 @@ class VectorEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """Answer `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
+    """Output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
 
     request: Request
     index: int
@@ -178,7 +178,7 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """When things happened to one answer, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
+    """When things happened to one output, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
 
     queue_s: float
     ttft_s: float | None
@@ -187,7 +187,7 @@ class Timings:
     num_preemptions: int
 
     def of_tokens(self, num_output: int) -> "Timings":
-        """Return the timings of an answer of `num_output` tokens."""
+        """Return the timings of an output of `num_output` tokens."""
         if self.ttft_s is None or num_output < 2:
             return replace(self, tpot_s=None)
         return replace(self, tpot_s=(self.latency_s - self.ttft_s) / (num_output - 1))

@@ -77,19 +77,19 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request. Its other answers (n > 1) are forked from the first one's prompt."""
+        """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
         sequences = sequences_of(request, self._seq_ids)
         self._sequences[request.request_id] = sequences
         self._waiting.push(sequences[0])
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> list[Event]:
-        """End one answer, or with None all answers, of a request now; unknown ones are ignored."""
+        """End one output, or with None all outputs, of a request now; unknown ones are ignored."""
         for seq in [seq for seq in self._sequences.get(request_id, ()) if index is None or seq.index == index]:
             self._end(seq, reason, error=error)
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """Take the events that no method has returned yet: of answers that ended while they were planned."""
+        """Take the events that no method has returned yet: of outputs that ended while they were planned."""
         events, self._events = self._events, []
         return events
 
@@ -106,7 +106,7 @@ class Scheduler:
         return tuple(self._running)
 
     def expire(self) -> list[Event]:
-        """End every answer whose deadline has passed."""
+        """End every output whose deadline has passed."""
         now = self._clock()
         late = [
             seq
@@ -121,7 +121,7 @@ class Scheduler:
     # ---- the step
 
     def plan(self) -> StepPlan | None:
-        """Plan what to compute now; None when there is nothing to do. Answers that ended meanwhile: `take_events`."""
+        """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
         num_running, num_preemptions = len(self._running), self._num_preemptions
         self._strategy.begin(
@@ -209,7 +209,7 @@ class Scheduler:
         try:
             self._cache.release(seq.seq_id)
         except Exception:  # it is gone all the same: at worst its blocks are lost
-            log.exception("the blocks of answer %d of %s were not freed", seq.index, seq.request.request_id)
+            log.exception("the blocks of output %d of %s were not freed", seq.index, seq.request.request_id)
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -327,7 +327,7 @@ class Scheduler:
         self._cache.commit(seq.seq_id, seq.token_ids, num_computed)
 
     def _append(self, seq: Sequence, tokens: Items[SampledToken]) -> FinishReason | None:
-        """Add tokens up to the one that ends the answer; return why it ends, if it does."""
+        """Add tokens up to the one that ends the output; return why it ends, if it does."""
         request = seq.request
         for token in tokens:
             token_id = token.token_id
@@ -349,7 +349,7 @@ class Scheduler:
     def _end_if_broken(
         self, seq: Sequence, tokens: Items[SampledToken], sampled: dict[int, list[SampledToken]]
     ) -> bool:
-        """End an answer whose logits were not finite, and before it the siblings that share them."""
+        """End an output whose logits were not finite, and before it the siblings that share them."""
         for token in tokens:
             if token.error is not None:
                 for sibling in tuple(seq.siblings):
@@ -360,14 +360,14 @@ class Scheduler:
 
     def _fault(self, seq: Sequence, error: Exception) -> None:
         """End this sequence for an error that concerns it alone; the step goes on without it."""
-        log.error("answer %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
+        log.error("output %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
         if seq in self._sequences.get(seq.request.request_id, ()):
-            self._end(seq, FinishReason.ERROR, error=f"this answer could not be computed: {type(error).__name__}")
+            self._end(seq, FinishReason.ERROR, error=f"this output could not be computed: {type(error).__name__}")
 
     def _end(
         self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None
     ) -> None:
-        """Remove an answer wherever it is: queued, running, or still to be forked."""
+        """Remove an output wherever it is: queued, running, or still to be forked."""
         request = seq.request
         members = self._sequences[request.request_id]
         members.remove(seq)
@@ -387,4 +387,4 @@ class Scheduler:
         try:
             self._strategy.forget(seq)
         except Exception:
-            log.exception("answer %d of %s could not be forgotten", seq.index, request.request_id)
+            log.exception("output %d of %s could not be forgotten", seq.index, request.request_id)

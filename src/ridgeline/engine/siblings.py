@@ -1,4 +1,4 @@
-"""Several answers to one request (n > 1): the first computes the prompt, the others share what it has computed."""
+"""Several outputs to one request (n > 1): the first computes the prompt, the others share what it has computed."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from ridgeline.engine.request import Request, Sequence
 
 
 def sequences_of(request: Request, seq_ids: Iterator[int]) -> list[Sequence]:
-    """Return one sequence for each answer; the first carries the others until they are forked."""
+    """Return one sequence for each output; the first carries the others until they are forked."""
     first, *others = (
         Sequence(next(seq_ids), request, index, list(request.prompt_ids)) for index in range(request.params.n)
     )
@@ -16,7 +16,7 @@ def sequences_of(request: Request, seq_ids: Iterator[int]) -> list[Sequence]:
 
 
 def fork_siblings(seq: Sequence, cache: CacheManager) -> Iterator[Sequence]:
-    """Fork the other answers once the prompt is computed: they share its blocks, copy-on-write, and then run alone."""
+    """Fork the other outputs once the prompt is computed: they share its blocks, copy-on-write, and then run alone."""
     while seq.siblings:
         sibling = seq.siblings[0]
         cache.fork(seq.seq_id, sibling.seq_id)
@@ -28,7 +28,7 @@ def fork_siblings(seq: Sequence, cache: CacheManager) -> Iterator[Sequence]:
 
 
 def hand_over(seq: Sequence) -> Sequence | None:
-    """Let the next answer carry its siblings, from the start, when the one that carried the prompt is gone."""
+    """Let the next output carry its siblings, from the start, when the one that carried the prompt is gone."""
     if not seq.siblings:
         return None
     heir, *rest = seq.siblings

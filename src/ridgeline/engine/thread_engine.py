@@ -22,16 +22,16 @@ from ridgeline.text.tokenizer import Tokenizer
 log = get_logger("engine")
 
 IDLE_WAIT_S = 0.5  # an idle loop looks around this often; a message wakes it at once
-POLL_S = 0.01  # how often `drain` looks whether the last answer has left
+POLL_S = 0.01  # how often `drain` looks whether the last output has left
 
 
 class ThreadEngine:
-    """Owns an Engine and its thread. Build it anywhere, `start` it on the event loop that will read the answers."""
+    """Owns an Engine and its thread. Build it anywhere, `start` it on the event loop that will read the outputs."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._max_queued = config.scheduler.max_queued_requests
         self.engine = build_engine(config, self._deliver)
-        self._answers: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
+        self._queues: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
         self._stopping = threading.Event()
         self._draining = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -72,48 +72,48 @@ class ThreadEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests whose answers are still being read."""
-        return len(self._answers)
+        """Requests whose outputs are still being read."""
+        return len(self._queues)
 
     def require_room(self, num_requests: int = 1) -> None:
         """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
         if not self.accepting:
             raise OverloadedError("the engine is shutting down; retry elsewhere")
-        waiting, unfinished = self.engine.loop.scheduler.num_waiting, len(self._answers)
+        waiting, unfinished = self.engine.loop.scheduler.num_waiting, len(self._queues)
         if waiting + num_requests > self._max_queued or unfinished + num_requests > 2 * self._max_queued:
             raise OverloadedError(f"the queue is full ({self._max_queued} requests); retry later")
 
     def submit(self, *requests: Request) -> None:
         """Queue `requests`, whose ids are new; raises OverloadedError, and queues none, where `require_room` does."""
         self.require_room(len(requests))
-        answers: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
-        self._answers.update((request.request_id, answers) for request in requests)
+        queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
+        self._queues.update((request.request_id, queue) for request in requests)
         for request in requests:
             self.engine.loop.submit(request)
 
     def abort(self, request_id: str) -> None:
         """End a request that nobody reads any more; unknown and finished ones are ignored."""
-        if self._answers.pop(request_id, None) is not None:
+        if self._queues.pop(request_id, None) is not None:
             self.engine.loop.abort(request_id)
 
     async def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        """Submit `requests` and yield the deltas of all their answers until each has finished.
+        """Submit `requests` and yield the deltas of all their outputs until each has finished.
 
         Closing the generator aborts what has not. Raises OverloadedError before anything is queued if they do not fit
         or the engine is shutting down, and EngineError if it stops before they have finished.
         """
         self.submit(*requests)
-        answers = self._answers[requests[0].request_id]  # one queue for all of them
+        queue = self._queues[requests[0].request_id]  # one queue for all of them
         unfinished = {request.request_id: request.params.n for request in requests}
         try:
             while unfinished:
-                delta = await answers.get()
+                delta = await queue.get()
                 if delta is None:
-                    raise EngineError("the engine stopped before the answer was complete")
+                    raise EngineError("the engine stopped before the output was complete")
                 if delta.finish is not None:
                     unfinished[delta.request_id] -= 1
                     if not unfinished[delta.request_id]:
-                        del unfinished[delta.request_id], self._answers[delta.request_id]
+                        del unfinished[delta.request_id], self._queues[delta.request_id]
                 yield delta
         finally:
             for request_id in unfinished:
@@ -136,9 +136,9 @@ class ThreadEngine:
         """Take no more requests and waits for the open ones; True if all of them finished in time."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._answers and asyncio.get_running_loop().time() < deadline:
+        while self._queues and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_S)
-        return not self._answers
+        return not self._queues
 
     def stop(self) -> None:
         """End the thread after its current step; open streams raise EngineError. Idempotent, from any thread."""
@@ -158,13 +158,13 @@ class ThreadEngine:
             log.exception("the engine's thread died")
         assert self._event_loop is not None
         if not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self._close_answers)
+            self._event_loop.call_soon_threadsafe(self._close_queues)
 
-    def _close_answers(self) -> None:
-        """Close all answers, on the event loop: the thread has ended, and nobody may wait for what cannot come."""
+    def _close_queues(self) -> None:
+        """Close all outputs, on the event loop: the thread has ended, and nobody may wait for what cannot come."""
         self._draining = True
-        for answers in set(self._answers.values()):
-            answers.put_nowait(None)
+        for queue in set(self._queues.values()):
+            queue.put_nowait(None)
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         """Send deltas to the event loop; runs in the engine's thread."""
@@ -174,6 +174,6 @@ class ThreadEngine:
     def _dispatch(self, deltas: list[OutputDelta]) -> None:
         """Hand each delta to its reader, on the event loop. Deltas of aborted requests have no reader any more."""
         for delta in deltas:
-            answers = self._answers.get(delta.request_id)
-            if answers is not None:
-                answers.put_nowait(delta)
+            queue = self._queues.get(delta.request_id)
+            if queue is not None:
+                queue.put_nowait(delta)

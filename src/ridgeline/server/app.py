@@ -61,17 +61,17 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
 
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:
-    """Raise every error on: RequestBoundary maps them all, and starlette is not to answer any by itself."""
+    """Raise every error on: RequestBoundary maps them all, and starlette is not to respond by itself."""
     raise error
 
 
 async def _health(http: Request) -> Response:
-    """Answer 200 while the process is alive, also when it drains: a restart would cure nothing."""
+    """Return 200 while the process is alive, also when it drains: a restart would cure nothing."""
     return JSONResponse({"status": "ok"})
 
 
 async def _ready(service: Service, http: Request) -> Response:
-    """Answer 200 only where a request would be taken now."""
+    """Return 200 only where a request would be taken now."""
     if not service.engine.accepting:
         return reply_to(OverloadedError("not ready: the engine is shutting down or has stopped")).response()
     return JSONResponse({"status": "ready"})

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ridgeline.core.errors import ModelNotFoundError, OverloadedError, RequestError
 
-INTERNAL_MESSAGE = "the server failed to answer this request; the log has the details under this request id"
+INTERNAL_MESSAGE = "the server failed to process this request; the log has the details under this request id"
 RETRY_AFTER_S = 1
 MAX_MESSAGE_CHARS = 1000
 

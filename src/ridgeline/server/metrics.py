@@ -30,16 +30,16 @@ class Metrics:
         self._registry.register(_EngineCollector(engine))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated and handed to the server.")
-        self.answers = self._counter("request_success", "Answers that ended normally, by reason.", "finished_reason")
+        self.successes = self._counter("request_success", "Outputs that ended normally, by reason.", "finished_reason")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.")
         self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", "reason")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token, per answer.", _TTFT_S)
-        self._tpot = self._histogram("time_per_output_token_seconds", "Mean time between an answer's tokens.", _TPOT_S)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token, per answer.", _E2E_S)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token, per output.", _TTFT_S)
+        self._tpot = self._histogram("time_per_output_token_seconds", "Mean time between an output's tokens.", _TPOT_S)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token, per output.", _E2E_S)
 
     def finished(self, reason: str, timings: Timings) -> None:
-        """Count an answer that ended normally."""
-        self.answers.labels(reason).inc()
+        """Count an output that ended normally."""
+        self.successes.labels(reason).inc()
         self._e2e.observe(timings.latency_s)
         if timings.ttft_s is not None:
             self._ttft.observe(timings.ttft_s)

@@ -1,4 +1,4 @@
-"""Runs the app until a signal ends it: uvicorn, and a shutdown that loses no answer.
+"""Runs the app until a signal ends it: uvicorn, and a shutdown that loses no output.
 
 Called by `ridgeline serve`. First SIGTERM or SIGINT: new requests get 503, open ones end, then the process. A second
 one ends it at once.

@@ -23,7 +23,7 @@ log = get_logger("server")
 
 @dataclass(slots=True)
 class RequestNote:
-    """One HTTP request: its id, and what its log line tells. Never a prompt, never an answer."""
+    """One HTTP request: its id, and what its log line tells. Never a prompt, never an output."""
 
     request_id: str
     started_s: float = field(default_factory=time.monotonic)

@@ -26,7 +26,7 @@ class ServerSettings:
     api_key: str | None = field(default=None, repr=False)
     max_body_bytes: int = option(10 * 2**20, "Maximum size of a request's body in bytes.", low=1)
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
-    max_answers: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
+    max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
     request_timeout_s: float = option(
         600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
     )

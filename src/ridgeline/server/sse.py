@@ -1,4 +1,4 @@
-"""Server-sent events, and what every answer needs: to notice that the client has gone."""
+"""Server-sent events, and what every response needs: to notice that the client has gone."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -16,7 +16,7 @@ from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode
 from ridgeline.cache.table import SequenceTable
 
-DECODE_CHECKPOINT_TOKENS = 256  # how far apart the checkpoints of an answer are; each costs a copy of the state
+DECODE_CHECKPOINT_TOKENS = 256  # how far apart the checkpoints of an output are; each costs a copy of the state
 
 
 def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
@@ -55,7 +55,7 @@ class RecurrentGroup:
         return boundary if end - computed > 1 and boundary > computed else end
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
-        """Return the state where it is that after block `index`: after prompt spans, and now and then of an answer."""
+        """Return the state where it is that after block `index`: after prompt spans, and now and then of an output."""
         if (index + 1) * self._block_size != computed:
             return None
         spacing = max(DECODE_CHECKPOINT_TOKENS // self._block_size, 1)

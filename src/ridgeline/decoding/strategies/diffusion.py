@@ -115,7 +115,7 @@ class MaskedDiffusion:
         """Do nothing: there is nothing to learn."""
 
     def salt(self, view: SequenceView) -> str:
-        """Return a salt of the whole run: a token's keys depend on all of the prompt and on how the answer is cut."""
+        """Return a salt of the whole run: a token's keys depend on all of the prompt and on how the output is cut."""
         prompt = sha256(repr(list(view.prompt_ids)).encode()).hexdigest()
         return f"\0diffusion {_options(view).block_length} {prompt}"
 

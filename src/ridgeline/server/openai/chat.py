@@ -18,7 +18,6 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.answers import Reply, finish_name, respond, timings_body
 from ridgeline.server.openai.fields import (
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
@@ -29,7 +28,7 @@ from ridgeline.server.openai.fields import (
 )
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
-    AnswerMessage,
+    AssistantMessage,
     ChatBody,
     ChatChoice,
     ChatChunk,
@@ -39,6 +38,7 @@ from ridgeline.server.openai.protocol import (
     ChatMessage,
     ChatRequest,
 )
+from ridgeline.server.openai.responses import Reply, finish_name, respond, timings_body
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -46,7 +46,7 @@ _DECODER = msgspec.json.Decoder(with_parameters(ChatRequest))
 
 
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
-    """Answer /v1/chat/completions. Raises what errors.py maps."""
+    """Serve /v1/chat/completions. Raises what errors.py maps."""
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     chat = await asyncio.to_thread(_prepare, service, body)
@@ -140,7 +140,7 @@ def _num_logprobs(body: ChatRequest) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A checked request, and how its answers are written."""
+    """A checked request, and how its outputs are written."""
 
     model: str
     created_unix_s: int
@@ -156,7 +156,7 @@ class _Chat:
             id=self.request.request_id,
             created=self.created_unix_s,
             model=self.model,
-            choices=[self._choice(answer) for answer in output.outputs],
+            choices=[self._choice(completion) for completion in output.outputs],
             usage=reply.usage,
         )
         if self.body.return_token_ids:
@@ -166,7 +166,7 @@ class _Chat:
         return msgspec.json.encode(message)
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks of a stream: each answer's role once, then one for each delta with tokens."""
+        """Yield the chunks of a stream: each output's role once, then one for each delta with tokens."""
         opened: set[int] = set()
         async with aclosing(reply.deltas()) as deltas:
             async for _, delta in deltas:
@@ -182,16 +182,16 @@ class _Chat:
             message.usage = reply.usage
             yield event(message)
 
-    def _choice(self, answer: CompletionOutput) -> ChatChoice:
-        assert answer.finish_reason is not None and answer.timings is not None
+    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        assert completion.finish_reason is not None and completion.timings is not None
         return ChatChoice(
-            index=answer.index,
-            message=AnswerMessage(content=answer.text),
-            logprobs=self._logprobs(answer.logprobs or []),
-            finish_reason=finish_name(answer.finish_reason),
-            stop_reason=UNSET if answer.stop_reason is None else answer.stop_reason,
-            timings=timings_body(answer.timings),
-            token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
+            index=completion.index,
+            message=AssistantMessage(content=completion.text),
+            logprobs=self._logprobs(completion.logprobs or []),
+            finish_reason=finish_name(completion.finish_reason),
+            stop_reason=UNSET if completion.stop_reason is None else completion.stop_reason,
+            timings=timings_body(completion.timings),
+            token_ids=completion.token_ids if self.body.return_token_ids else UNSET,
         )
 
     def _opening(self, index: int) -> ChatChunk:

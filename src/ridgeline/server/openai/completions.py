@@ -18,7 +18,6 @@ from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.answers import Reply, finish_name, respond, timings_body
 from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import (
@@ -27,6 +26,7 @@ from ridgeline.server.openai.protocol import (
     CompletionRequest,
     UsageBody,
 )
+from ridgeline.server.openai.responses import Reply, finish_name, respond, timings_body
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -35,7 +35,7 @@ _DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
-    """Answer /v1/completions. Raises what errors.py maps."""
+    """Serve /v1/completions. Raises what errors.py maps."""
     service.engine.require_room()
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     completion = await asyncio.to_thread(_prepare, service, body)
@@ -43,7 +43,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
-    """Return one prompt per answer: a text and a list of ids are one, a list of either is many. Raises RequestError."""
+    """Return one prompt per output: a text and a list of ids are one, a list of either is many. Raises RequestError."""
     if isinstance(prompt, str):
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
@@ -77,9 +77,9 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
     )
     prompts = split_prompts(body.prompt, service.settings.max_prompts)
-    if len(prompts) * params.n > service.settings.max_answers:
+    if len(prompts) * params.n > service.settings.max_outputs:
         raise RequestError(
-            f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_answers} answers",
+            f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs",
             param="n",
         )
     completion_id = f"cmpl-{uuid.uuid4().hex}"
@@ -113,7 +113,7 @@ def _echo(service: Service, prompt: Prompt, request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Completion:
-    """A checked request, and how its answers are written. `echoes` are the texts of the prompts, if asked for."""
+    """A checked request, and how its outputs are written. `echoes` are the texts of the prompts, if asked for."""
 
     completion_id: str
     model: str
@@ -128,12 +128,12 @@ class _Completion:
         """Return the response."""
         choices = [
             choice for index, output in enumerate(outputs) for choice in self._choices(index, output)
-        ]  # answers of one prompt stand together, as in OpenAI's API
+        ]  # outputs of one prompt stand together, as in OpenAI's API
         return msgspec.json.encode(self._message(choices, reply.usage))
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a stream, one for each delta with tokens."""
-        writers: dict[int, _AnswerWriter] = {}
+        writers: dict[int, _ChoiceWriter] = {}
         scores: list[list[TokenLogprob | None]] = [[None] for _ in self.requests]
         no_usage = None if self.usage_chunk else UNSET
         async with aclosing(reply.deltas()) as deltas:
@@ -144,7 +144,7 @@ class _Completion:
                 number = self._number(index, delta.index)
                 writer = writers.get(number)
                 if writer is None:
-                    writer = writers[number] = _AnswerWriter(self, index, scores[index])
+                    writer = writers[number] = _ChoiceWriter(self, index, scores[index])
                 choice = writer.choice(number, delta.text, delta.token_ids, delta.logprobs)
                 if delta.finish is not None:
                     choice.finish_reason = finish_name(delta.finish.reason)
@@ -157,21 +157,21 @@ class _Completion:
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         scores = output.prompt_logprobs or [None]
         choices: list[CompletionChoice] = []
-        for answer in output.outputs:
-            writer = _AnswerWriter(self, index, scores)
-            number = self._number(index, answer.index)
-            choice = writer.choice(number, answer.text, answer.token_ids, answer.logprobs or [])
-            assert answer.finish_reason is not None and answer.timings is not None
-            choice.finish_reason = finish_name(answer.finish_reason)
-            choice.stop_reason = UNSET if answer.stop_reason is None else answer.stop_reason
-            choice.timings = timings_body(answer.timings)
+        for completion in output.outputs:
+            writer = _ChoiceWriter(self, index, scores)
+            number = self._number(index, completion.index)
+            choice = writer.choice(number, completion.text, completion.token_ids, completion.logprobs or [])
+            assert completion.finish_reason is not None and completion.timings is not None
+            choice.finish_reason = finish_name(completion.finish_reason)
+            choice.stop_reason = UNSET if completion.stop_reason is None else completion.stop_reason
+            choice.timings = timings_body(completion.timings)
             if self.body.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs(self.names, scores)
             choices.append(choice)
         return choices
 
-    def _number(self, prompt: int, answer: int) -> int:
-        return prompt * self.requests[0].params.n + answer
+    def _number(self, prompt: int, output: int) -> int:
+        return prompt * self.requests[0].params.n + output
 
     def _message(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> CompletionBody:
         return CompletionBody(
@@ -179,8 +179,8 @@ class _Completion:
         )
 
 
-class _AnswerWriter:
-    """Writes one answer, at once or chunk by chunk; the echo of its prompt comes before the first token."""
+class _ChoiceWriter:
+    """Writes one output, at once or chunk by chunk; the echo of its prompt comes before the first token."""
 
     def __init__(self, completion: _Completion, prompt: int, scores: Sequence[TokenLogprob | None]) -> None:
         request = completion.requests[prompt]
@@ -201,7 +201,7 @@ class _AnswerWriter:
     def choice(
         self, number: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
     ) -> CompletionChoice:
-        """Return the next tokens of the answer, as choice `number`."""
+        """Return the next tokens of the output, as choice `number`."""
         first, self._first = self._first, False
         tokens: list[tuple[int, TokenLogprob | None]] = list(zip(token_ids, logprobs))
         if first and self._echo is not None:

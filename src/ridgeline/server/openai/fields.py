@@ -60,7 +60,7 @@ def with_parameters(request: type[Body]) -> type[Body]:
 
 
 def refuse_unsupported(fields: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:
-    """Raise RequestError for the first field with a value that would change the answer if it were honoured."""
+    """Raise RequestError for the first field with a value that would change the output if it were honoured."""
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
         if value is None or name not in neutral:

@@ -41,7 +41,7 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether the text of an answer may leave the token out."""
+        """Tell whether the text of an output may leave the token out."""
         return self._tokenizer is not None and token_id in self._tokenizer.special_ids
 
 
@@ -79,9 +79,9 @@ def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) 
 
 
 class CompletionLogprobsWriter:
-    """Builds the aligned lists of one answer, at once or chunk by chunk.
+    """Builds the aligned lists of one output, at once or chunk by chunk.
 
-    `text_offset` counts characters of the answer's tokens; a character that several tokens share is at the offset of
+    `text_offset` counts characters of the output's tokens; a character that several tokens share is at the offset of
     the first of them. Special tokens that `skip_special` leaves out of the text take no room.
     """
 
@@ -93,7 +93,7 @@ class CompletionLogprobsWriter:
         self._offset = 0
 
     def start(self, text: str, token_ids: Iterable[int]) -> None:
-        """Start the answer with `text`, which may lack the space that its first token would have inside a text."""
+        """Start the output with `text`, which may lack the space that its first token would have inside a text."""
         raw = b"".join(self._names.raw(token_id) for token_id in token_ids if not self._left_out(token_id))
         if text and raw.startswith(b" ") and not text.startswith(" "):
             self._offset = -1

@@ -100,7 +100,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """Token counts of a request, over all prompts and answers."""
+    """Token counts of a request, over all prompts and outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -109,7 +109,7 @@ class UsageBody(msgspec.Struct, frozen=True):
 
 
 class TimingsBody(msgspec.Struct, frozen=True):
-    """Extension: when things happened to one answer, in milliseconds from the request's arrival in the engine."""
+    """Extension: when things happened to one output, in milliseconds from the request's arrival in the engine."""
 
     queue_ms: float
     ttft_ms: float | None
@@ -139,7 +139,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """An answer, or what a chunk adds to it."""
+    """A choice, or what a chunk adds to it."""
 
     index: int
     text: str
@@ -181,13 +181,13 @@ class ChatTokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities of the tokens of an answer or chunk."""
+    """Log-probabilities of the tokens of an output or chunk."""
 
     content: list[ChatTokenLogprob]
     refusal: None = None
 
 
-class AnswerMessage(msgspec.Struct, kw_only=True):
+class AssistantMessage(msgspec.Struct, kw_only=True):
     """The model's message."""
 
     role: Literal["assistant"] = "assistant"
@@ -196,10 +196,10 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One whole answer."""
+    """One whole choice."""
 
     index: int
-    message: AnswerMessage
+    message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishName
     stop_reason: str | int | UnsetType = UNSET
@@ -228,7 +228,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to answer `index`."""
+    """What a chunk adds to choice `index`."""
 
     index: int
     delta: ChatDelta

@@ -26,7 +26,7 @@ class Reply:
     note: RequestNote
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """Yield (prompt index, delta) until all answers have ended; closing it aborts those that have not.
+        """Yield (prompt index, delta) until all outputs have ended; closing it aborts those that have not.
 
         Raises OverloadedError if the queue is full or the deadline passed, EngineError if a step failed.
         """
@@ -47,7 +47,7 @@ class Reply:
                 yield index, delta
 
     async def outputs(self) -> list[RequestOutput]:
-        """Return all answers, whole."""
+        """Return all outputs, whole."""
         outputs = [
             RequestOutput(
                 request.request_id,
@@ -69,7 +69,7 @@ class Reply:
         total = note.prompt_tokens + note.completion_tokens
         return UsageBody(note.prompt_tokens, note.completion_tokens, total, PromptTokensDetails(note.cached_tokens))
 
-    def _finish(self, answer: int, finish: Finish) -> None:
+    def _finish(self, output: int, finish: Finish) -> None:
         match finish.reason:
             case FinishReason.STOP | FinishReason.LENGTH:
                 self.service.metrics.finished(finish.reason.value, finish.timings)
@@ -80,11 +80,11 @@ class Reply:
                 )
             case FinishReason.ERROR | FinishReason.ABORT:
                 raise EngineError(finish.error or "the request was ended by the engine")
-        if answer == 0:
+        if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
 
 
-class Answer(Protocol):
+class ResponseBody(Protocol):
     """How an endpoint writes what the engine gives."""
 
     def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes: ...
@@ -92,16 +92,16 @@ class Answer(Protocol):
     def events(self, reply: Reply) -> AsyncGenerator[bytes, None]: ...
 
 
-async def respond(answer: Answer, reply: Reply, http: HttpRequest, *, stream: bool) -> Response:
-    """Return the whole answer, or a stream that is opened once its first message is there.
+async def respond(body: ResponseBody, reply: Reply, http: HttpRequest, *, stream: bool) -> Response:
+    """Return the whole response, or a stream that is opened once its first message is there.
 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())
-        content = await asyncio.to_thread(answer.whole, reply, outputs)
+        content = await asyncio.to_thread(body.whole, reply, outputs)
         return Response(content, media_type="application/json")
-    events = answer.events(reply)
+    events = body.events(reply)
     first = await while_connected(http.receive, anext(events))
     service = reply.service
     return EventStream(
@@ -110,8 +110,8 @@ async def respond(answer: Answer, reply: Reply, http: HttpRequest, *, stream: bo
 
 
 def finish_name(reason: str) -> FinishName:
-    """Return the finish reason of an answer that ended normally, in OpenAI's words."""
-    assert reason in ("stop", "length"), f"{reason} is an error and never reaches an answer"
+    """Return the finish reason of an output that ended normally, in OpenAI's words."""
+    assert reason in ("stop", "length"), f"{reason} is an error and never reaches an output"
     return "stop" if reason == "stop" else "length"
 
 
