@@ -1,7 +1,5 @@
 """Strategies that draft, for tests: a span's optional tail is a guess, and rows decide how much of it was right."""
 
-from dataclasses import replace
-
 from ridgeline.core.step import Span
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, sample_row
@@ -11,6 +9,7 @@ class Drafting(Autoregressive):
     """Verifies what `draft(view, max_tokens)` guesses: a token counts if the row before it drew it."""
 
     rolls_back = True
+    one_token = False
 
     def draft(self, view, max_tokens):
         raise NotImplementedError
@@ -22,8 +21,8 @@ class Drafting(Autoregressive):
         if span.end < known or score_all or room <= 0 or not num_output:
             return span
         guess = list(self.draft(view, room))[:room]
-        return replace(
-            span, token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
+        return span._replace(
+            token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
         )
 
     def rows(self, view, span: Span, first_row):
@@ -36,8 +35,7 @@ class Drafting(Autoregressive):
         guess = list(span.token_ids[known - span.start :])
         history = [*first.output_ids] if view.params.needs_history else ()
         return [
-            replace(
-                first,
+            first._replace(
                 row=first.row + i,
                 num_output=first.num_output + i,
                 output_ids=[*history, *guess[:i]] if view.params.needs_history else (),

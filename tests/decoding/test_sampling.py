@@ -263,7 +263,7 @@ def test_tokens_of_a_sampling_backend_are_those_of_the_sampler():
     x_RV[3], x_RV[8, 5], x_RV[12, 6] = -INF, NAN, INF
     # Half of the rows without edits.
     plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "logit_bias": {}}
-    rows[::2] = [replace(row, params=replace(row.params, **plain)) for row in rows[::2]]
+    rows[::2] = [row._replace(params=replace(row.params, **plain)) for row in rows[::2]]
     sampling = SAMPLER.sampling_metadata(rows)
     assert 0 < len(sampling.logit_row) < len(rows)
     assert SAMPLER.sample(sampling_backend(x_RV, sampling), rows) == SAMPLER.sample(StepOutput(x_RV), rows)

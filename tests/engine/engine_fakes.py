@@ -79,7 +79,8 @@ class FakeExecutor:
 
     def lay_out(self, plan: StepPlan) -> None:
         """A step that is written into the arrays of the last one is what it would be in its own."""
-        batch = self.batches.build(plan, self.sampler.sampling_metadata(plan.samples))
+        sampling = self.sampler.sampling_metadata(plan.samples, follows=self.batches.goes_on(plan))
+        batch = self.batches.build(plan, sampling)
         self.forgetful.sampling_metadata(())
         assert_same(batch, BatchBuilder(self.layout).build(plan, self.forgetful.sampling_metadata(plan.samples)))
         assert_same(batch, StepBatch.view(np.frombuffer(batch.block.tobytes(), dtype=np.int64)))

@@ -21,6 +21,8 @@ PROMPTS = [[1, 403, 407], [1, 360, 266, 403, 407, 261, 378], [1, 9, 9, 9]]
 class Broken(Autoregressive):
     """Raises in `method` when it is called for `is_culprit`, from the `skip`-th such call on."""
 
+    one_token = False  # asked for every span, row and token
+
     def __init__(self, method, is_culprit, skip=0):
         self.left = skip
         plain = getattr(self, method)

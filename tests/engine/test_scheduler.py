@@ -1,7 +1,6 @@
 """The scheduler against an executor that reads every token back: whatever happens around it, an output is the same."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from engine_fakes import VOCAB, Clock, Driver, make_layout, next_token
@@ -242,8 +241,8 @@ def test_several_answers_have_no_drafts_before_they_part():
             guess = self.draft(view, max_tokens - span.num_tokens)
             if span.end < len(view.token_ids) or not guess:
                 return span
-            return replace(
-                span, token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
+            return span._replace(
+                token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
             )
 
     for n in (1, 3):

@@ -53,6 +53,18 @@ class CacheStats:
     prefix_hit_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one more token for each of some sequences took. Not `done`: for those before the first that found no block.
+
+    `tables`: of the sequences, by their index, whose tables may be others than before.
+    """
+
+    done: bool
+    copies: Sequence[BlockCopy]
+    tables: Sequence[tuple[int, tuple[BlockTable, ...]]]
+
+
 @dataclass(slots=True)
 class _Sequence:
     tables: tuple[SequenceTable, ...]  # [group]
@@ -83,6 +95,7 @@ class CacheManager:
             build_group(index, group, layout.block_size, self._pools[index])
             for index, group in enumerate(layout.groups)
         )
+        self._has_windows = any(group.kind == "sliding" for group in layout.groups)
         self._tree = RadixTree(layout.block_size, self._pools, [group.whole_prefix for group in self._groups])
         self._sequences: dict[int, _Sequence] = {}
         self._prefix_queries = 0
@@ -154,6 +167,26 @@ class CacheManager:
                 table.append(self._allocate(index))
         seq.reserved = max(seq.reserved, end)
         return copies
+
+    def advance(self, seq_ids: Sequence[int]) -> Advance:
+        """Do `reserve` one position for each of sequences whose last computed token was a step of its own, since when
+        none of them was forked. Its copies must run, also where it is not done."""
+        size = self.layout.block_size
+        copies: list[BlockCopy] = []
+        tables: list[tuple[int, tuple[BlockTable, ...]]] = []
+        for index, seq_id in enumerate(seq_ids):
+            seq = self._sequences[seq_id]
+            offset = seq.computed % size
+            if offset == 0:
+                copied = self.reserve(seq_id, seq.computed + 1)
+                if copied is None:
+                    return Advance(False, copies, tables)
+                copies += copied
+            else:  # the block of the token before, which was written in place
+                seq.reserved = max(seq.reserved, seq.computed + 1)
+            if offset < 2 or self._has_windows:  # a recurrent group's table moves on with the first token of a block
+                tables.append((index, self.tables(seq_id)))
+        return Advance(True, copies, tables)
 
     def span_end(self, computed: int, end: int) -> int:
         """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits."""

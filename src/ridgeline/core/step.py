@@ -9,8 +9,8 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ IntArray = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Consecutive tokens of one sequence, computed in one step.
 
     A prompt chunk, one decode token, one with a draft behind it and a diffusion block are all spans: positions
@@ -57,8 +56,7 @@ class Span:
         assert count <= self.num_optional, f"{count} tokens cannot be left out of {self.num_optional}"
         if count <= 0:
             return self
-        return replace(
-            self,
+        return self._replace(
             token_ids=self.token_ids[: len(self.token_ids) - count],
             num_logit_rows=self.num_logit_rows - count,
             num_optional=self.num_optional - count,
@@ -89,8 +87,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
@@ -180,14 +177,14 @@ class StepPlan:
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
+    follows: int = 0  # the step that this one is with every span, of one token, one token on; 0: nothing is promised
 
     @property
     def num_tokens(self) -> int:
         return sum(span.num_tokens for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """The decision for one SampleRow. `error` is set, and the token meaningless, when its logits were not finite."""
 
     seq_id: int

@@ -34,6 +34,7 @@ class _InStep:
     rows: Sequence[SampleRow]
     plain: list[int]
     sampling: SamplingMetadata
+    bare: bool  # all are plain, and of none more than its token is wanted
 
 
 class Sampler:
@@ -46,18 +47,25 @@ class Sampler:
         self._not_in_step = tuple(p for p in processors if not p.in_step)
         self._last: _InStep | None = None
 
-    def sampling_metadata(self, rows: Sequence[SampleRow]) -> SamplingMetadata:
+    def sampling_metadata(self, rows: Sequence[SampleRow], *, follows: bool = False) -> SamplingMetadata:
         """Return those of `rows`, in their order, whose tokens a backend may sample within the step.
 
-        Good until the next call, which gives the same object where only `num_output` differs.
+        Good until the next call, which gives the same object where only `num_output` differs. `follows`: the rows are
+        those of the last call, `num_output` being one more in each (`StepPlan.follows`).
         """
-        last, plain = self._last, self._plain(rows)
+        last = self._last
+        if follows and last is not None:
+            np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
+            self._last = _InStep(rows, last.plain, last.sampling, last.bare)
+            return last.sampling
+        plain = self._plain(rows)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
             last.sampling.num_output[:] = [rows[i].num_output for i in plain]
             sampling = last.sampling
         else:
             sampling = _metadata([rows[i] for i in plain])
-        self._last = _InStep(rows, plain, sampling)
+        bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
+        self._last = _InStep(rows, plain, sampling, bare)
         return sampling
 
     def sample(
@@ -69,20 +77,26 @@ class Sampler:
         are not written to. Several rows may point at the same logit row. A row whose logits are not finite gets an
         `error` and touches no other.
         """
+        last = self._last
+        if (
+            last is not None
+            and last.rows is rows
+            and last.bare
+            and output.sampled_token_ids is not None
+            and not prompt_rows
+        ):
+            return tuple(map(_sampled, rows, output.sampled_token_ids.tolist())), ()
         token_ids = [_NO_TOKEN] * len(rows)
         if output.sampled_token_ids is None:
             self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids)
         else:
-            plain = self._last.plain if self._last is not None and self._last.rows is rows else self._plain(rows)
+            plain = last.plain if last is not None and last.rows is rows else self._plain(rows)
             for i, token_id in zip(plain, output.sampled_token_ids.tolist(), strict=True):
                 token_ids[i] = token_id
             if len(plain) < len(rows):
                 self._decide_all(output.logits_RV, rows, sorted(set(range(len(rows))).difference(plain)), token_ids)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
-        sampled = [
-            SampledToken(row.seq_id, token_id, logprobs.get(i), _NOT_FINITE if token_id == _NO_TOKEN else None)
-            for i, (row, token_id) in enumerate(zip(rows, token_ids))
-        ]
+        sampled = [_sampled(row, token_id, logprobs.get(i)) for i, (row, token_id) in enumerate(zip(rows, token_ids))]
         if not prompt_rows:
             return tuple(sampled), ()
         prompt = token_logprobs(output.logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
@@ -136,6 +150,10 @@ class Sampler:
             else:
                 columns.append(random_sample(logits_SC, words))
         return xp.concat(columns), xp.concat(finite)
+
+
+def _sampled(row: SampleRow, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
+    return SampledToken(row.seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:

@@ -62,6 +62,14 @@ class Strategy(Protocol):
         """Whether `accept` may accept less than the whole span."""
         ...
 
+    @property
+    def one_token(self) -> bool:
+        """Whether a sequence that lacks its newest token alone computes it, samples one by `sample_row` and gains that.
+
+        Then decode steps may go on without asking for spans, rows, and what to accept.
+        """
+        ...
+
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Prepare to plan a step for `running`, in this order; who wants more than one token each shares `room`."""
         ...

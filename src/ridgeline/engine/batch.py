@@ -10,7 +10,7 @@ from operator import is_
 import numpy as np
 
 from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepBatch, StepShape
-from ridgeline.cache.layout import CacheLayout
+from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
@@ -42,8 +42,7 @@ class BatchBuilder:
         Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
         """
         last = self._last
-        if last is not None and sampling is last.sampling and self._goes_on(last.plan, plan):
-            self._move_on(last.batch, plan)
+        if last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan):
             last.batch.sampling.num_output[:] = sampling.num_output
         else:
             before = None
@@ -57,37 +56,25 @@ class BatchBuilder:
         last.plan, last.sampling = plan, sampling
         return last.batch
 
-    def _goes_on(self, before: StepPlan, plan: StepPlan) -> bool:
-        """Return whether the spans are the next token of each of the last plan's, in the same blocks.
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Return whether the plan follows the one that was built last."""
+        return self._last is not None and plan.follows == self._last.plan.step
 
-        A table that has not changed is the same object: see `SequenceTable.show`.
-        """
-        size = self._layout.block_size
-        return (
-            not plan.copies
-            and not before.copies
-            and len(plan.spans) == len(before.spans)
-            and all(
-                span.seq_id == last.seq_id
-                and span.start == last.start + 1
-                and span.start % size
-                and len(span.token_ids) == len(last.token_ids) == 1
-                and span.num_logit_rows == last.num_logit_rows
-                and span.bidirectional_block == last.bidirectional_block
-                and span.adapter == last.adapter
-                for span, last in zip(plan.spans, before.spans)
-            )
-            and all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
-        )
-
-    def _move_on(self, batch: StepBatch, plan: StepPlan) -> None:
-        """Make the batch that of the next token of every span."""
+    def _move_on(self, last: _Laid, plan: StepPlan) -> bool:
+        """Make the last batch that of the next token of every span; False, with nothing done, if it has no room."""
+        batch, before = last.batch, last.plan
+        moved = plan.tables is not before.tables
+        if moved and self._widths(plan) != tuple(group.tables_SB.shape[1] for group in batch.groups):
+            return False
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
         np.add(batch.positions_T, 1, out=batch.positions_T)
         np.add(batch.kv_length_S, 1, out=batch.kv_length_S)
-        for layout, group in zip(self._layout.groups, batch.groups, strict=True):
-            if layout.kind != "recurrent":
+        for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
+            if moved:
+                self._move_tables(layout, group, plan.tables[index], before.tables[index], last)
+            elif layout.kind != "recurrent":
                 np.add(group.write_slots_T, 1, out=group.write_slots_T)
+        return True
 
     def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata) -> bool:
         """Return whether the plan's arrays have the sizes of the last one's, and its spans the same lengths."""
@@ -145,17 +132,26 @@ class BatchBuilder:
         starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
         np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
         np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)
-        for index, (layout, group, tables) in enumerate(
-            zip(self._layout.groups, batch.groups, plan.tables, strict=True)
-        ):
-            _write_tables(group, tables, None if before is None else before.tables[index])
-            if layout.kind == "recurrent":
-                group.write_slots_T[:] = group.tables_SB[laid.span_of_T, 0]
-                group.first_token_S[:] = 0
-            else:
-                self._write_slots(group, batch.positions_T, laid.span_of_T)
+        for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
+            self._move_tables(layout, group, plan.tables[index], None if before is None else before.tables[index], laid)
         if plan.copies:
             batch.copies_C3[:] = [(copy.group, copy.source, copy.target) for copy in plan.copies]
+
+    def _move_tables(
+        self,
+        layout: GroupLayout,
+        group: GroupStep,
+        tables: tuple[BlockTable, ...],
+        before: tuple[BlockTable, ...] | None,
+        laid: _Laid,
+    ) -> None:
+        """Write a group's tables, of which those of `before` are written, and the slots of the batch's positions."""
+        _write_tables(group, tables, before)
+        if layout.kind == "recurrent":
+            group.write_slots_T[:] = group.tables_SB[laid.span_of_T, 0]
+            group.first_token_S[:] = 0
+        else:
+            self._write_slots(group, laid.batch.positions_T, laid.span_of_T)
 
     def _write_slots(self, group: GroupStep, positions_T: IntArray, span_of_T: IntArray) -> None:
         size = self._layout.block_size

@@ -87,7 +87,8 @@ class InlineExecutor:
         assert plan is not None, "no plan is in flight"
         observer, ops = self.observer, ()
         start_s = self._clock()
-        batch = self._batches.build(plan, self._sampler.sampling_metadata(plan.samples))
+        sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
+        batch = self._batches.build(plan, sampling)
         built_s = self._clock()
         if observer is not None and observer.times_ops:
             output, ops = self._executable.timed(batch)

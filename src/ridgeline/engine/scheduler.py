@@ -6,30 +6,28 @@ the second catch up with the first under one token budget (Orca, OSDI 2022; Sara
 sequence and touches no other. No torch, no clock of its own, no I/O.
 """
 
-import itertools
-from collections.abc import Sequence as Items
+from collections.abc import Iterator
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import BlockTable, Preemption, SampledToken, Span, StepPlan, StepResult, Vectors, WaitReason
+from ridgeline.core.step import BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.strategy import Room, Strategy
+from ridgeline.engine.committing import StepCommit
+from ridgeline.engine.decode import is_decode, next_decode
 from ridgeline.engine.planning import StepDraft
-from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import (
     Event,
     FinishReason,
-    PromptLogprobsEvent,
     Request,
     Sequence,
-    TokenEvent,
-    VectorEvent,
 )
-from ridgeline.engine.siblings import fork_siblings, hand_over, sequences_of
+from ridgeline.engine.siblings import hand_over
 from ridgeline.engine.stats import SchedulerStats
+from ridgeline.engine.unfinished import Unfinished
 
 log = get_logger("engine")
 
@@ -67,9 +65,9 @@ class Scheduler:
         self._waiting = WaitingQueue(use_priority=config.policy == "priority")
         self._running: list[Sequence] = []  # sorted by the queue's key
         self._in_flight: dict[int, Span] = {}  # by sequence, what was planned for it and is not committed
-        self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
-        self._seq_ids = itertools.count()
-        self._events: list[Event] = []  # what no caller has heard yet
+        self._decode: StepPlan | None = None  # the last plan, if it is a decode step of all that still run
+        self._unfinished = Unfinished()
+        self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
         self._step = 0
         self._num_preemptions = 0
@@ -78,19 +76,18 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
-        sequences = sequences_of(request, self._seq_ids)
-        self._sequences[request.request_id] = sequences
-        self._waiting.push(sequences[0])
+        self._waiting.push(self._unfinished.add(request))
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> list[Event]:
         """End one output, or with None all outputs, of a request now; unknown ones are ignored."""
-        for seq in [seq for seq in self._sequences.get(request_id, ()) if index is None or seq.index == index]:
-            self._end(seq, reason, error=error)
+        for seq in self._unfinished.of(request_id):
+            if index is None or seq.index == index:
+                self.end(seq, reason, error=error)
         return self.take_events()
 
     def take_events(self) -> list[Event]:
         """Take the events that no method has returned yet: of outputs that ended while they were planned."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     @property
@@ -107,15 +104,8 @@ class Scheduler:
 
     def expire(self) -> list[Event]:
         """End every output whose deadline has passed."""
-        now = self._clock()
-        late = [
-            seq
-            for sequences in self._sequences.values()
-            for seq in sequences
-            if seq.request.deadline_s is not None and seq.request.deadline_s <= now
-        ]
-        for seq in late:
-            self._end(seq, FinishReason.DEADLINE)
+        for seq in self._unfinished.late(self._clock()):
+            self.end(seq, FinishReason.DEADLINE)
         return self.take_events()
 
     # ---- the step
@@ -128,18 +118,20 @@ class Scheduler:
             self._running, Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
         )
         draft = StepDraft(self._cache, self._strategy, self._max_model_len, num_tokens, num_rows)
+        if self._decode is not None and (plan := self._plan_decode(self._decode, draft)) is not None:
+            return plan
         self._plan_running(draft)
         if self._num_preemptions == num_preemptions:
             draft.head_waits = self._plan_waiting(draft)
         else:  # the next victim would be admitted in the same breath
             draft.head_waits = "just_preempted"
-        samples, prompt_rows, vector_rows = draft.rows(self._fault)
+        samples, prompt_rows, vector_rows = draft.rows(self.fault)
         if not draft.spans:
             return None
         self._step += 1
         self._in_flight.update((span.seq_id, span) for _, span in draft.spans)
         tables: list[tuple[BlockTable, ...]] = [self._cache.tables(seq.seq_id) for seq, _ in draft.spans]
-        return StepPlan(
+        plan = StepPlan(
             step=self._step,
             spans=tuple([span for _, span in draft.spans]),
             tables=tuple(zip(*tables, strict=True)),
@@ -149,49 +141,44 @@ class Scheduler:
             vector_rows=vector_rows,
             decisions=draft.decisions(),
         )
+        one_by_one = self._depth == 1 and self._strategy.one_token
+        self._decode = plan if one_by_one and is_decode(plan, self._running) else None
+        return plan
 
     def commit(self, plan: StepPlan, result: StepResult, seconds: float) -> list[Event]:
         """Take in a step's result: tokens, cache contents, forks and ends. Returns what callers must hear.
 
         `seconds` is how long the step was computed. Spans of sequences that ended or were preempted since are ignored.
         """
-        sampled: dict[int, list[SampledToken]] = {}
-        for token in result.samples:
-            sampled.setdefault(token.seq_id, []).append(token)
-        scores = scores_by_sequence(plan, result) if plan.prompt_rows else {}
-        vectors = dict(zip([row.seq_id for row in plan.vector_rows], result.vectors)) if plan.vector_rows else {}
-        by_id = {seq.seq_id: seq for seq in self._running}
         self.num_final.clear()
-        for span in plan.spans:
-            if self._in_flight.get(span.seq_id) is not span:
-                continue
-            del self._in_flight[span.seq_id]
-            seq = by_id[span.seq_id]
-            try:
-                if scored := scores.get(seq.seq_id):
-                    seq.num_prompt_logprobs += len(scored)
-                    self._events.append(PromptLogprobsEvent(seq.request, scored))
-                if span.pooled:
-                    self._commit_pooled(seq, span, vectors[seq.seq_id])
-                else:
-                    self._commit_span(seq, span, sampled)
-            except Exception as error:
-                self._fault(seq, error)
+        step = StepCommit(self, self._cache, self._strategy, self._max_model_len, self._clock)
+        if plan is self._decode:
+            step.decode(self._landed(plan), result)
+        else:
+            step.spans(self._landed(plan), plan, result)
         try:
             self._strategy.observe(plan, result, seconds)
         except Exception:
             log.exception("the strategy could not observe step %d", plan.step)
         return self.take_events()
 
+    def _landed(self, plan: StepPlan) -> Iterator[tuple[int, Sequence, Span]]:
+        """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
+        by_id = {seq.seq_id: seq for seq in self._running}
+        for index, span in enumerate(plan.spans):
+            if self._in_flight.get(span.seq_id) is span:
+                del self._in_flight[span.seq_id]
+                yield index, by_id[span.seq_id], span
+
     def fail(self, plan: StepPlan | None, message: str) -> list[Event]:
         """End, with an error, every request in a step that could not be computed; None: all that are unfinished."""
         if plan is None:
-            requests = list(self._sequences)
+            requests = self._unfinished.request_ids()
         else:
             planned = {span.seq_id for span in plan.spans if self._in_flight.get(span.seq_id) is span}
             requests = list(dict.fromkeys(s.request.request_id for s in self._running if s.seq_id in planned))
-        for seq in [seq for request_id in requests for seq in self._sequences[request_id]]:
-            self._end(seq, FinishReason.ERROR, error=message)
+        for seq in [seq for request_id in requests for seq in self._unfinished.of(request_id)]:
+            self.end(seq, FinishReason.ERROR, error=message)
         return self.take_events()
 
     def preempt(self, seq: Sequence) -> None:
@@ -204,6 +191,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         """Free a running sequence's blocks. A plan in flight may still write them: before any plan that gets them."""
+        self._decode = None
         self._running.remove(seq)
         self._in_flight.pop(seq.seq_id, None)
         try:
@@ -240,7 +228,7 @@ class Scheduler:
                 if span is None and not draft.spans:  # the oldest may take all
                     span = draft.next_span(seq)
             except Exception as error:
-                self._fault(seq, error)
+                self.fault(seq, error)
                 continue
             if span is not None and not self._place(seq, span, draft):
                 return
@@ -275,105 +263,56 @@ class Scheduler:
             try:
                 reason = draft.admit(seq)
             except Exception as error:
-                self._fault(seq, error)
+                self.fault(seq, error)
                 continue
             if reason is not None:
                 return reason
             if seq.scheduled_s is None:
                 seq.scheduled_s = self._clock()
             self._waiting.pop()
-            self._insert_running(seq)
+            self.insert_running(seq)
         return None
 
-    def _insert_running(self, seq: Sequence) -> None:
+    def _plan_decode(self, last: StepPlan, draft: StepDraft) -> StepPlan | None:
+        """Plan one more token of each sequence of `last`, where nobody waits who could be admitted.
+
+        Otherwise None: `draft` has what was copied on the way.
+        """
+        num_running, config = len(self._running), self._config
+        waiting = len(self._waiting) > 0
+        if self._in_flight or not self._strategy.one_token or (waiting and num_running < config.max_num_seqs):
+            return None
+        advance = self._cache.advance([seq.seq_id for seq in self._running])
+        if not advance.done:
+            draft.copies.extend(advance.copies)
+            return None
+        self._step += 1
+        full: WaitReason = "slots" if draft.tokens_left > num_running else "budget"
+        plan = next_decode(last, self._running, advance, self._step, full if waiting else None)
+        self._in_flight.update((span.seq_id, span) for span in plan.spans)
+        self._decode = plan
+        return plan
+
+    def insert_running(self, seq: Sequence) -> None:
+        self._decode = None
         self._running.append(seq)
         self._running.sort(key=self._waiting.key)
 
-    # ---- committing
+    # ---- ends
 
-    def _commit_span(self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]]) -> None:
-        """Accept, append, commit to the cache what is final, then fork: in this order, so that what is final and
-        what is known agree."""
-        tokens = sampled.get(seq.seq_id)
-        if tokens is None:
-            self._commit(seq, span.end)
-            return
-        if self._end_if_broken(seq, tokens, sampled):
-            return
-        accepted = self._strategy.accept(seq, span, tokens)
-        if accepted.num_final < span.num_tokens:
-            self.num_final[seq.seq_id] = accepted.num_final
-        ends = self._append(seq, accepted.tokens)
-        self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
-        for sibling in fork_siblings(seq, self._cache) if seq.siblings else ():
-            self._insert_running(sibling)
-            try:
-                if not self._end_if_broken(sibling, sampled[sibling.seq_id], sampled):
-                    gained = self._strategy.accept(sibling, span, sampled[sibling.seq_id]).tokens
-                    self._end_as(sibling, self._append(sibling, gained))
-            except Exception as error:
-                self._fault(sibling, error)
-        self._end_as(seq, ends)
-
-    def _commit_pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
-        vector_H = self._strategy.pool(seq, span, rows_RH)
-        self._commit(seq, span.end)
-        if vector_H is not None:
-            self._events.append(VectorEvent(seq.request, seq.index, vector_H))
-            self._end(seq, FinishReason.STOP)
-
-    def _commit(self, seq: Sequence, num_computed: int) -> None:
-        seq.num_computed = num_computed
-        self._cache.commit(seq.seq_id, seq.token_ids, num_computed)
-
-    def _append(self, seq: Sequence, tokens: Items[SampledToken]) -> FinishReason | None:
-        """Add tokens up to the one that ends the output; return why it ends, if it does."""
-        request = seq.request
-        for token in tokens:
-            token_id = token.token_id
-            seq.token_ids.append(token_id)
-            if seq.first_token_s is None:
-                seq.first_token_s = self._clock()
-            stops = token_id in request.stop_ids and seq.num_output >= request.params.min_tokens
-            self._events.append(TokenEvent(request, seq.index, token_id, token.logprob, stops))
-            if stops:
-                return FinishReason.STOP
-            if seq.num_output >= request.max_tokens or len(seq.token_ids) >= self._max_model_len:
-                return FinishReason.LENGTH
-        return None
-
-    def _end_as(self, seq: Sequence, reason: FinishReason | None) -> None:
-        if reason is not None:
-            self._end(seq, reason, stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None)
-
-    def _end_if_broken(
-        self, seq: Sequence, tokens: Items[SampledToken], sampled: dict[int, list[SampledToken]]
-    ) -> bool:
-        """End an output whose logits were not finite, and before it the siblings that share them."""
-        for token in tokens:
-            if token.error is not None:
-                for sibling in tuple(seq.siblings):
-                    self._end_if_broken(sibling, sampled[sibling.seq_id], sampled)
-                self._end(seq, FinishReason.ERROR, error=token.error)
-                return True
-        return False
-
-    def _fault(self, seq: Sequence, error: Exception) -> None:
+    def fault(self, seq: Sequence, error: Exception) -> None:
         """End this sequence for an error that concerns it alone; the step goes on without it."""
         log.error("output %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
-        if seq in self._sequences.get(seq.request.request_id, ()):
-            self._end(seq, FinishReason.ERROR, error=f"this output could not be computed: {type(error).__name__}")
+        if seq in self._unfinished:
+            self.end(seq, FinishReason.ERROR, error=f"this output could not be computed: {type(error).__name__}")
 
-    def _end(
+    def end(
         self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None
     ) -> None:
         """Remove an output wherever it is: queued, running, or still to be forked."""
         request = seq.request
-        members = self._sequences[request.request_id]
-        members.remove(seq)
-        if not members:
-            del self._sequences[request.request_id]
-        self._events.append(seq.finished(reason, self._clock(), stop_token_id, error))
+        members = self._unfinished.remove(seq)
+        self.events.append(seq.finished(reason, self._clock(), stop_token_id, error))
         carrier = next((other for other in members if seq in other.siblings), None)
         if carrier is not None:
             carrier.siblings.remove(seq)

@@ -15,6 +15,7 @@ class Autoregressive:
     """Strategy of models that continue text."""
 
     rolls_back = False
+    one_token = True
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Do nothing: each sequence takes one token."""

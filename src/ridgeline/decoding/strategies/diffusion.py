@@ -48,6 +48,7 @@ class MaskedDiffusion:
     """Strategy of models that fill in masks; `mask_id` is their mask token."""
 
     rolls_back = True  # a block is computed again until it is whole
+    one_token = False
 
     def __init__(self, mask_id: int) -> None:
         self._mask_id = mask_id
@@ -100,7 +101,7 @@ class MaskedDiffusion:
         for index in self._chosen(view, block, sampled):
             token = sampled[index]
             wants_logprob = view.params.logprobs is not None
-            block.decided[offsets[index]] = token if wants_logprob else replace(token, logprob=None)
+            block.decided[offsets[index]] = token if wants_logprob else token._replace(logprob=None)
         block.step += 1
         block.steps_left -= 1
         if block.masked():

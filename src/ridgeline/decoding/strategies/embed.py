@@ -21,6 +21,7 @@ class Embed:
     """Strategy of models whose result is the last layer's output. `whole`: a prompt is one span."""
 
     rolls_back = False
+    one_token = False
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole

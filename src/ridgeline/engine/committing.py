@@ -1,0 +1,155 @@
+"""A step while it is being taken in: what its sequences gain, what of it is final, which outputs end.
+
+Called by the scheduler, which holds the sequences. No torch, no I/O.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.clock import Clock
+from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.prompt_logprobs import scores_by_sequence
+from ridgeline.engine.request import Event, FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
+from ridgeline.engine.siblings import fork_siblings
+
+
+class Outputs(Protocol):
+    """Holds the sequences, hears what happened to them, and ends them."""
+
+    events: list[Event]
+    num_final: dict[int, int]  # by sequence, where part of a span was taken back
+
+    def insert_running(self, seq: Sequence) -> None:
+        """Take in a sequence that the cache holds now."""
+        ...
+
+    def end(
+        self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None
+    ) -> None:
+        """End an output, wherever it is."""
+        ...
+
+    def fault(self, seq: Sequence, error: Exception) -> None:
+        """End an output for an error that concerns it alone."""
+        ...
+
+
+@dataclass(slots=True)
+class StepCommit:
+    """Takes in a step's results for its sequences, each with the span that was computed for it."""
+
+    outputs: Outputs
+    cache: CacheManager
+    strategy: Strategy
+    max_model_len: int
+    clock: Clock
+
+    def decode(self, landed: Iterable[tuple[int, Sequence, Span]], result: StepResult) -> None:
+        """Take in one token for each sequence; the first of each triple is the index of its sample."""
+        for index, seq, span in landed:
+            token = result.samples[index]
+            try:
+                if token.error is not None:
+                    self.outputs.end(seq, FinishReason.ERROR, error=token.error)
+                    continue
+                ends = self._append(seq, token)
+                self._commit(seq, span.start + 1)
+                self._end_as(seq, ends)
+            except Exception as error:
+                self.outputs.fault(seq, error)
+
+    def spans(self, landed: Iterable[tuple[int, Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
+        """Take in spans of any kind; the first of each triple is not used."""
+        sampled: dict[int, list[SampledToken]] = {}
+        for token in result.samples:
+            sampled.setdefault(token.seq_id, []).append(token)
+        scores = scores_by_sequence(plan, result) if plan.prompt_rows else {}
+        vectors = dict(zip([row.seq_id for row in plan.vector_rows], result.vectors)) if plan.vector_rows else {}
+        for _, seq, span in landed:
+            try:
+                if scored := scores.get(seq.seq_id):
+                    seq.num_prompt_logprobs += len(scored)
+                    self.outputs.events.append(PromptLogprobsEvent(seq.request, scored))
+                if span.pooled:
+                    self._pooled(seq, span, vectors[seq.seq_id])
+                else:
+                    self._span(seq, span, sampled)
+            except Exception as error:
+                self.outputs.fault(seq, error)
+
+    def _span(self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]]) -> None:
+        """Accept, append, commit to the cache what is final, then fork: in this order, so that what is final and
+        what is known agree."""
+        tokens = sampled.get(seq.seq_id)
+        if tokens is None:
+            self._commit(seq, span.end)
+            return
+        if self._end_if_broken(seq, tokens, sampled):
+            return
+        accepted = self.strategy.accept(seq, span, tokens)
+        if accepted.num_final < span.num_tokens:
+            self.outputs.num_final[seq.seq_id] = accepted.num_final
+        ends = self._extend(seq, accepted.tokens)
+        self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
+        for sibling in fork_siblings(seq, self.cache) if seq.siblings else ():
+            self.outputs.insert_running(sibling)
+            try:
+                if not self._end_if_broken(sibling, sampled[sibling.seq_id], sampled):
+                    gained = self.strategy.accept(sibling, span, sampled[sibling.seq_id]).tokens
+                    self._end_as(sibling, self._extend(sibling, gained))
+            except Exception as error:
+                self.outputs.fault(sibling, error)
+        self._end_as(seq, ends)
+
+    def _pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
+        vector_H = self.strategy.pool(seq, span, rows_RH)
+        self._commit(seq, span.end)
+        if vector_H is not None:
+            self.outputs.events.append(VectorEvent(seq.request, seq.index, vector_H))
+            self.outputs.end(seq, FinishReason.STOP)
+
+    def _commit(self, seq: Sequence, num_computed: int) -> None:
+        seq.num_computed = num_computed
+        self.cache.commit(seq.seq_id, seq.token_ids, num_computed)
+
+    def _extend(self, seq: Sequence, tokens: Items[SampledToken]) -> FinishReason | None:
+        """Add tokens up to the one that ends the output; return why it ends, if it does."""
+        for token in tokens:
+            if (ends := self._append(seq, token)) is not None:
+                return ends
+        return None
+
+    def _append(self, seq: Sequence, token: SampledToken) -> FinishReason | None:
+        """Add a token; return why it ends the output, if it does."""
+        request, token_ids, token_id = seq.request, seq.token_ids, token.token_id
+        token_ids.append(token_id)
+        if seq.first_token_s is None:
+            seq.first_token_s = self.clock()
+        num_output = len(token_ids) - len(request.prompt_ids)
+        stops = token_id in request.stop_ids and num_output >= request.params.min_tokens
+        self.outputs.events.append(TokenEvent(request, seq.index, token_id, token.logprob, stops))
+        if stops:
+            return FinishReason.STOP
+        if num_output >= request.max_tokens or len(token_ids) >= self.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _end_as(self, seq: Sequence, reason: FinishReason | None) -> None:
+        if reason is not None:
+            self.outputs.end(seq, reason, stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None)
+
+    def _end_if_broken(
+        self, seq: Sequence, tokens: Items[SampledToken], sampled: dict[int, list[SampledToken]]
+    ) -> bool:
+        """End an output whose logits were not finite, and before it the siblings that share them."""
+        for token in tokens:
+            if token.error is not None:
+                for sibling in tuple(seq.siblings):
+                    self._end_if_broken(sibling, sampled[sibling.seq_id], sampled)
+                self.outputs.end(seq, FinishReason.ERROR, error=token.error)
+                return True
+        return False

@@ -1,0 +1,65 @@
+"""The decode step after a decode step: every running sequence one token on, without asking again who computes what.
+
+Called by the scheduler, for strategies that take one token at a time. No torch, no clock.
+"""
+
+from collections.abc import Sequence as Items
+
+from ridgeline.cache.manager import Advance
+from ridgeline.core.step import BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
+from ridgeline.decoding.strategy import sample_row
+from ridgeline.engine.request import Sequence
+
+
+def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
+    """Return whether the plan is one token, and one draw, of every running sequence in their order."""
+    return (
+        len(plan.spans) == len(plan.samples) == len(running)
+        and not plan.prompt_rows
+        and not plan.vector_rows
+        and all(
+            len(span.token_ids) == 1 == span.num_logit_rows and span.seq_id == row.seq_id == seq.seq_id
+            for span, row, seq in zip(plan.spans, plan.samples, running)
+        )
+    )
+
+
+def next_decode(
+    last: StepPlan, running: Items[Sequence], advance: Advance, step: int, head_waits: WaitReason | None
+) -> StepPlan:
+    """Return the plan of `step` after `last`, a committed decode step of `running`, for what the cache has reserved."""
+    spans = [
+        Span(span.seq_id, span.start + 1, (seq.token_ids[-1],), 1, 1, 0, False, span.adapter)
+        for seq, span in zip(running, last.spans)
+    ]
+    rows: list[SampleRow] = []
+    follows = 0 if advance.copies or last.copies else last.step
+    for seq, row in zip(running, last.samples):
+        params = row.params
+        if row.num_output < params.min_tokens or params.needs_history:
+            follows = 0  # its token was not, or will not be, drawn by the same rules
+            rows.append(sample_row(seq, row.row))
+        else:
+            rows.append(SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ()))
+    return StepPlan(
+        step,
+        tuple(spans),
+        _tables(last.tables, advance.tables),
+        tuple(advance.copies),
+        tuple(rows),
+        decisions=Decisions(head_waits=head_waits),
+        follows=follows,
+    )
+
+
+def _tables(
+    last: tuple[tuple[BlockTable, ...], ...], changed: Items[tuple[int, tuple[BlockTable, ...]]]
+) -> tuple[tuple[BlockTable, ...], ...]:
+    """Return the tables [group][span] of the last step with those of some spans replaced."""
+    if not changed:
+        return last
+    groups = [list(tables) for tables in last]
+    for index, tables in changed:
+        for group, table in zip(groups, tables, strict=True):
+            group[index] = table
+    return tuple(map(tuple, groups))

@@ -1,0 +1,47 @@
+"""The outputs that have not ended, wherever they are: queued, running, or still to be forked."""
+
+import itertools
+
+from ridgeline.engine.request import Request, Sequence
+from ridgeline.engine.siblings import sequences_of
+
+
+class Unfinished:
+    """Sequences by request. Every step looks for late ones, so those with a deadline are known apart."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[str, list[Sequence]] = {}
+        self._seq_ids = itertools.count()
+        self._deadlines_s: dict[str, float] = {}
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self._sequences.get(seq.request.request_id, ())
+
+    def add(self, request: Request) -> Sequence:
+        """Make the sequences of a request; return the one that computes the prompt, which carries the others."""
+        sequences = self._sequences[request.request_id] = sequences_of(request, self._seq_ids)
+        if request.deadline_s is not None:
+            self._deadlines_s[request.request_id] = request.deadline_s
+        return sequences[0]
+
+    def of(self, request_id: str) -> list[Sequence]:
+        """Return the sequences of a request, in their order; none for unknown and finished ones."""
+        return list(self._sequences.get(request_id, ()))
+
+    def request_ids(self) -> list[str]:
+        return list(self._sequences)
+
+    def late(self, now_s: float) -> list[Sequence]:
+        """Return every sequence whose deadline has passed."""
+        late_ids = [name for name, end_s in self._deadlines_s.items() if end_s <= now_s]
+        return [seq for name in late_ids for seq in self._sequences[name]]
+
+    def remove(self, seq: Sequence) -> list[Sequence]:
+        """Forget a sequence; return the others of its request."""
+        request_id = seq.request.request_id
+        others = self._sequences[request_id]
+        others.remove(seq)
+        if not others:
+            del self._sequences[request_id]
+            self._deadlines_s.pop(request_id, None)
+        return others

@@ -1,0 +1,95 @@
+"""Decode steps that follow one another are planned without asking anew: the plans are those of asking anew."""
+
+from dataclasses import replace
+
+import pytest
+from engine_fakes import Driver, make_layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+
+LAYOUTS = {
+    "full": ((12,), (None,)),
+    "hybrid": ((12, 9), (None, 5)),
+    "recurrent": ((6,), ("recurrent",)),
+    "full_and_recurrent": ((12, 5), (None, "recurrent")),
+}
+
+
+class Asked(Autoregressive):
+    one_token = False
+
+
+def as_lists(plan):
+    """What a plan says, without the promise that it follows another."""
+    tables = [[(table.first_token, list(table.blocks)) for table in tables] for tables in plan.tables]
+    spans = tuple(span._replace(token_ids=list(span.token_ids)) for span in plan.spans)
+    return replace(plan, follows=0, tables=(), spans=spans), tables
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # after so many steps
+        st.lists(st.integers(1, 9), min_size=1, max_size=9),
+        st.sampled_from(
+            [{}, {}, {"n": 2}, {"ignore_eos": False}, {"min_tokens": 4}, {"repetition_penalty": 1.5}, {"logprobs": 1}]
+        ),
+        st.integers(1, 12),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(requests=requests, num_seqs=st.integers(2, 4), preempts=st.sets(st.integers(0, 30), max_size=2))
+def test_plans_are_those_of_asking_anew(kind, requests, num_seqs, preempts):
+    blocks, windows = LAYOUTS[kind]
+    layout = make_layout(blocks, windows, max_span_tokens=6)
+    options = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 6, "policy": "priority", "max_model_len": 24}
+    quick, asked = (Driver(layout, strategy=strategy, **options) for strategy in (Autoregressive(), Asked()))
+    seen = {quick: [], asked: []}
+    for driver in seen:
+        submit = driver.executor.submit
+        driver.executor.submit = lambda plan, driver=driver, submit=submit: (
+            seen[driver].append(as_lists(plan)),
+            submit(plan),
+        )
+        for step in range(300):
+            for number, (after, prompt, more, max_tokens, priority) in enumerate(requests):
+                if after == step:
+                    more = {"max_tokens": max(max_tokens, more.get("min_tokens", 1)), **more}
+                    driver.add(str(number), prompt, priority=priority, **more)
+            running = driver.scheduler.running()
+            if step in preempts and running:
+                driver.scheduler.preempt(running[0])
+            if not driver.step() and step > 6:
+                break
+            driver.check()
+        driver.run()
+        driver.assert_answers()
+    for one, other in zip(seen[quick], seen[asked], strict=True):
+        assert one == other
+
+
+def test_nothing_is_asked_while_the_same_sequences_decode():
+    class Counting(Autoregressive):
+        num_asked = 0
+
+        def next_span(self, view, max_tokens, *, score_all):
+            self.num_asked += 1
+            return super().next_span(view, max_tokens, score_all=score_all)
+
+    strategy = Counting()
+    driver = Driver(make_layout((64,)), strategy=strategy, max_num_seqs=3)
+    for name in "abc":
+        driver.add(name, [ord(name)], max_tokens=20)
+    driver.add("waits", [1], max_tokens=20)
+    driver.run()
+    driver.assert_answers()
+    assert strategy.num_asked < 12
+    assert sum(plan.follows > 0 for plan in driver.executor.plans) > 30
+    assert {plan.decisions.head_waits for plan in driver.executor.plans[2:18]} == {"slots"}
