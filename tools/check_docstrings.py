@@ -21,6 +21,7 @@ VERB_FOLDERS = (
     "src/ridgeline/cost",
     "src/ridgeline/decoding",
     "src/ridgeline/engine",
+    "src/ridgeline/explain",
     "src/ridgeline/program",
     "src/ridgeline/quant",
     "src/ridgeline/server",

@@ -22,7 +22,7 @@ assert not {"torch", "transformers"} & set(sys.modules)
 
 
 @pytest.mark.parametrize(
-    "package", ["core", "spec", "program", "cost", "cache", "text", "quant", "weights", "engine", "server"]
+    "package", ["core", "spec", "program", "cost", "cache", "text", "quant", "weights", "engine", "server", "explain"]
 )
 def test_package_does_without_torch(package):
     done = subprocess.run(

@@ -8,10 +8,10 @@ Called by `bench/profile.py`. Must not import torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from ridgeline.cost.account import account_groups
-from ridgeline.cost.hardware import Hardware, InputKind
+from ridgeline.cost.hardware import InputKind
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
@@ -30,10 +30,23 @@ class Prediction:
     bound: Bound
 
 
+class Ceilings(Protocol):
+    """What a machine does at most, per second: measured (`cost/hardware.py`), or as its maker says."""
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+    def peak(self, kind: InputKind, num_threads: int) -> float | None: ...
+
+    def stream(self, num_threads: int) -> float: ...
+
+    def cached(self, num_threads: int) -> float: ...
+
+
 class Roofline:
     """The ceilings of `num_threads` threads, for steps that read `step_bytes` of weights and KV memory in all."""
 
-    def __init__(self, hardware: Hardware, num_threads: int, step_bytes: float) -> None:
+    def __init__(self, hardware: Ceilings, num_threads: int, step_bytes: float) -> None:
         self._hardware, self._num_threads = hardware, num_threads
         self._is_cached = step_bytes <= hardware.cache_bytes
 

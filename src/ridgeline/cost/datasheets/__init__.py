@@ -1,0 +1,122 @@
+"""Datasheets of common GPUs and CPUs: what their makers say they do at most, one TOML file each, with its source.
+
+A datasheet stands where a machine cannot be measured. What it does not tell is unknown: CPUs name no peak of
+arithmetic that their clocks hold, and no datasheet names the bandwidth of a cache, so all is counted as from memory.
+Must not import torch.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Literal
+
+import msgspec
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.cost.hardware import InputKind
+
+CHANNEL_BYTES = 8  # a memory channel moves 64 bits a transfer
+
+
+class MemoryChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Channels of a CPU's memory and how often each moves 64 bits."""
+
+    count: int
+    transfers_per_s: float
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A datasheet as it is written."""
+
+    title: str
+    kind: Literal["gpu", "cpu"]
+    source: str
+    memory_bytes: float | None = None
+    bytes_per_s: float | None = None
+    memory_channels: MemoryChannels | None = None
+    ops_per_s: Mapping[InputKind, float] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datasheet:
+    """One device, or `count` of them that share all work equally and talk for nothing: a limit, not a forecast.
+
+    `ops_per_s` are dense, a multiply-add is two. `memory_bytes` is None where the owner chooses.
+    """
+
+    name: str
+    title: str
+    kind: Literal["gpu", "cpu"]
+    source: str
+    memory_bytes: float | None
+    bytes_per_s: float
+    ops_per_s: Mapping[InputKind, float]
+    count: int = 1
+
+    cache_bytes = 0  # none is known: everything comes from memory
+
+    def peak(self, kind: InputKind, num_threads: int) -> float | None:
+        """Return the operations per second on inputs of a kind; None where the datasheet does not tell."""
+        return self.ops_per_s.get(kind)
+
+    def stream(self, num_threads: int) -> float:
+        """Return the bytes per second from memory."""
+        return self.bytes_per_s
+
+    def cached(self, num_threads: int) -> float:
+        """Return the bytes per second from memory: no cache is known."""
+        return self.bytes_per_s
+
+    def times(self, count: int) -> "Datasheet":
+        """Return `count` of these devices as one."""
+        return Datasheet(
+            name=f"{self.name}:{count}",
+            title=f"{count} × {self.title}",
+            kind=self.kind,
+            source=self.source,
+            memory_bytes=None if self.memory_bytes is None else count * self.memory_bytes,
+            bytes_per_s=count * self.bytes_per_s,
+            ops_per_s={kind: count * peak for kind, peak in self.ops_per_s.items()},
+            count=count,
+        )
+
+
+def names() -> list[str]:
+    """Return the names of all datasheets: the files of this folder."""
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def datasheet(name: str) -> Datasheet:
+    """Return the datasheet of `NAME` or of `NAME:COUNT` devices. Raises ConfigError for one that is not there."""
+    device, colon, count = name.partition(":")
+    if colon and not (count.isascii() and count.isdecimal() and 1 <= int(count[:6]) <= 1024):
+        raise ConfigError(f"{name[:80]!r} asks for no number of devices from 1 to 1024: write {device[:40]}:2")
+    if device not in names():
+        raise ConfigError(f"there is no datasheet of {device[:80]!r}; there are {', '.join(names())}")
+    sheet = _read(device)
+    return sheet.times(int(count)) if colon else sheet
+
+
+@cache
+def _read(name: str) -> Datasheet:
+    written = msgspec.convert(tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8")), type=_File)
+    bandwidth = written.bytes_per_s
+    if bandwidth is None:
+        assert written.memory_channels is not None, f"{name}.toml has neither bytes_per_s nor memory_channels"
+        bandwidth = written.memory_channels.count * written.memory_channels.transfers_per_s * CHANNEL_BYTES
+    return Datasheet(
+        name=name,
+        title=written.title,
+        kind=written.kind,
+        source=written.source,
+        memory_bytes=written.memory_bytes,
+        bytes_per_s=bandwidth,
+        ops_per_s=written.ops_per_s,
+    )
+
+
+def _folder() -> Traversable:
+    return resources.files(__name__)

@@ -1,0 +1,111 @@
+"""One row of the lecture's numbers: what a text says, what is right, and how that follows from inputs."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["=", "≈", "✗", "+", "lit"]
+STATUSES: Mapping[Status, str] = {
+    "=": "equal",
+    "≈": "rounded, or right under the stated condition",
+    "✗": "a slip: the right value stands beside it",
+    "+": "the text asks, this answers",
+    "lit": "a claim from the literature, beside what was measured here if it was",
+}
+Provenance = Literal["measured", "calibrated", "prior", "datasheet", "counted"]
+PROVENANCES: Mapping[Provenance, str] = {
+    "measured": "on a machine that the row names",
+    "calibrated": "the limit, with an efficiency that was fitted on this machine",
+    "prior": "the limit, with an efficiency of this class of machine",
+    "datasheet": "follows from the peaks and the bandwidth that a maker names: a limit",
+    "counted": "follows from the inputs alone: bytes, FLOPs, tokens, probabilities",
+}
+Values = Mapping[str, float]
+Input = float | str | tuple[float, ...]
+_SPEC = re.compile(r"(\d*)([a-zA-Z%]*)")
+_UNITS = {
+    "": (1, ""),
+    "ms": (1e-3, " ms"),
+    "s": (1, " s"),
+    "min": (60, " min"),
+    "h": (3600, " h"),
+    "B": (1, " B"),
+    "MB": (1e6, " MB"),
+    "GB": (1e9, " GB"),
+    "G": (1e9, " × 10⁹"),
+    "%": (0.01, " %"),
+    "x": (1, "×"),
+}
+
+
+class _Shown(float):
+    """A number whose format is digits after the point and a unit: `{time_s:2ms}`."""
+
+    def __format__(self, spec: str) -> str:
+        match = _SPEC.fullmatch(spec)
+        assert match, f"{spec!r} is not digits and a unit"
+        scale, unit = _UNITS[match[2]]
+        return f"{self / scale:,.{int(match[1] or 0)}f}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row: `compute` takes the inputs, which are its defaults, and returns values in plain units, named with them.
+
+    `right` is a sentence with places for values. `claims` are numbers of the text, by the value that they are about.
+    """
+
+    id: str
+    texts: str
+    says: str
+    status: Status
+    right: str
+    provenance: Provenance
+    claims: Values
+    compute: Callable[..., Values]
+
+    @property
+    def inputs(self) -> Mapping[str, Input]:
+        """The inputs, in plain units."""
+        return {name: parameter.default for name, parameter in inspect.signature(self.compute).parameters.items()}
+
+    @property
+    def derivation(self) -> str:
+        """How the values follow: the first line of what `compute` says of itself."""
+        return (self.compute.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+    def values(self, **changed: Input) -> Values:
+        """Return the values, for other inputs where some are given."""
+        return self.compute(**changed)
+
+    def sentence(self, **changed: Input) -> str:
+        """Return what is right, with the values filled in."""
+        return self.right.format_map({name: _Shown(value) for name, value in self.values(**changed).items()})
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "id": self.id,
+            "texts": self.texts,
+            "says": self.says,
+            "claims": dict(self.claims),
+            "status": self.status,
+            "right": self.sentence(),
+            "inputs": dict(self.inputs),
+            "values": dict(self.values()),
+            "provenance": self.provenance,
+            "derivation": self.derivation,
+        }
+
+
+def row(
+    id: str, texts: str, says: str, status: Status, right: str, provenance: Provenance = "counted", **claims: float
+) -> Callable[[Callable[..., Values]], Row]:
+    """Return a decorator that makes a row of the function that computes its values."""
+
+    def make(compute: Callable[..., Values]) -> Row:
+        return Row(id, texts, says, status, right, provenance, claims, compute)
+
+    return make

@@ -1,0 +1,101 @@
+"""What a step needs at least, from a few numbers: a model's shape and a datasheet. The formulas are the op table's.
+
+FLOPs here are those of matrix products alone where texts count so; a multiply-add is two.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+
+from ridgeline.cost.account import account, total
+from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.roofline import Prediction, Roofline
+from ridgeline.program.lower import lower
+from ridgeline.program.op import KvState, Plain, Program
+from ridgeline.program.opset import OPSET
+from ridgeline.program.pricing import ElementBytes, Load, OpCost, Operands
+from ridgeline.spec.families import read_spec
+
+H100 = "h100-sxm"
+MODELS: Mapping[str, Mapping[str, object]] = {
+    "llama-2-13b": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824}
+    | {"num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 4096},
+    "llama-3-8b": {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192},
+    "llama-3-70b": {"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672}
+    | {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192},
+    "mixtral-8x7b": {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336}
+    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
+}
+"""The shapes that texts on inference take as examples, as their config.json files have them."""
+
+
+@cache
+def program(model: str) -> Program:
+    """Return the program of one of MODELS."""
+    common = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+    return lower(read_spec({**MODELS[model], **common}))
+
+
+@cache
+def decode_cost(model: str, batch: int, context: int) -> OpCost:
+    """Return the cost of a decode step of one of MODELS in bf16, `context` tokens with the new one."""
+    return total(account(program(model), Load.decode(batch, context)))
+
+
+def limit(card: str, *, flops: float = 0, weight_bytes: float = 0, kv_bytes: float = 0) -> Prediction:
+    """Return the least time on a device of the datasheets, or `NAME:COUNT` of them, with inputs in bf16."""
+    cost = OpCost(flops=flops, weight_bytes=weight_bytes, kv_read_bytes=kv_bytes)
+    return Roofline(datasheet(card), 1, cost.num_bytes).predict(cost, "bf16")
+
+
+def peak(card: str) -> float:
+    """Return the peak in operations per second with inputs in bf16, infinite where none is known."""
+    return datasheet(card).peak("bf16", 1) or float("inf")
+
+
+def bandwidth(card: str) -> float:
+    """Return the bytes per second from memory."""
+    return datasheet(card).bytes_per_s
+
+
+def memory(card: str) -> float:
+    """Return the bytes of memory, infinite where the owner chooses them."""
+    known = datasheet(card).memory_bytes
+    return float("inf") if known is None else known
+
+
+def ridge(card: str) -> float:
+    """Return the FLOPs per byte at which arithmetic and memory take the same time."""
+    return peak(card) / bandwidth(card)
+
+
+def kv_bytes(tokens: float, layers: int, kv_heads: int, head_dim: int, element_bytes: int = 2) -> float:
+    """Return the bytes of the keys and values of `tokens` tokens in all layers."""
+    return tokens * layers * KvState(kv_heads, head_dim, None).bytes_per_token(element_bytes)
+
+
+def linear_intensity(tokens: int, inputs: int, outputs: int) -> float:
+    """Return the FLOPs per byte of a matrix product in bf16: weights, inputs and outputs cross memory once."""
+    cost = OPSET["linear"].cost(
+        Operands(
+            attrs=Plain(),
+            inputs=((tokens, inputs),),
+            outputs=((tokens, outputs),),
+            weights=((outputs, inputs),),
+            input_bytes=(2,),
+            output_bytes=(2,),
+            load=Load.decode(tokens, 1),
+            element=ElementBytes(),
+        )
+    )
+    return cost.flops / cost.num_bytes
+
+
+def attention_intensity(pairs: int, queries: int, keys: int, sharing: int = 1) -> float:
+    """Return the FLOPs per byte of `sharing` query heads that read the same keys, products alone, in bf16.
+
+    `pairs` of a query and a key it sees, of `queries` tokens and `keys` cached ones. The head's size cancels: each pair
+    is two multiply-adds an entry; queries, outputs, keys and values are two bytes an entry.
+    """
+    return 4 * sharing * pairs / (2 * (2 * keys + 2 * sharing * queries))
