@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -15,9 +16,9 @@ from ridgeline.bench.metrics import parse_slos
 from ridgeline.bench.record import RequestRecord, RunLog
 from ridgeline.bench.report import (
     SCHEMA_VERSION,
+    BenchReport,
     build_report,
     print_report,
-    read_report,
     result_path,
     save_report,
     write_report,
@@ -60,7 +61,7 @@ def report():
 def test_a_written_report_reads_back_the_same(report, tmp_path):
     path = result_path(tmp_path, report)
     write_report(path, report)
-    assert read_report(path) == report
+    assert msgspec.json.decode(path.read_bytes(), type=BenchReport) == report
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # no partial file is left
     plain = json.loads(path.read_text())
     assert plain["schema_version"] == SCHEMA_VERSION
@@ -85,13 +86,6 @@ def test_paths_name_hardware_day_and_run_and_never_overwrite(report, tmp_path):
 def test_unfit_files_are_one_clear_error(report, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_report(broken)
-    newer = tmp_path / "newer.json"
-    write_report(newer, report)
-    newer.write_text(newer.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(ConfigError, match="schema version 99"):
-        read_report(newer)
     with pytest.raises(ConfigError, match="cannot write"):
         write_report(broken / "inside" / "x.json", report)
 

@@ -11,7 +11,7 @@ from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose,
 
 from ridgeline import cli
 from ridgeline.cli.serve import serve
-from ridgeline.server.openai.fields import NEUTRAL, with_parameters
+from ridgeline.server.openai.fields import with_parameters
 from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
 
 ARCHITECTURE = REPO / "docs" / "architecture.md"
@@ -150,7 +150,7 @@ def test_the_readme_lists_the_commands():
 def test_the_server_page_lists_its_parameters():
     """All but those that are refused unless they ask for nothing."""
     requests = [with_parameters(request) for request in (CompletionRequest, ChatRequest)]
-    fields = {field for request in requests for field in request.__struct_fields__} - set(NEUTRAL)
+    fields = {field for request in requests for field in request.__struct_fields__} - set(ChatRequest.NEUTRAL)
     described = [field for row in table(SERVE, "Parameters") for field in re.findall(r"`(\w+)`", row[0])]
     assert sorted(described) == sorted(fields)
 

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.text.detokenizer import IncrementalDetokenizer, detokenize
+from ridgeline.text.detokenizer import IncrementalDetokenizer
 
 NAMES = ["qwen2", "llama_spm", "stories"]
 WORDS = ["a", "b", "ab", "aba", " ", "\n", "é", "世", "🦙", "</s>", "the", " the", "\u200d", "�"]
+
+
+def detokenize(tokenizer, prompt_ids, output_ids, **options):
+    """The text of a finished output."""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, **options)
+    return detokenizer.feed(output_ids) + detokenizer.flush()
 
 
 def whole_text(tokenizer, prompt_ids, output_ids, skip=True):

@@ -115,17 +115,6 @@ def save_report(root: Path, report: Report) -> Path:
     return path
 
 
-def read_report(path: Path) -> BenchReport:
-    """Read a result back. Raises ConfigError for a file that is not one, or of another schema version."""
-    try:
-        report = msgspec.json.decode(path.read_bytes(), type=BenchReport)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"cannot read {path} as a benchmark result: {error}") from None
-    if report.schema_version != SCHEMA_VERSION:
-        raise ConfigError(f"{path} has schema version {report.schema_version}; this version reads {SCHEMA_VERSION}")
-    return report
-
-
 def print_report(console: Console, report: BenchReport) -> None:
     """Print the result for a person: what ran, the rates, the latencies, the failures."""
     results = report.results

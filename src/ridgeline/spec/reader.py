@@ -10,53 +10,19 @@ from typing import TypeVar, cast
 
 from ridgeline.core.errors import ConfigError
 
-# Keys with no bearing on the forward pass: bookkeeping of the training library, dropout, token ids read elsewhere.
+# Keys with no bearing on the forward pass: the library's bookkeeping, token ids and dropout, training, heads of other
+# tasks, what a call returns, and how weights are stored, which the weight loader reads.
 BOOKKEEPING = frozenset(
     [
-        "_name_or_path",
-        "architectures",
-        "model_type",
-        "torch_dtype",
-        "dtype",
-        "transformers_version",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "sep_token_id",
-        "initializer_range",
-        "attention_dropout",
-        "hidden_dropout",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "dropout",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "is_encoder_decoder",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "chunk_size_feed_forward",
-        "task_specific_params",
-        "tokenizer_class",
-        "finetuning_task",
-        "pretraining_tp",
-        "gradient_checkpointing",
-        "auto_map",
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_num_labels",
-        "output_past",
-        "output_router_logits",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "torchscript",
-        "transformers.js_config",
-        "unsloth_version",
-        "unsloth_fixed",
-        "quantization_config",  # how weights are stored, not what the model is: the weight loader reads it
+        *("_name_or_path", "architectures", "model_type", "auto_map", "torch_dtype", "dtype", "transformers_version"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class"),  # read elsewhere
+        *("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        *("initializer_range", "gradient_checkpointing", "pretraining_tp", "router_aux_loss_coef"),
+        *("router_jitter_noise", "unsloth_version", "unsloth_fixed"),
+        *("id2label", "label2id", "problem_type", "_num_labels", "task_specific_params", "finetuning_task"),
+        *("use_cache", "output_attentions", "output_hidden_states", "output_past", "output_router_logits"),
+        *("return_dict", "is_encoder_decoder", "chunk_size_feed_forward", "torchscript", "transformers.js_config"),
+        *("_attn_implementation", "_attn_implementation_autoset", "quantization_config"),
     ]
 )
 

@@ -1,7 +1,7 @@
 """Incremental detokenizer: output token ids in, text deltas out, stop strings found on the way.
 
-One object per output sequence, driven by the engine's front end; the non-streaming text is the same object fed at once
-(`detokenize`), so the two cannot differ. Must not import torch.
+One object per output sequence, driven by the engine's front end; the non-streaming text is the same object fed at once,
+so the two cannot differ. Must not import torch.
 
 What the text of an output is. With T the tokenizer's own decode, specials skipped or not as asked,
 
@@ -178,11 +178,3 @@ def _common_length(known: str, text: str) -> int:
     if text.startswith(known):
         return len(known)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, text)))
-
-
-def detokenize(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int], *, skip_special_tokens: bool = True
-) -> str:
-    """Return the text of a finished output, by the definition at the top of this module."""
-    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
-    return detokenizer.feed(output_ids) + detokenizer.flush()

@@ -18,14 +18,7 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.fields import (
-    NEUTRAL,
-    NEUTRAL_IN_MESSAGE,
-    include_usage,
-    refuse_unsupported,
-    sampling_params,
-    with_parameters,
-)
+from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     AssistantMessage,
@@ -56,7 +49,7 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
 def _prepare(service: Service, body: ChatRequest) -> "_Chat":
     """Check everything and compute the prompt's tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
-    refuse_unsupported(body, NEUTRAL)
+    refuse_unsupported(body)
     if service.chat_template is None:
         raise RequestError(
             "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
@@ -93,7 +86,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
 
 def _message(message: ChatMessage, where: str) -> Mapping[str, object]:
     """Convert a message for templates: text content, and `system` for what OpenAI now calls `developer`."""
-    refuse_unsupported(message, NEUTRAL_IN_MESSAGE, where)
+    refuse_unsupported(message, where)
     if message.role in ("tool", "function"):
         raise RequestError(f"{where}role {message.role!r} is not supported: there are no tools", param=f"{where}role")
     if message.content is None and message.role != "assistant":

@@ -18,7 +18,7 @@ from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.fields import NEUTRAL, include_usage, refuse_unsupported, sampling_params, with_parameters
+from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     CompletionBody,
@@ -63,7 +63,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list
 def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
     """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
-    refuse_unsupported(body, NEUTRAL)
+    refuse_unsupported(body)
     if body.suffix:
         raise RequestError("suffix is not supported: this server completes, it does not insert", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):

@@ -1,6 +1,5 @@
 """Request fields -> SamplingParams, and the refusal of fields that cannot be honoured. No torch, no engine."""
 
-from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -9,43 +8,15 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import SamplingFields, StreamOptions
+from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, StreamOptions
 from ridgeline.weights.folder import GenerationDefaults
 
 MAX_PRIORITY = 2**31 - 1
 Body = TypeVar("Body", bound=SamplingFields)
 
-# The values of each field that ask for nothing beyond what Ridgeline does; null is always one of them.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "prompt_cache_options": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "moderation": (),
-}
-NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
-    "refusal": (),
-    "audio": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "function_call": (),
-    "annotations": ([],),
-}
-
 
 def with_parameters(request: type[Body]) -> type[Body]:
-    """Add to a request body a field for each parameter of SamplingParams that it does not declare itself.
+    """Add to a request body the fields in its NEUTRAL, and the parameters of SamplingParams that it does not declare.
 
     Their ranges are checked by SamplingParams; null is the same as absent.
     """
@@ -54,19 +25,18 @@ def with_parameters(request: type[Body]) -> type[Body]:
         if row.field not in request.__struct_fields__:
             fields.setdefault(row.part, []).append((row.field, row.type | None, None))
     diffusion = msgspec.defstruct("DiffusionFields", fields["diffusion"], kw_only=True, forbid_unknown_fields=True)
-    added = [*fields[None], ("diffusion", diffusion | None, None)]
+    neutral = [(name, Any, None) for name in request.NEUTRAL]
+    added = [*fields[None], ("diffusion", diffusion | None, None), *neutral]
     made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
     return cast("type[Body]", made)
 
 
-def refuse_unsupported(fields: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:
+def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") -> None:
     """Raise RequestError for the first field with a value that would change the output if it were honoured."""
-    for name in fields.__struct_fields__:
+    for name, neutral in fields.NEUTRAL.items():
         value = getattr(fields, name)
-        if value is None or name not in neutral:
-            continue
         # == alone would let 0 pass for False
-        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral[name]):
+        if value is not None and not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
             raise RequestError(
                 f"{where}{name} with this value is not supported; leave it out",
                 param=f"{where}{name}",

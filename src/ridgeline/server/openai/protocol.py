@@ -1,15 +1,19 @@
 """The OpenAI API as types: request bodies as they are decoded, responses and stream chunks as they are encoded.
 
-Requests refuse unknown fields. Fields of the OpenAI API that Ridgeline cannot honour are declared, so that the value
-which asks for nothing is taken and any other is refused by name; see fields.py. Extensions are spelled as in vLLM.
+Requests refuse unknown fields. Of fields of the OpenAI API that Ridgeline cannot honour, NEUTRAL has the values that
+ask for nothing beyond what it does: these and null are taken, any other is refused by name; see fields.py. Extensions
+are spelled as in vLLM.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 # ---- requests
+
+Neutral = Mapping[str, tuple[object, ...]]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -22,6 +26,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both request bodies share, beside the other parameters of SamplingParams, which `with_parameters` adds."""
 
+    NEUTRAL: ClassVar[Neutral] = {"store": (False,), "service_tier": ("auto", "default")}
+
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
@@ -32,8 +38,6 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
     metadata: dict[str, str] | None = None
-    store: Any = None
-    service_tier: Any = None
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +53,15 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a conversation; content parts may be of type text only."""
 
+    NEUTRAL: ClassVar[Neutral] = {
+        "refusal": (),
+        "audio": (),
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "function_call": (),
+        "annotations": ([],),
+    }
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
@@ -63,6 +76,24 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/chat/completions."""
 
+    NEUTRAL: ClassVar[Neutral] = {
+        **SamplingFields.NEUTRAL,
+        "prompt_cache_options": ({},),
+        "response_format": ({"type": "text"},),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
+        "moderation": (),
+    }
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -72,20 +103,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    moderation: Any = None
 
 
 # ---- responses
