@@ -22,15 +22,15 @@ CHUNK = 100  # steps between two looks at the clock
 def steps(batch: int, num_steps: int, *, anew: bool) -> Iterator[tuple[StepPlan, StepResult]]:
     """Plans of one token for each of `batch` sequences; `anew`: of other sequences than the step before."""
     result = StepResult(0, tuple(SampledToken(i, 7) for i in range(batch)))
-    for step in range(num_steps):
+    for step in range(1, num_steps + 1):
         first = step % 2 * batch if anew else 0
         spans = tuple(Span(first + i, step, [7], 1) for i in range(batch))
-        yield StepPlan(step, spans, (), (), ()), result
+        yield StepPlan(step, spans, (), (), (), follows=0 if anew else step - 1), result
 
 
 def cost_us(batch: int, num_steps: int, *, anew: bool) -> float:
     """Least over chunks of steps, in microseconds a step: the others shared the machine."""
-    journal, chunks = Journal(num_groups=2), []
+    journal, chunks = Journal(num_groups=2, block_size=32), []
     made = list(steps(batch, CHUNK, anew=anew))
     blocks, times_s, num_final = [10, 20, 30, 40, 50, 60], (1.0, 2.0, 3.0, 4.0, 5.0), {}
     for _ in range(num_steps // CHUNK):

@@ -1,5 +1,6 @@
 """The journal holds what the plans were, when, and why; a reader never sees a record that is half another."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -8,6 +9,7 @@ from engine_fakes import FakeExecutor, make_layout, make_request
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
+from ridgeline.core.host import HostSample
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, Ring
 from ridgeline.engine.loop import EngineLoop
@@ -16,13 +18,13 @@ from ridgeline.engine.scheduler import Scheduler
 
 
 class Ticking:
-    """A clock that is one second on at every look."""
+    """A clock that is one second on or `tick`, at every look."""
 
     def __init__(self):
-        self.now = 0.0
+        self.now, self.tick = 0.0, 1
 
     def __call__(self):
-        self.now += 1
+        self.now += self.tick
         return self.now
 
 
@@ -122,6 +124,40 @@ def test_every_answer_is_there_once(engine):
     assert totals.num_computed_tokens == sum(plan.num_tokens for plan in engine.executor.plans)
     assert totals.num_sampled_tokens == sum(len(plan.samples) for plan in engine.executor.plans)
     assert totals.num_steps == len(engine.executor.plans)
+
+
+def test_prompts_are_hashes_of_their_blocks_that_tell_equal_beginnings_and_nothing_else():
+    engine, other = Engine(blocks=20), Engine(blocks=20)
+    prompts = {"a": [*range(1, 12)], "b": [*range(1, 9), 40], "c": [9, *range(2, 12)], "d": [1, 2, 3]}
+    hashes = []
+    for journal in (engine.journal, other.journal):
+        (engine if journal is engine.journal else other).run(**{name: (ids, 2) for name, ids in prompts.items()})
+        _, outputs = journal.outputs.read()
+        by_id = {int(output["seq_id"]): journal.prompt_of(output)["hash"].tolist() for output in outputs}
+        hashes.append([by_id[seq_id] for seq_id in range(4)])
+    (a, b, c, d), again = hashes
+    assert [len(a), len(b), len(c), len(d)] == [2, 2, 2, 0]  # whole blocks of four tokens
+    assert a == b
+    assert not set(a) & set(c)
+    assert not set(a) & set(again[0])  # another process, another key
+
+
+def test_the_machine_is_asked_once_a_second():
+    engine = Engine()
+    now = []
+
+    def read():
+        now.append(engine.clock.now)
+        return HostSample(*range(len(HostSample._fields)))
+
+    engine.clock.tick = 0.1
+    engine.loop._read_host = read
+    engine.run(a=([1, 2, 3], 40))
+    assert len(now) > 5
+    assert all(0.9 < after - before < 2.1 for before, after in itertools.pairwise(now))
+    _, records = engine.journal.host.read()
+    assert len(records) == len(now)
+    assert records["energy_j"].tolist() == [HostSample._fields.index("energy_j")] * len(now)
 
 
 def test_a_ring_forgets_its_oldest_and_numbers_the_rest():

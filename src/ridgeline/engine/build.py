@@ -11,6 +11,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.host import HostReader
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import build_strategy
@@ -66,7 +67,7 @@ def build_engine(
     )
     return Engine(
         info=info,
-        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock),
+        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read),
         executor=executor,
         intake=Intake(info, tokenizer, clock),
         spec=spec,

@@ -7,16 +7,20 @@ A decode step that is the one before with every sequence one token on keeps that
 many tokens on they are.
 """
 
+import math
+import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
-from ridgeline.engine.request import FinishEvent, FinishReason
+from ridgeline.engine.request import FinishEvent, FinishReason, Request
 
 Records = npt.NDArray[np.void]
 Kind = Literal["admitted", "preempted"]
@@ -25,6 +29,9 @@ STEPS = 4096  # records in each ring
 SPANS = 65536
 DECISIONS = 16384
 OUTPUTS = 4096
+PROMPT_BLOCKS = 65536
+HOST_SAMPLES = 4096
+HOST_PERIOD_S = 1.0
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WAIT_REASONS: tuple[str, ...] = ("", *get_args(WaitReason))  # "": nobody waited
 _WAIT_CODES = {reason or None: code for code, reason in enumerate(WAIT_REASONS)}
@@ -61,7 +68,11 @@ OUTPUT_FIELDS = (
     *((name, "i4") for name in ("index", "num_prompt", "num_cached", "num_output", "num_preemptions")),
     *((name, "i4") for name in ("max_tokens", "adapter", "greedy", "logprobs", "needs_history")),
     ("reason", "i4"),  # index into FINISH_REASONS
+    ("first_hash", "i8"),  # number of its prompt's first hash record
+    ("num_hashes", "i4"),  # 0 for all outputs of a request but the first
 )
+PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of the prompt and all before it
+HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
 
 
 class Ring:
@@ -106,18 +117,28 @@ class Totals:
 
 
 class Journal:
-    """What the loop writes at the end of each step. `num_groups` is the number of cache groups."""
+    """What the loop writes at the end of each step. `num_groups` is the number of cache groups.
 
-    def __init__(self, num_groups: int) -> None:
+    Prompts are recorded as hashes of their blocks of `block_size` tokens, with a key of this process: who reads them
+    sees which prompts began alike, and cannot guess their tokens.
+    """
+
+    def __init__(self, num_groups: int, block_size: int) -> None:
         blocks = [(f"{state}_{group}", "i4") for group in range(num_groups) for state in ("free", "cached", "used")]
         self.steps = Ring((*STEP_FIELDS, *blocks), STEPS)
         self.spans = Ring(SPAN_FIELDS, SPANS)
         self.decisions = Ring(DECISION_FIELDS, DECISIONS)
         self.outputs = Ring(OUTPUT_FIELDS, OUTPUTS)
+        self.prompts = Ring(PROMPT_FIELDS, PROMPT_BLOCKS)
+        self.host = Ring(HOST_FIELDS, HOST_SAMPLES)
+        self._block_size = block_size
+        self._key = secrets.token_bytes(16)
+        self._next_host_s = -math.inf
         self.cache_reasons: list[str] = []  # why the prefix cache served no more; grows only
         self._totals = Totals()
         self._last_seq_ids: list[int] = []  # of a step of one token and one row for each sequence, else empty
         self._first_span = self._shift = 0
+        self._last_step = self._last_tokens = -1  # of the last step, and its tokens where it was one for each sequence
 
     def totals(self) -> Totals:
         """Return a copy of the totals; any thread."""
@@ -126,6 +147,12 @@ class Journal:
     def request(self) -> None:
         """Count a submitted request."""
         self._totals.num_requests += 1
+
+    def sample_host(self, now_s: float, read: Callable[[], HostSample]) -> None:
+        """Record the machine's counters, if the last ones are a second old."""
+        if now_s >= self._next_host_s:
+            self._next_host_s = now_s + HOST_PERIOD_S
+            self.host.append(now_s, *read())
 
     def step(
         self,
@@ -141,17 +168,13 @@ class Journal:
         final.
         """
         start_s, planned_s, ran_s, committed_s, end_s = times_s
-        spans, samples = plan.spans, result.samples
-        seq_ids = [span.seq_id for span in spans]
-        num_tokens = sum(map(len, [span.token_ids for span in spans]))
-        decisions = plan.decisions
-        one_each = num_tokens == len(seq_ids) == len(samples)
-        if one_each and seq_ids == self._last_seq_ids and not decisions.admitted:
-            num_rows = num_tokens
+        spans, samples, decisions = plan.spans, result.samples, plan.decisions
+        if plan.follows == self._last_step and self._last_tokens == len(spans):
+            num_rows = num_tokens = len(spans)
             self._shift += 1
         else:
-            num_rows = self._spans(plan, num_final)
-            self._last_seq_ids = seq_ids if one_each and num_rows == num_tokens else []
+            num_tokens, num_rows = self._anew(plan, num_final)
+        self._last_step, self._last_tokens = plan.step, len(spans) if num_tokens == num_rows == len(spans) else -1
         if decisions.admitted or decisions.preempted:
             self._decisions(plan)
         computing_s = ran_s - planned_s
@@ -203,7 +226,24 @@ class Journal:
             -1 if params.logprobs is None else params.logprobs,
             params.needs_history,
             FINISH_REASONS.index(event.reason),
+            self.prompts.num_written,
+            self._hash_prompt(request) if event.index == 0 else 0,
         )
+
+    def _hash_prompt(self, request: Request) -> int:
+        """Write the hashes of the prompt's whole blocks; return how many there are."""
+        size, ids = self._block_size, np.asarray(request.prompt_ids, dtype=np.int64)
+        chain = blake2b(request.salt.encode(), key=self._key, digest_size=8)
+        for begin in range(0, len(ids) - size + 1, size):
+            chain.update(ids[begin : begin + size].tobytes())
+            self.prompts.append(int.from_bytes(chain.digest(), "little", signed=True))
+        return len(ids) // size
+
+    def prompt_of(self, output: np.void) -> Records:
+        """Return the prompt's hashes of an output record; fewer of the first where they have been written over."""
+        first = int(output["first_hash"])
+        at, records = self.prompts.read(first)
+        return records[: max(0, first + int(output["num_hashes"]) - at)]
 
     def spans_of(self, step: np.void) -> Records:
         """Return the spans of a step record, as they were in that step; fewer where they have been written over."""
@@ -212,6 +252,18 @@ class Journal:
         found = records[: max(0, first + int(step["num_spans"]) - at)]
         found["start"] += step["span_shift"]
         return found
+
+    def _anew(self, plan: StepPlan, num_final: Mapping[int, int]) -> tuple[int, int]:
+        """Write the plan's spans, unless they are those of the last step one token on; return tokens and rows."""
+        seq_ids = [span.seq_id for span in plan.spans]
+        num_tokens = plan.num_tokens
+        one_each = num_tokens == len(seq_ids) == len(plan.samples)
+        if one_each and seq_ids == self._last_seq_ids and not plan.decisions.admitted:
+            self._shift += 1
+            return num_tokens, num_tokens
+        num_rows = self._spans(plan, num_final)
+        self._last_seq_ids = seq_ids if one_each and num_rows == num_tokens else []
+        return num_tokens, num_rows
 
     def _spans(self, plan: StepPlan, num_final: Mapping[int, int]) -> int:
         """Write the plan's spans; return their rows of logits."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.core.clock import Clock
+from ridgeline.core.host import HostSample
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
 from ridgeline.engine.executor import Executor
@@ -33,7 +34,7 @@ class Abort:
 class EngineLoop:
     """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas.
 
-    `clock` gives monotonic seconds; `journal` is what happened.
+    `clock` gives monotonic seconds; `journal` is what happened, beside what `read_host` says of the machine.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EngineLoop:
         renderer: Renderer,
         deliver: Callable[[list[OutputDelta]], None],
         clock: Clock,
+        read_host: Callable[[], HostSample] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -52,7 +54,8 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
         self.clock = clock
-        self.journal = Journal(len(scheduler.stats().cache.groups))
+        self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.block_size)
+        self._read_host = read_host
 
     def submit(self, request: Request) -> None:
         """Queue a request, from any thread."""
@@ -117,6 +120,8 @@ class EngineLoop:
         self._publish(events)
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
         self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_final)
+        if self._read_host is not None:
+            self.journal.sample_host(ran_s, self._read_host)
         return True
 
     def settle(self) -> None:

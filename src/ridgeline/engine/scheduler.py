@@ -91,6 +91,11 @@ class Scheduler:
         return events
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a block of the cache."""
+        return self._cache.layout.block_size
+
+    @property
     def has_work(self) -> bool:
         return bool(self._running) or len(self._waiting) > 0
 

@@ -1,0 +1,70 @@
+"""What the machine did to this process, as counters: stolen time, waits for a core, stalls, faults, heat, energy.
+
+Read once a second by the engine's loop, from files that cost microseconds; whatever the machine does not tell is NaN.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class HostSample(NamedTuple):
+    """Counters since an unknown start, to be read as differences; `rss_bytes` and `frequency_hz` are of now."""
+
+    steal_s: float  # of all cores, taken by the hypervisor
+    run_delay_s: float  # this thread, ready and without a core
+    cpu_stall_s: float  # some task of the machine waited for a core (PSI), for memory, for a disk
+    memory_stall_s: float
+    io_stall_s: float
+    throttled_s: float  # by the quota of the cgroup
+    major_faults: float  # pages of this process that had to be read from a disk
+    rss_bytes: float
+    frequency_hz: float  # of core 0
+    thermal_events: float  # times that core 0 was throttled for its heat
+    energy_j: float  # of the first package
+
+
+class HostReader:
+    """Reads samples of the thread that asks. Files that are missing at first are not looked for again."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        cpu, pressure = root / "sys/devices/system/cpu/cpu0", root / "proc/pressure"
+        sources: dict[str, tuple[Path, str, float]] = {
+            "steal_s": (root / "proc/stat", r"cpu +(?:\d+ +){7}(\d+)", TICK_S),
+            "run_delay_s": (root / "proc/thread-self/schedstat", r"\d+ (\d+)", 1e-9),
+            "cpu_stall_s": (pressure / "cpu", r"some .*total=(\d+)", 1e-6),
+            "memory_stall_s": (pressure / "memory", r"some .*total=(\d+)", 1e-6),
+            "io_stall_s": (pressure / "io", r"some .*total=(\d+)", 1e-6),
+            "throttled_s": (root / "sys/fs/cgroup/cpu.stat", r"(?s).*throttled_usec (\d+)", 1e-6),
+            "major_faults": (root / "proc/self/stat", r"\d+ \(.*\) \S+(?: -?\d+){8} (\d+)", 1),
+            "rss_bytes": (root / "proc/self/statm", r"\d+ (\d+)", PAGE_BYTES),
+            "frequency_hz": (cpu / "cpufreq/scaling_cur_freq", r"(\d+)", 1e3),
+            "thermal_events": (cpu / "thermal_throttle/core_throttle_count", r"(\d+)", 1),
+            "energy_j": (root / "sys/class/powercap/intel-rapl:0/energy_uj", r"(\d+)", 1e-6),
+        }
+        self._sources: list[Callable[[], float]] = [_source(*sources[name]) for name in HostSample._fields]
+
+    def read(self) -> HostSample:
+        """Return the counters now."""
+        return HostSample(*(read() for read in self._sources))
+
+
+def _source(path: Path, pattern: str, unit: float) -> Callable[[], float]:
+    """Return what reads the number that `pattern` finds at the start of a file, in multiples of `unit`."""
+    found = re.compile(pattern.encode())
+
+    def read() -> float:
+        try:
+            with path.open("rb", buffering=0) as file:
+                match = found.match(file.read(4096))
+        except OSError:
+            return math.nan
+        return int(match[1]) * unit if match else math.nan
+
+    return read if not math.isnan(read()) else lambda: math.nan
