@@ -54,7 +54,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Means over the faster half of the timed steps, `num_steps` of them, in seconds.
+    """Holds means over the faster half of the timed steps, `num_steps` of them, in seconds.
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 

@@ -55,7 +55,8 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one more token for each of some sequences took. Not `done`: for those before the first that found no block.
+    """Says what one more token for each of some sequences took. Not `done`: for those before the first that found no
+    block.
 
     `tables`: of the sequences, by their index, whose tables may be others than before.
     """
@@ -82,7 +83,7 @@ class _PrefixHit:
 
 
 class CacheManager:
-    """Block bookkeeping over one layout; see the module docstring for the life of a sequence.
+    """Counts and shares blocks over one layout; see the module docstring for the life of a sequence.
 
     With `prefix_caching`, whole computed blocks are shared by all sequences of equal tokens and equal `salt`.
     """

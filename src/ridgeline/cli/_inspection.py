@@ -23,7 +23,9 @@ KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops together."""
+    """Says what one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops
+    together.
+    """
 
     load: Load
     ops: Sequence[OpCost]

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: their sampling parameters, and text for a terminal."""
+"""Define what `generate` and `chat` share: their sampling parameters, and text for a terminal."""
 
 import sys
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The options that one parameter of a command brings."""
+    """Holds the options that one parameter of a command brings."""
 
     parameter: str
     owner: type

@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
+    """Says what a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
 
     step: int
     num_steps: int

@@ -1,4 +1,4 @@
-"""LLM: the offline Python API. The loop runs in the calling thread."""
+"""Implement LLM: the offline Python API. The loop runs in the calling thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

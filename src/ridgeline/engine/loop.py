@@ -26,7 +26,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The caller of a request went away."""
+    """Says that the caller of a request went away."""
 
     request_id: str
 

@@ -31,7 +31,7 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """One detokenizer per unfinished output. Without a tokenizer, deltas carry token ids only."""
+    """Runs one detokenizer per unfinished output. Without a tokenizer, deltas carry token ids only."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer

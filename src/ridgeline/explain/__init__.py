@@ -1,1 +1,1 @@
-"""What an inference costs at least, and why: the numbers of lectures recomputed. Must not import torch."""
+"""Estimate what an inference costs at least, and why: the numbers of lectures recomputed. Must not import torch."""

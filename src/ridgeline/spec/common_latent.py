@@ -1,4 +1,4 @@
-"""What families with multi-head latent attention share: reading it, and its tensor names."""
+"""Define what families with multi-head latent attention share: reading it, and its tensor names."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
+"""Define what families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
 
 from collections.abc import Callable, Sequence
 

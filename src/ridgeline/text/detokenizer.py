@@ -26,7 +26,8 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Text of one output sequence, as its tokens arrive. Every id is decoded at most three times, whatever the length.
+    """Decodes the text of one output sequence, as its tokens arrive. Every id is decoded at most three times, whatever
+    the length.
 
     With stop strings, the longest tail that may still become one is held back. The match that is complete first ends
     the text (of those that end together, the one that starts first), however the text is divided among tokens and the

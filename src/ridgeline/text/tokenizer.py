@@ -1,4 +1,4 @@
-"""Tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
+"""Define the tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
 
 Called by the front ends (encode), the incremental detokenizer (decode) and the server (log-probability display).
 Model files are untrusted: everything is checked before or while it is read, and each defect is one ModelLoadError that

@@ -18,7 +18,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is.
+    """Holds a model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is.
 
     `starts_from`: the bundled model whose tokenizer and weights it begins with; None: it learns its own.
     """

@@ -1,4 +1,4 @@
-"""The numbers of lectures and texts on inference, recomputed: each row from its inputs, slips with the right value.
+"""Recompute the numbers of lectures and texts on inference: each row from its inputs, slips with the right value.
 
 A row is a function in a file of this folder, decorated with what the text says. `docs/numbers.md` is `page()`.
 """

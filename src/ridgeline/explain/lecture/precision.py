@@ -1,4 +1,4 @@
-"""Fewer bits: bytes of weights, what they gain at most, and what they lose. Mixtures of experts."""
+"""Price fewer bits: bytes of weights, what they gain at most, and what they lose. Mixtures of experts."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a token costs: the floor of decode, prompts, and generation with a cache or without one."""
+"""Estimate what a token costs: the floor of decode, prompts, and generation with a cache or without one."""
 
 from math import ceil
 

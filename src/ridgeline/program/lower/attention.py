@@ -1,4 +1,4 @@
-"""Softmax attention over keys and values in the cache."""
+"""Implement softmax attention over keys and values in the cache."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts."""
+"""Implement mixtures of experts."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp

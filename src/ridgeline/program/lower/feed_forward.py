@@ -1,4 +1,4 @@
-"""Dense feed-forwards."""
+"""Implement dense feed-forwards."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.ops.dense import ActivationAttrs

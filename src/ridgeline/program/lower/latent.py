@@ -1,4 +1,4 @@
-"""Multi-head latent attention over compressed latents in the cache."""
+"""Implement multi-head latent attention over compressed latents in the cache."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LatentState

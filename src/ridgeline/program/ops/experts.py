@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and the experts."""
+"""Implement mixture of experts: routing, and the experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Program -> the same program for another context length.
+"""Rewrite a program for another context length.
 
 A model is lowered before it is known how many tokens fit into its cache. Of all that lowering writes down, only the
 angles of dynamic and longrope scaling depend on that. Called by the engine's build. No torch.

@@ -19,7 +19,7 @@ from ridgeline.server.sse import EventStream, while_connected
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The deltas of the requests that one HTTP request became: one for each prompt."""
+    """Holds the deltas of the requests that one HTTP request became: one for each prompt."""
 
     service: Service
     requests: Sequence[Request]
