@@ -7,7 +7,7 @@ alternate with steps without, which say what the clock costs.
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -234,11 +234,4 @@ def _mean(label: str, kind: str, row: Sequence[tuple[OpCost, float, float, Bound
 
 
 def _scaled(costs: Iterable[OpCost], factor: float) -> OpCost:
-    total = sum(costs, OpCost())
-    return OpCost(
-        total.flops * factor,
-        total.weight_bytes * factor,
-        total.kv_read_bytes * factor,
-        total.kv_write_bytes * factor,
-        total.activation_bytes * factor,
-    )
+    return OpCost(*(part * factor for part in astuple(sum(costs, OpCost()))))

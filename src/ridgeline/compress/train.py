@@ -7,7 +7,7 @@ linear decay to zero. Called by `ridgeline train`.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,6 @@ class Recipe:
     @property
     def num_steps(self) -> int:
         return max(1, self.num_tokens // self.batch_tokens)
-
-    def scaled(self, num_tokens: int) -> "Recipe":
-        """Return the same recipe over another number of tokens."""
-        return replace(self, num_tokens=num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

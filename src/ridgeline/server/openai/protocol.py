@@ -220,7 +220,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName
+    finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     timings: TimingsBody | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
