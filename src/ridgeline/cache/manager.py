@@ -9,6 +9,7 @@ from none. Not thread-safe: one engine loop owns it. Must not import torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.cache.groups import NO_NEED, build_group
 from ridgeline.cache.layout import CacheLayout
@@ -53,8 +54,7 @@ class CacheStats:
     prefix_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """Says what one more token for each of some sequences took. Not `done`: for those before the first that found no
     block.
 

@@ -167,8 +167,7 @@ class Decisions:
     head_waits: WaitReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Everything an executor needs for one step, and what was decided on the way to it."""
 
     step: int
@@ -195,8 +194,7 @@ class SampledToken(NamedTuple):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """Says what a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
 
     `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell.

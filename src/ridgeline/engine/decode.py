@@ -3,12 +3,19 @@
 Called by the scheduler, for strategies that take one token at a time. No torch, no clock.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from typing import get_args
 
 from ridgeline.cache.manager import Advance
 from ridgeline.core.step import BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
 from ridgeline.decoding.strategy import sample_row
 from ridgeline.engine.request import Sequence
+
+# Made once: nothing else is decided in such a step.
+_DECISIONS: Mapping[WaitReason | None, Decisions] = {
+    reason: Decisions(head_waits=reason) for reason in (None, *get_args(WaitReason))
+}
 
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
@@ -47,7 +54,7 @@ def next_decode(
         _tables(last.tables, advance.tables),
         tuple(advance.copies),
         tuple(rows),
-        decisions=Decisions(head_waits=head_waits),
+        decisions=_DECISIONS[head_waits],
         follows=follows,
     )
 
