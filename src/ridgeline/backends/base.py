@@ -76,7 +76,7 @@ class BackendPlan(Protocol):
 
 
 class Backend(Protocol):
-    """A way to compute programs. Of those that can compute a model, the one with the highest `preference` does.
+    """A way to compute programs. Among those that can compute a model, the one with the highest `preference` does.
 
     `caveat` says in a few words what is lost where a preferred backend refused; empty for nothing.
     """

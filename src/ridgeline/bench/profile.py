@@ -133,7 +133,7 @@ class Profiler:
         steps = self._alternate(num_steps, lambda: None)
         for request in requests:
             self._loop.abort(request.request_id)
-        self._loop.settle()
+        self._loop.process_input_queue()
         return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:

@@ -19,7 +19,7 @@ _DECISIONS: Mapping[WaitReason | None, Decisions] = {
 
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
-    """Return whether the plan is one token, and one draw, of every running sequence in their order."""
+    """Return whether the plan is one token, and one sample row, of every running sequence in their order."""
     return (
         len(plan.spans) == len(plan.samples) == len(running)
         and not plan.prompt_rows
@@ -44,7 +44,7 @@ def next_decode(
     for seq, row in zip(running, last.samples):
         params = row.params
         if row.num_output < params.min_tokens or params.needs_history:
-            follows = 0  # its token was not, or will not be, drawn by the same rules
+            follows = 0  # its token was not, or will not be, sampled by the same rules
             rows.append(sample_row(seq, row.row))
         else:
             rows.append(SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ()))

@@ -192,7 +192,7 @@ class Rename:
     to [.., out, in] before cutting. `{e}` in the source stands for the number of an expert or a head, of which the
     targets are stacks. `experts`: the targets are stacks over the experts; without `{e}` in the source the tensor holds
     all of them, each of which is cut.
-    Of several renames of one weight, the first says how it is written, and the first that is there how it is read.
+    If several renames make one weight, the first says how it is written, and the first that is there how it is read.
     Without targets, all tensors whose names begin with `source` are left unread: parts of the model beside its decoder.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """

@@ -109,7 +109,7 @@ def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:
 def _reason(error: Exception) -> str:
     """Return the text of an error for the caller.
 
-    Of errors that are not jinja2's only the kind: their text can hold addresses.
+    For errors that are not jinja2's only the kind: their text can hold addresses.
     """
     if isinstance(error, (RefusedError, jinja2.UndefinedError, jinja2.TemplateSyntaxError)):
         return str(error)[:300]

@@ -8,7 +8,7 @@ What the text of an output is. With T the tokenizer's own decode, specials skipp
     text(output | prompt) = T(prompt + output) without its longest common prefix with T(prompt).
 
 So a first word keeps the space that T would strip at the start of a text, and a character that the prompt left
-unfinished belongs to the output that finishes it. Of the prompt only the shortest tail that starts at a fresh token
+unfinished belongs to the output that finishes it. Only the shortest tail of the prompt that starts at a fresh token
 is decoded (see `_starts_fresh`), and later only a window: the ids since the last settled boundary, after those that
 settled there. A boundary is settled when no later token can change the text before it. Until one is reached the text
 is held back, which is what keeps characters whole:

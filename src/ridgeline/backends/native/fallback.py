@@ -76,7 +76,7 @@ class Fallback:
 class _CachedSpan:
     """Holds a span's rows of T, the float32 keys and values of its sequence, and what each query sees of them.
 
-    Of latents `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
+    For latents, `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
     """
 
     rows: slice

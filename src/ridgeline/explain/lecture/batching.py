@@ -167,12 +167,12 @@ def batch_cost(
 @row(
     "static-util",
     "B D4",
-    "(how idle a static batch is with answers of 50 and 500 tokens)",
+    "(how idle a static batch is with outputs of 50 and 500 tokens)",
     "+",
     "{busy:0%} of its slots are busy",
 )
 def static_util(short: int = 50, long: int = 500) -> Values:
-    """Divide the tokens of both answers by the slots that they hold until the longer one ends."""
+    """Divide the tokens of both outputs by the slots that they hold until the longer one ends."""
     return {"busy": (short + long) / (2 * max(short, long))}
 
 

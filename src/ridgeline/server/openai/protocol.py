@@ -1,6 +1,6 @@
 """The OpenAI API as types: request bodies as they are decoded, responses and stream chunks as they are encoded.
 
-Requests refuse unknown fields. Of fields of the OpenAI API that Ridgeline cannot honour, NEUTRAL has the values that
+Requests refuse unknown fields. For fields of the OpenAI API that Ridgeline cannot honour, NEUTRAL has the values that
 ask for nothing beyond what it does: these and null are taken, any other is refused by name; see fields.py. Extensions
 are spelled as in vLLM.
 """
