@@ -2,7 +2,7 @@
 
 from ridgeline.cost.account import kv_bytes as kv_bytes_of
 from ridgeline.cost.account import weight_bytes
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import kv_bytes, program
 from ridgeline.program.op import KvState, LatentState
 

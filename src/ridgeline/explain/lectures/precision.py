@@ -3,7 +3,7 @@
 import numpy as np
 
 from ridgeline.cost.roofline import WeightKind, bytes_per_weight
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import decode_cost, program
 from ridgeline.program.ops.experts import distinct_experts
 

@@ -3,7 +3,7 @@
 from math import ceil
 
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, kv_bytes, limit, memory, peak
 from ridgeline.program.ops.attention import visible_keys
 

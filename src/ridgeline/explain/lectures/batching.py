@@ -2,7 +2,7 @@
 
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.speculation import speedup
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, bandwidth, decode_cost, kv_bytes, limit, memory, program
 
 WEIGHTS_13B = 26e9  # as the texts have it: 13e9 parameters of 2 bytes
