@@ -102,7 +102,8 @@ class KvState {
   Result attend(const Array<const float, 3>& q, int64_t first_row, int64_t length, int64_t kv_length,
                 const Array<const int64_t, 1>& table, int64_t first_token, int64_t bidirectional_block, float scale,
                 int32_t window, float softcap, const std::optional<Array<const float, 1>>& sinks,
-                const std::optional<Array<const float, 1>>& slopes, int64_t splits, int64_t rows_per_call) const {
+                const std::optional<Array<const float, 1>>& slopes, bool float32, int64_t splits,
+                int64_t rows_per_call) const {
     const KvLayout& layout = memory_.layout;
     const auto rows = (int64_t)q.shape(0), num_heads = (int64_t)q.shape(1);
     require((int64_t)q.shape(2) == layout.head_dim && num_heads > 0 && num_heads % layout.num_heads == 0,
@@ -113,7 +114,7 @@ class KvState {
     require(splits > 0 && rows_per_call >= 0 && window >= 0, "splits, rows_per_call or window is out of range");
     const SpanView span = view(rows, first_row, length, kv_length, table, first_token, bidirectional_block);
     const AttentionSpec spec{(int32_t)num_heads,  scale, window, softcap, sinks ? sinks->data() : nullptr,
-                             slopes ? slopes->data() : nullptr};
+                             slopes ? slopes->data() : nullptr, float32};
     Result out = new_result(rows, num_heads, layout.value_dim);
     Memory scratch = allocate(kernels_.scratch_bytes);
     const int64_t step = rows_per_call > 0 ? rows_per_call : std::max<int64_t>(length, 1);
@@ -129,18 +130,18 @@ class KvState {
     const KvLayout& layout = memory_.layout;
     const int64_t stride = (int64_t)spec.num_heads * layout.head_dim, out_stride = (int64_t)spec.num_heads * layout.value_dim;
     if (splits == 1) {
-      kernels_.attend(spec, memory_, span, q, stride, out, out_stride, head, begin, end, span.first_token,
-                      span.kv_length, nullptr, scratch);
+      kernels_.attend(spec, memory_, {span, head, begin, end, span.first_token, span.kv_length}, nullptr, q, stride, out,
+                      out_stride, nullptr, scratch);
       return;
     }
     const int64_t part_floats = (end - begin) * spec.num_heads / layout.num_heads * (2 + layout.value_dim);
     std::vector<float> partials((size_t)(splits * part_floats));
     const int64_t blocks = (span.kv_length - span.first_token + layout.block_size - 1) / layout.block_size;
     for (int64_t part = 0; part < splits; part++)
-      kernels_.attend(spec, memory_, span, q, stride, nullptr, 0, head, begin, end,
-                      span.first_token + blocks * part / splits * layout.block_size,
-                      span.first_token + blocks * (part + 1) / splits * layout.block_size,
-                      partials.data() + part * part_floats, scratch);
+      kernels_.attend(spec, memory_,
+                      {span, head, begin, end, span.first_token + blocks * part / splits * layout.block_size,
+                       span.first_token + blocks * (part + 1) / splits * layout.block_size},
+                      nullptr, q, stride, nullptr, 0, partials.data() + part * part_floats, scratch);
     kernels_.merge(spec, memory_, span, out, out_stride, head, begin, end, partials.data(), splits, part_floats);
   }
 
@@ -189,7 +190,7 @@ void bind_attention(nb::module_& module) {
       .def("copy_block", &KvState::copy_block, "source"_a, "target"_a)
       .def("attend", &KvState::attend, "q"_a, nb::kw_only(), "first_row"_a, "length"_a, "kv_length"_a, "table"_a,
            "first_token"_a = 0, "bidirectional_block"_a = 1, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
-           "sinks"_a = nb::none(), "slopes"_a = nb::none(), "splits"_a = 1, "rows_per_call"_a = 0);
+           "sinks"_a = nb::none(), "slopes"_a = nb::none(), "float32"_a = false, "splits"_a = 1, "rows_per_call"_a = 0);
 }
 
 }  // namespace ridgeline

@@ -277,11 +277,12 @@ void bind_parts(nb::module_& module) {
   nb::class_<AttentionSpec>(module, "AttentionSpec")
       .def("__init__",
            [](AttentionSpec* self, int num_heads, float scale, int window, float softcap, uintptr_t sinks,
-              uintptr_t slopes) {
+              uintptr_t slopes, bool float32) {
              new (self) AttentionSpec{num_heads, scale, window, softcap, pointer<const float>(sinks),
-                                      pointer<const float>(slopes)};
+                                      pointer<const float>(slopes), float32};
            },
-           "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0, "slopes"_a = 0);
+           "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0, "slopes"_a = 0,
+           "float32"_a = false);
   nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
 }
 

@@ -52,14 +52,13 @@ struct AttentionKernels {
   void (*kv_write)(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v);
   // One token's k and v of one head as float32.
   void (*kv_read)(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v);
-  // Queries [row_begin, row_end) of the span, the query heads that share KV head `head`, over the keys at positions
-  // [key_begin, key_end), a multiple-of-block-size range. `q` and `out` are the step's float32 rows, num_heads times
-  // the entries of a key and of a value wide. With `partial` null the result goes to `out`; otherwise the unnormalised
-  // sums go to `partial`: [rows * group][2 + value_dim] float32, (running maximum, sum of weights, weighted values),
-  // for attend_merge.
-  void (*attend)(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, const float* q,
-                 int64_t q_stride, float* out, int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end,
-                 int64_t key_begin, int64_t key_end, float* partial, void* scratch);
+  // `q` and `out` are the step's float32 rows, num_heads times the entries of a key and of a value wide. With `partial`
+  // null the result goes to `out`; otherwise the unnormalised sums go to `partial`: [rows * group][2 + value_dim]
+  // float32, (running maximum, sum of weights, weighted values), for attend_merge. What `next`, unless null, will read
+  // first is fetched.
+  void (*attend)(const AttentionSpec& spec, const KvMemory& memory, const AttentionPart& part,
+                 const AttentionPart* next, const float* q, int64_t q_stride, float* out, int64_t out_stride,
+                 float* partial, void* scratch);
   // Merges `num_parts` partials, `part_stride` floats apart, in their order, and writes the rows to `out`.
   void (*merge)(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, float* out,
                 int64_t out_stride, int32_t head, int64_t row_begin, int64_t row_end, const float* partials,

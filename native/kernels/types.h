@@ -60,7 +60,7 @@ struct Norm {
   const float* bias;     // layer norm only, or null
   bool by_head = false;  // each head of a row has a weight of its own, one after the other, and a bias
 
-  // The norm of head number `head`, `width` entries wide.
+  // Of head number `head`, `width` entries wide.
   Norm of_head(int64_t head, int64_t width) const {
     if (!by_head) return *this;
     return {kind, eps, weight + head * width, bias ? bias + head * width : nullptr};
@@ -116,6 +116,7 @@ struct AttentionSpec {
   float softcap;   // 0: none
   const float* sinks;   // [num_heads] logits that join the softmax and carry no value, or null
   const float* slopes;  // [num_heads], ALiBi: slope * (key position - query position) is added to a logit; or null
+  bool float32 = false;  // products of a bfloat16 cache in float32: Tuning::float32, one decision for all of a process
 };
 
 // One sequence's part of a step. Row i of the span is the query at position kv_length - length + i.
@@ -126,6 +127,14 @@ struct SpanView {
   int64_t first_token;  // position of the first token of `table`, a multiple of the block size
   const int64_t* table;  // block ids
   int64_t bidirectional_block;  // 1: causal; k: rows attend to everything before and inside their block of k rows
+};
+
+// What one call of attention computes: queries [row_begin, row_end) of the span, of the query heads that share KV head
+// `head`, over the keys at positions [key_begin, key_end), a multiple-of-block-size range.
+struct AttentionPart {
+  SpanView span;
+  int32_t head;
+  int64_t row_begin, row_end, key_begin, key_end;
 };
 
 }  // namespace ridgeline

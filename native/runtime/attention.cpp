@@ -5,7 +5,7 @@
 namespace ridgeline {
 namespace {
 
-constexpr int64_t kRowsPerItem = 64;      // query rows x heads of a group that one item computes together
+constexpr int64_t kRowsPerItem = 48;      // query rows x heads of a group that one item computes together
 constexpr int64_t kItemsPerWorker = 3;    // enough for the claims to even out
 constexpr int64_t kSmallestPart = 256;    // keys: a shorter part costs more to merge than it saves
 constexpr int64_t kFixedPart = 1024;      // keys per part where the split must not depend on the batch
@@ -157,17 +157,26 @@ void merge_rows(const Worker& worker, const AttentionWork& work, int64_t index) 
 
 }  // namespace
 
-void run_item(const Worker& worker, const AttentionWork& work, int64_t index) {
+namespace {
+
+AttentionPart part_of(const AttentionWork& work, const AttentionItem& item) {
+  const SpanView span = work.step.span(item.span, work.step.groups[(size_t)work.plan.key.group]);
+  return {span, item.head, item.row_begin, item.row_end, item.key_begin, item.key_end};
+}
+
+}  // namespace
+
+void run_item(const Worker& worker, const AttentionWork& work, int64_t index, int64_t next) {
   const AttentionItem& item = work.plan.plan.items[(size_t)index];
   float* partial = nullptr;
   if (item.merge >= 0) {
     const AttentionMerge& merge = work.plan.plan.merges[(size_t)item.merge];
     partial = work.plan.partials.as<float>() + merge.offset + item.part * merge.stride;
   }
-  const SpanView span = work.step.span(item.span, work.step.groups[(size_t)work.plan.key.group]);
-  worker.kernels.attention.attend(work.spec, work.memory, span, work.q, work.q_stride, work.out, work.out_stride,
-                                  item.head, item.row_begin, item.row_end, item.key_begin, item.key_end, partial,
-                                  worker.scratch);
+  AttentionPart ahead;
+  if (next >= 0) ahead = part_of(work, work.plan.plan.items[(size_t)next]);
+  worker.kernels.attention.attend(work.spec, work.memory, part_of(work, item), next >= 0 ? &ahead : nullptr, work.q,
+                                  work.q_stride, work.out, work.out_stride, partial, worker.scratch);
   if (partial) merge_rows(worker, work, item.merge);
 }
 
@@ -179,7 +188,7 @@ void Attention::run(const Worker& worker) {
   const AttentionWork work{spec_,       memory_,     *plan_,       worker.step,
                            q_->data(), q_->stride, out_->data(), out_->stride};
   int64_t index, end;
-  while (items_.next(worker.index, index, end)) run_item(worker, work, index);
+  while (items_.next(worker.index, index, end)) run_item(worker, work, index, items_.peek(worker.index));
 }
 
 }  // namespace ridgeline

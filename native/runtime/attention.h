@@ -68,8 +68,9 @@ struct AttentionWork {
   int64_t out_stride;
 };
 
-// Runs item `index` of the plan, and merges its rows where it is the last of their parts to finish.
-void run_item(const Worker& worker, const AttentionWork& work, int64_t index);
+// Runs item `index` of the plan, and merges its rows where it is the last of their parts to finish. `next` is the item
+// that the worker will probably run after it, or -1.
+void run_item(const Worker& worker, const AttentionWork& work, int64_t index, int64_t next);
 
 class Attention final : public Instruction {
  public:

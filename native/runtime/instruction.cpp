@@ -75,6 +75,12 @@ int64_t Claims::take(Share& share, bool first) {
   }
 }
 
+int64_t Claims::peek(int worker) const {
+  const uint64_t left = shares_[(size_t)worker].left.load(std::memory_order_relaxed);
+  const uint64_t begin = left & 0xffffffffu, end = left >> 32;
+  return begin < end ? (int64_t)begin * chunk_ : -1;
+}
+
 bool Claims::next(int worker, int64_t& begin, int64_t& end) {
   int64_t chunk = take(shares_[(size_t)worker], true);
   for (int i = 1; i < workers_ && chunk < 0; i++) chunk = take(shares_[(size_t)((worker + i) % workers_)], false);

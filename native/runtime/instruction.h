@@ -96,6 +96,8 @@ class Claims {
   void reset(int64_t total, int64_t chunk, int workers);
   // The next chunk for `worker`; false when nothing is left.
   bool next(int worker, int64_t& begin, int64_t& end);
+  // Where the chunk begins that `next` would give the worker now of its own share, -1 where that is used up.
+  int64_t peek(int worker) const;
 
  private:
   // Chunk numbers [begin, end) that are left, begin in the low half.

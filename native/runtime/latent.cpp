@@ -312,7 +312,7 @@ void LatentAttention::attend(const Worker& worker) {
   int64_t index, end;
   while (items_.next(worker.index, index, end)) {
     if (index < expanding) attend_expanded(worker, plan_->items[(size_t)index]);
-    else run_item(worker, absorbed, index - expanding);
+    else run_item(worker, absorbed, index - expanding, -1);
   }
 }
 
@@ -333,8 +333,8 @@ void LatentAttention::attend_expanded(const Worker& worker, const LatentPlan::It
     expand(worker, item, begin, end);
     span.first_token = begin;
     float* partial = parts > 1 ? plan_->partials(worker.index) + i * stride : nullptr;
-    kernels.attend(spec, memory, span, q, q_->stride, out, out_->stride, 0, item.row_begin, item.row_end, begin, end,
-                   partial, worker.scratch);
+    const AttentionPart one{span, 0, item.row_begin, item.row_end, begin, end};
+    kernels.attend(spec, memory, one, nullptr, q, q_->stride, out, out_->stride, partial, worker.scratch);
   }
   if (parts > 1)
     kernels.merge(spec, memory, span, out, out_->stride, 0, item.row_begin, item.row_end,

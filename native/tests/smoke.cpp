@@ -197,15 +197,15 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
     const std::vector<float> q = numbers.floats(kRows * kWidth, 4);
     std::vector<float> out(kRows * kWidth), parts(2 * kRows * kWidth);
     for (int32_t head = 0; head < kKvHeads; head++)
-      k.attend(spec, memory, span, q.data(), kWidth, out.data(), kWidth, head, 0, kRows, 0, kTokens, nullptr,
+      k.attend(spec, memory, {span, head, 0, kRows, 0, kTokens}, nullptr, q.data(), kWidth, out.data(), kWidth, nullptr,
                scratch.data());
     const double bound = kind == KvKind::int8 ? kQuantizedBound : kFloatBound;
     results.near(name, out.data(), kRows * kWidth, bound);
     const int64_t stride = kRows * (kHeads / kKvHeads) * (2 + kDim);
     for (int32_t head = 0; head < kKvHeads; head++) {
-      for (int64_t part = 0; part < 2; part++)
-        k.attend(spec, memory, span, q.data(), kWidth, nullptr, 0, head, 0, kRows, part * 32, part ? kTokens : 32,
-                 parts.data() + part * stride, scratch.data());
+      const AttentionPart first{span, head, 0, kRows, 0, 32}, second{span, head, 0, kRows, 32, kTokens};
+      k.attend(spec, memory, first, &second, q.data(), kWidth, nullptr, 0, parts.data(), scratch.data());
+      k.attend(spec, memory, second, nullptr, q.data(), kWidth, nullptr, 0, parts.data() + stride, scratch.data());
       k.merge(spec, memory, span, out.data(), kWidth, head, 0, kRows, parts.data(), 2, stride);
     }
     results.near(name + " in parts", out.data(), kRows * kWidth, bound);

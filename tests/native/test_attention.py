@@ -40,6 +40,7 @@ class Case:
     seed: int = 0
     value_dim: int = 0  # 0: as wide as the keys
     values_in_keys: bool = False  # latents; int8 has none of them
+    float32: bool = False  # bfloat16 multiplied in float32
 
     @property
     def first_token(self) -> int:
@@ -69,6 +70,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from((0.05, 1.0, 8.0))),
         draw(st.integers(0, 2**32 - 1)),
         draw(st.sampled_from((0, 0, head_dim, (head_dim + 1) // 2, head_dim * 8 // 9 + 1))),
+        draw(st.booleans()),
         draw(st.booleans()),
     )
 
@@ -127,6 +129,7 @@ class Sequence:
             softcap=case.softcap,
             sinks=self.sinks,
             slopes=self.slopes,
+            float32=case.float32,
             splits=splits,
             rows_per_call=rows_per_call,
         )

@@ -33,18 +33,18 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
 // outputs = outputs * rescale + weights . values, for panels [panel, panel + Panels) of dims.
 template <class Kind, int Rows, int Panels>
 static void accumulate_values(const Attention& a, AttentionRows& rows, const Tile& tile, const Tile& next,
-                              int64_t first, int64_t panel) {
+                              Groups groups, int64_t first, int64_t panel) {
   const uint8_t *panels[kTileGroups][kWidth], *ahead[kTileGroups][kWidth];
-  for (int64_t g = tile.begin; g < tile.end; g++)
+  for (int64_t g = groups.begin; g < groups.end; g++)
     for (int p = 0; p < Panels; p++) {
       const int64_t offset = (panel + p) * a.value_panel_stride;
-      panels[g - tile.begin][p] = tile.values[g] + offset, ahead[g - tile.begin][p] = next.values[g] + offset;
+      panels[g - groups.begin][p] = tile.values[g] + offset, ahead[g - groups.begin][p] = next.values[g] + offset;
     }
   constexpr int64_t kSteps = kGroup / Kind::kElements;
-  const int64_t skipped = tile.begin * kSteps * Kind::kRowWords;
+  const int64_t skipped = groups.begin * kSteps * Kind::kRowWords;
   float* outputs = rows.outputs + first * a.shape.value_dims + panel * kGroup;
   product<Kind, Rows, Panels>(
-      rows.weights + first * kTileTokens + skipped, kTileTokens, panels, ahead, tile.end - tile.begin, kSteps,
+      rows.weights + first * kTileTokens + skipped, kTileTokens, panels, ahead, groups.end - groups.begin, kSteps,
       [&](int r, int p) {
         if constexpr (Kind::kElements == 4) return splat_int(rows.weight_bias[first + r]);
         else return load<Floats>(outputs + r * a.shape.value_dims + p * kLanes) * rows.rescale[first + r];
@@ -60,27 +60,62 @@ static void accumulate_values(const Attention& a, AttentionRows& rows, const Til
       });
 }
 
-// One tile for all rows.
+// Calls call.operator()<P>(at) for runs of P = kWidth, then fewer panels, that make up [begin, end).
+template <int Panels = kWidth, class Call>
+RL_INLINE void with_panels(int64_t begin, int64_t end, Call call) {
+  for (; begin + Panels <= end; begin += Panels) call.template operator()<Panels>(begin);
+  if constexpr (Panels > 1) with_panels<Panels / 2>(begin, end, call);
+}
+
+// Block number `block` of the rows, `count` of them from row `first` on, and the groups of a tile that they see.
+struct RowBlock {
+  int64_t first, count;
+  Groups groups;
+};
+
 template <class Kind>
-static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, const Tile& next) {
-  const int64_t num_panels = a.shape.value_dims / kGroup;
-  for (int64_t first = 0; first < rows.count; first += Kind::kRows) {
-    const int64_t count = rows.count - first < Kind::kRows ? rows.count - first : Kind::kRows;
-    with_rows<Kind::kRows>(count, [&]<int Rows>() {
-      int64_t group = tile.begin;
-      for (; group + kWidth <= tile.end; group += kWidth)
-        score_rows<Kind, Rows, kWidth>(a, rows, tile, next, first, group);
-      for (; group < tile.end; group++) score_rows<Kind, Rows, 1>(a, rows, tile, next, first, group);
-    });
-    for (int64_t r = first; r < first + count; r++) online_softmax<Kind>(a, rows, tile, r);
+RL_INLINE RowBlock row_block(const Attention& a, const AttentionRows& rows, const Tile& tile, int64_t block) {
+  const int64_t first = block * Kind::kRows, left = rows.count - first;
+  return {first, left < Kind::kRows ? left : Kind::kRows,
+          groups_of(a, tile.index, rows.block_begin[block], rows.block_end[block])};
+}
+
+// Memory wanted after the tile that is computed: the next tile, and step rows, some of them with every tile.
+struct Ahead {
+  Tile tile;             // of this part of the attention, or the first one of the next
+  StepRows out, queries;  // where results will go, and what the next part begins with
+  int64_t turn, turns;    // rows r with r % turns == turn are fetched
+
+  void fetch_rows(const RowBlock& block) const {
+    for (int64_t r = block.first; r < block.first + block.count; r++)
+      if (r % turns == turn) out.fetch(r), queries.fetch(r);
   }
-  for (int64_t first = 0; first < rows.count; first += Kind::kRows) {
-    const int64_t count = rows.count - first < Kind::kRows ? rows.count - first : Kind::kRows;
-    with_rows<Kind::kRows>(count, [&]<int Rows>() {
-      int64_t panel = 0;
-      for (; panel + kWidth <= num_panels; panel += kWidth)
-        accumulate_values<Kind, Rows, kWidth>(a, rows, tile, next, first, panel);
-      for (; panel < num_panels; panel++) accumulate_values<Kind, Rows, 1>(a, rows, tile, next, first, panel);
+};
+
+// One tile for all rows. Groups that a block of rows does not see are left out.
+template <class Kind>
+static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, const Ahead& ahead) {
+  const int64_t num_panels = a.shape.value_dims / kGroup, blocks = (rows.count + Kind::kRows - 1) / Kind::kRows;
+  for (int64_t i = 0; i < blocks; i++) {
+    const RowBlock block = row_block<Kind>(a, rows, tile, i);
+    const Tile& wanted = i + 1 == blocks ? ahead.tile : tile;
+    ahead.fetch_rows(block);
+    if (block.groups.begin >= block.groups.end) continue;
+    with_rows<Kind::kRows>(block.count, [&]<int Rows>() {
+      with_panels(block.groups.begin, block.groups.end, [&]<int Panels>(int64_t group) {
+        score_rows<Kind, Rows, Panels>(a, rows, tile, wanted, block.first, group);
+      });
+    });
+    online_softmax<Kind>(a, rows, tile, block.first, block.count);
+  }
+  for (int64_t i = 0; i < blocks; i++) {
+    const RowBlock block = row_block<Kind>(a, rows, tile, i);
+    const Tile& wanted = i + 1 == blocks ? ahead.tile : tile;
+    if (block.groups.begin >= block.groups.end) continue;
+    with_rows<Kind::kRows>(block.count, [&]<int Rows>() {
+      with_panels(0, num_panels, [&]<int Panels>(int64_t panel) {
+        accumulate_values<Kind, Rows, Panels>(a, rows, tile, wanted, block.groups, block.first, panel);
+      });
     });
   }
 }
@@ -88,9 +123,11 @@ static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, 
 // Rows [begin, begin + rows.count) of the call, row = (query row of the span) * group_heads + head of the group.
 template <class Kind>
 static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, const float* q, int64_t q_stride) {
+  const StepRows queries{&a, q, q_stride, a.layout.head_dim, begin, rows.count};
+  for (int64_t r = 0; r < rows.count; r++) queries.fetch(r);
   const int64_t head_dim = a.layout.head_dim, width = round_up(head_dim, kPanel);
   alignas(64) float query[kMaxHeadDim] = {};
-  rows.query_stride = width / (Kind::kElements == 1 ? 1 : 2);
+  rows.query_stride = width * Kind::kRowWords / Kind::kElements;
   for (int64_t r = 0; r < rows.count; r++) {
     const int64_t row = (begin + r) / a.group_heads, head = a.head * a.group_heads + (begin + r) % a.group_heads;
     __builtin_memcpy(query, q + (a.span.first_row + row) * q_stride + head * head_dim, (size_t)head_dim * 4);
@@ -104,22 +141,39 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
   __builtin_memset(rows.weight_sums, 0, (size_t)(rows.count * kGroup) * 4);
 }
 
+// The positions that any row sees; of every block of rows too.
 template <class Kind>
-static void run_rows(const Attention& a, AttentionRows& rows) {
-  int64_t begin = rows.visible_begin[0], end = rows.visible_end[0];
-  for (int64_t r = 1; r < rows.count; r++) {
-    begin = rows.visible_begin[r] < begin ? rows.visible_begin[r] : begin;
-    end = rows.visible_end[r] > end ? rows.visible_end[r] : end;
+RL_INLINE void find_visible(AttentionRows& rows, int64_t& begin, int64_t& end) {
+  begin = rows.visible_begin[0], end = rows.visible_end[0];
+  for (int64_t r = 0; r < rows.count; r++) {
+    int64_t &block_begin = rows.block_begin[r / Kind::kRows], &block_end = rows.block_end[r / Kind::kRows];
+    if (r % Kind::kRows == 0) block_begin = rows.visible_begin[r], block_end = rows.visible_end[r];
+    block_begin = rows.visible_begin[r] < block_begin ? rows.visible_begin[r] : block_begin;
+    block_end = rows.visible_end[r] > block_end ? rows.visible_end[r] : block_end;
+    begin = block_begin < begin ? block_begin : begin;
+    end = block_end > end ? block_end : end;
   }
+}
+
+constexpr int64_t kTurns = 4;  // tiles over which the fetching of rows is spread: each row is a page of its own
+
+// `after` is where the next part begins, if there is one.
+template <class Kind>
+static void run_rows(const Attention& a, AttentionRows& rows, Ahead& ahead, const Tile* after) {
+  int64_t begin, end;
+  find_visible<Kind>(rows, begin, end);
   if (begin >= end) return;
-  const int64_t tile_tokens = kTileGroups * a.group_tokens;
+  const int64_t tile_tokens = kTileGroups * a.group_tokens, first = begin / tile_tokens;
   const int64_t last = (end - 1) / tile_tokens;
-  Tile tile = locate(a, begin / tile_tokens, begin, end);
-  for (int64_t index = begin / tile_tokens; index <= last; index++) {
-    const Tile next = index < last ? locate(a, index + 1, begin, end) : tile;
+  Tile tile = locate(a, first, begin, end);
+  ahead.turns = last - first + 1 < kTurns ? last - first + 1 : kTurns;
+  for (int64_t index = first; index <= last; index++) {
+    ahead.turn = index - first;
+    ahead.tile = index < last ? locate(a, index + 1, begin, end) : after ? *after : tile;
+    if (index == last && after) fetch_rest(a, tile, *after);
     if (a.layout.values_in_keys) transpose_keys<Kind>(a, rows, tile);
-    run_tile<Kind>(a, rows, tile, next);
-    tile = next;
+    run_tile<Kind>(a, rows, tile, ahead);
+    tile = ahead.tile;
   }
 }
 
@@ -167,45 +221,55 @@ static void finish_rows(const Attention& a, AttentionRows& rows, int64_t begin, 
   }
 }
 
+// Where the queries and the results of one call are.
+struct AttentionBuffers {
+  const float* q;
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+  float* partial;
+};
+
 template <class Kind>
-static void attend_kind(const Attention& a, AttentionRows& rows, const float* q, int64_t q_stride, float* out,
-                        int64_t out_stride, int64_t begin, int64_t end, float* partial) {
-  for (int64_t first = begin; first < end; first += kMaxRows) {
-    rows.count = end - first < kMaxRows ? end - first : kMaxRows;
-    start_rows<Kind>(a, rows, first, q, q_stride);
-    run_rows<Kind>(a, rows);
-    finish_rows<Kind>(a, rows, first, out, out_stride, partial);
+static void attend_kind(const Attention& a, const Attention* next, AttentionRows& rows, const AttentionBuffers& at) {
+  Tile after;
+  const bool fetches = next && first_tile(*next, after);
+  for (int64_t first = a.row_begin; first < a.row_end; first += kMaxRows) {
+    const bool is_last = first + kMaxRows >= a.row_end;
+    rows.count = is_last ? a.row_end - first : kMaxRows;
+    start_rows<Kind>(a, rows, first, at.q, at.q_stride);
+    Ahead ahead{};
+    if (!at.partial) ahead.out = {&a, at.out, at.out_stride, a.layout.value_dim, first, rows.count};
+    if (is_last && fetches)
+      ahead.queries = {next, at.q, at.q_stride, a.layout.head_dim, next->row_begin, next->row_end - next->row_begin};
+    run_rows<Kind>(a, rows, ahead, is_last && fetches ? &after : nullptr);
+    finish_rows<Kind>(a, rows, first, at.out, at.out_stride, at.partial);
   }
 }
 
-static inline void attend(const AttentionSpec& spec, const KvMemory& memory, const SpanView& span, const float* q,
-                          int64_t q_stride, float* out, int64_t out_stride, int32_t head, int64_t row_begin,
-                          int64_t row_end, int64_t key_begin, int64_t key_end, float* partial, void* scratch) {
-  const KvLayout& layout = memory.layout;
-  const KvShape shape = kv_shape(layout);
-  const uint8_t* keys = slice_of(memory, shape, 0, head);
-  const int64_t group_heads = spec.num_heads / layout.num_heads;
-  const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
-  const Attention a{spec, layout, shape, span, keys, keys + shape.keys.num_bytes, head, group_heads,
-                    group_tokens, __builtin_ctzll((uint64_t)group_tokens), __builtin_ctz((uint32_t)layout.block_size),
-                    layout.num_heads * shape.slice_bytes(),
-                    layout.values_in_keys ? kGroup * kGroup * shape.element_bytes : shape.value_panel_bytes(),
-                    key_begin, key_end};
+static inline void attend(const AttentionSpec& spec, const KvMemory& memory, const AttentionPart& part,
+                          const AttentionPart* next, const float* q, int64_t q_stride, float* out, int64_t out_stride,
+                          float* partial, void* scratch) {
+  const Attention a = attention_of(spec, memory, part);
+  const Attention b = next ? attention_of(spec, memory, *next) : a;
   AttentionRows& rows = *(AttentionRows*)scratch;
   for (int64_t lane = 0; lane < kTileTokens; lane++) {
     const int64_t token = lane / kGroup * a.group_tokens + lane % kGroup;
     rows.lane_token[lane] = (int32_t)(lane % kGroup < a.group_tokens ? token : 2 * kTileTokens);
   }
   // Partials count rows from row_begin.
-  if (partial) partial -= row_begin * group_heads * (2 + layout.value_dim);
-  const int64_t begin = row_begin * group_heads, end = row_end * group_heads;
-  switch (layout.kind) {
+  if (partial) partial -= a.row_begin * (2 + a.layout.value_dim);
+  const AttentionBuffers at{q, q_stride, out, out_stride, partial};
+  switch (a.layout.kind) {
     case KvKind::f32:
-      return attend_kind<F32>(a, rows, q, q_stride, out, out_stride, begin, end, partial);
+      return attend_kind<F32>(a, next ? &b : nullptr, rows, at);
     case KvKind::bf16:
-      return attend_kind<Bf16>(a, rows, q, q_stride, out, out_stride, begin, end, partial);
+#if defined(__AVX512BF16__)
+      if (!spec.float32) return attend_kind<Bf16Pairs>(a, next ? &b : nullptr, rows, at);
+#endif
+      return attend_kind<Bf16Floats>(a, next ? &b : nullptr, rows, at);
     case KvKind::int8:
-      return attend_kind<Int8>(a, rows, q, q_stride, out, out_stride, begin, end, partial);
+      return attend_kind<Int8>(a, next ? &b : nullptr, rows, at);
   }
 }
 

@@ -15,61 +15,73 @@ namespace ridgeline::RIDGELINE_LEVEL {
 inline constexpr int kParts = kGroup / kLanes;  // vectors of a step
 inline constexpr int kWidth = kLanes == 16 ? 4 : 1;  // panels that are multiplied together
 
-// How an element kind is multiplied. A row holds kRowWords words a step: the S elements that meet one of the panel's
-// words. kRows x kWidth x kParts sums, and what they are made from, fit the level's registers.
+// How an element kind is multiplied: in `kPasses` over the words of a step, each of which makes operands of them. A row
+// holds kRowWords words a step: the elements that meet one of the panel's words, one word a pass. kRows x kWidth x
+// kParts sums and the operands of a pass fit the level's registers.
 struct F32 {
   using Sum = Floats;
-  static constexpr int kElements = 1, kRowWords = 1, kRows = kLanes == 4 ? 2 : 6;
+  static constexpr int kElements = 1, kRowWords = 1, kPasses = 1, kRows = kLanes == 4 ? 2 : 6;
 
-  struct Lanes {
-    Floats x;
-  };
-  struct Entry {
-    Floats x;
-  };
-  RL_INLINE Lanes lanes(const uint8_t* step) { return {load<Floats>(step)}; }
-  RL_INLINE Entry entry(const uint32_t* row) { return {(Floats)splat_word(row)}; }
-  RL_INLINE Sum dot(Sum sum, Entry a, Lanes b) { return fma(a.x, b.x, sum); }
+  template <int Pass>
+  RL_INLINE Floats lanes(const uint8_t* step) {
+    return load<Floats>(step);
+  }
+  RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
 };
 
-struct Bf16 {
-  using Sum = Floats;
 #if defined(__AVX512BF16__)
-  static constexpr int kRows = 6;
-#else
-  static constexpr int kRows = kLanes == 4 ? 2 : 4;
-#endif
-  static constexpr int kElements = 2, kRowWords = 1;
+// Pairs of bfloat16: one product of the level's own.
+struct Bf16Pairs {
+  using Sum = Floats;
+  static constexpr int kElements = 2, kRowWords = 1, kPasses = 1, kRows = 6;
 
-  struct Lanes {
-    Ints x;
-  };
-  struct Entry {
-    Ints x;
-  };
-  RL_INLINE Lanes lanes(const uint8_t* step) { return {load<Ints>(step)}; }
-  RL_INLINE Entry entry(const uint32_t* row) { return {splat_word(row)}; }
-  RL_INLINE Sum dot(Sum sum, Entry a, Lanes b) { return dot_bf16(sum, a.x, b.x); }
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    return load<Ints>(step);
+  }
+  RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_bf16(sum, row, lanes); }
+};
+#endif
+
+// bfloat16 by products of float32. Rows hold what was rounded to bfloat16 as float32.
+struct Bf16Floats {
+  using Sum = Floats;
+  static constexpr int kElements = 2, kRowWords = 2, kPasses = 2, kRows = kLanes == 4 ? 2 : 6;
+
+  template <int Pass>
+  RL_INLINE Floats lanes(const uint8_t* step) {
+    return Pass == 0 ? bf16_low(load<Words>(step)) : bf16_high(load<Words>(step));
+  }
+  RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
 };
 
 // Rows are int16; sums are exact: 255 * 32767 * 256 < 2^31.
 struct Int8 {
   using Sum = Ints;
-  static constexpr int kElements = 4, kRowWords = 2, kRows = kLanes == 4 ? 2 : 4;
+  static constexpr int kElements = 4, kRowWords = 2, kPasses = 2, kRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 
-  struct Lanes {
-    Ints even, odd;
-  };
-  struct Entry {
-    Ints even, odd;
-  };
-  RL_INLINE Lanes lanes(const uint8_t* step) {
-    const Ints x = load<Ints>(step);
-    return {x & 0x00ff00ff, (Ints)((UShorts)x >> 8)};
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    const Ints words = load<Ints>(step);
+    return Pass == 0 ? words & 0x00ff00ff : (Ints)((UShorts)words >> 8);
   }
-  RL_INLINE Entry entry(const uint32_t* row) { return {splat_word(row), splat_word(row + 1)}; }
-  RL_INLINE Sum dot(Sum sum, Entry a, Lanes b) { return dot_i16(dot_i16(sum, a.even, b.even), a.odd, b.odd); }
+  RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_i16(sum, row, lanes); }
 };
+
+// Adds one pass over a step, and over those behind it.
+template <class Kind, int Rows, int Panels, int Pass = 0>
+RL_INLINE void add_step(const uint32_t* rows, int64_t row_stride, const uint8_t* const (&from)[Panels], int64_t at,
+                        typename Kind::Sum (&sums)[Rows][Panels * kParts]) {
+  decltype(Kind::template lanes<Pass>(nullptr)) lanes[Panels * kParts];
+  RL_UNROLL for (int p = 0; p < Panels; p++)
+    RL_UNROLL for (int part = 0; part < kParts; part++)
+      lanes[p * kParts + part] = Kind::template lanes<Pass>(from[p] + at + part * kVectorBytes);
+  RL_UNROLL for (int r = 0; r < Rows; r++) {
+    const Ints row = splat_word(rows + r * row_stride + Pass);
+    RL_UNROLL for (int p = 0; p < Panels * kParts; p++) sums[r][p] = Kind::dot(sums[r][p], row, lanes[p]);
+  }
+  if constexpr (Pass + 1 < Kind::kPasses) add_step<Kind, Rows, Panels, Pass + 1>(rows, row_stride, from, at, sums);
+}
 
 // sum[r][p] = begin(r, p) + rows[r] . panel[p], then end(r, p, sum); p counts vectors of lanes. The product runs over
 // `num_pieces` pieces of `steps` steps: piece i of panel p starts at panels[i][p]. Every sum is one chain in the order
@@ -86,16 +98,8 @@ RL_INLINE void product(const uint32_t* rows, int64_t row_stride, const uint8_t* 
     const uint8_t *from[Panels], *wanted[Panels];
     RL_UNROLL for (int p = 0; p < Panels; p++) from[p] = panels[piece][p], wanted[p] = ahead[piece][p];
     for (int64_t at = 0; at < steps * kStepBytes; at += kStepBytes) {
-      typename Kind::Lanes lanes[Panels * kParts];
-      RL_UNROLL for (int p = 0; p < Panels; p++) {
-        __builtin_prefetch(wanted[p] + at, 0, 2);
-        RL_UNROLL for (int part = 0; part < kParts; part++)
-          lanes[p * kParts + part] = Kind::lanes(from[p] + at + part * kVectorBytes);
-      }
-      RL_UNROLL for (int r = 0; r < Rows; r++) {
-        const auto entry = Kind::entry(rows + r * row_stride);
-        RL_UNROLL for (int p = 0; p < Panels * kParts; p++) sums[r][p] = Kind::dot(sums[r][p], entry, lanes[p]);
-      }
+      RL_UNROLL for (int p = 0; p < Panels; p++) __builtin_prefetch(wanted[p] + at, 0, 2);
+      add_step<Kind, Rows, Panels>(rows, row_stride, from, at, sums);
       rows += Kind::kRowWords;
     }
   }

@@ -40,7 +40,8 @@ RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r,
   return total;
 }
 
-RL_INLINE Floats store_weights(Bf16, AttentionRows& rows, const Tile&, int64_t r,
+#if defined(__AVX512BF16__)
+RL_INLINE Floats store_weights(Bf16Pairs, AttentionRows& rows, const Tile&, int64_t r,
                                const Floats (&weights)[kTileVectors]) {
   Floats total{};
   RL_UNROLL for (int i = 0; i < kTileVectors; i += 2) {
@@ -48,6 +49,18 @@ RL_INLINE Floats store_weights(Bf16, AttentionRows& rows, const Tile&, int64_t r
     store_bf16((uint16_t*)to, weights[i], weights[i + 1]);
     const Words pairs = load<Words>(to);
     total += bf16_low(pairs) + bf16_high(pairs);
+  }
+  return total;
+}
+#endif
+
+RL_INLINE Floats store_weights(Bf16Floats, AttentionRows& rows, const Tile&, int64_t r,
+                               const Floats (&weights)[kTileVectors]) {
+  Floats total{};
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+    const Words rounded = bf16_bits(weights[i]) << 16;
+    store(rows.weights + r * kTileTokens + i * kLanes, rounded);
+    total += (Floats)rounded;
   }
   return total;
 }
@@ -71,13 +84,11 @@ RL_INLINE Floats store_weights(Int8, AttentionRows& rows, const Tile& tile, int6
   return total;
 }
 
-// Online softmax (arXiv 1805.02867) of row r over a tile: its scores become weights exp(score - running maximum), and
-// `rescale` is what all sums so far are multiplied by where the maximum rose. A hidden token's weight is exactly 0, and
-// a tile that the row does not see changes nothing but a rounding to the same value.
+// The scores of row r over a tile become logits, -infinity where hidden, and the row's maximum rises to their largest.
 template <class Kind>
-RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t r) {
-  Floats scores[kTileVectors];
+RL_INLINE void to_logits(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t r) {
   Floats max_lanes = splat(rows.maximum[r]);
+  float* scores = rows.scores + r * kTileTokens;
   const float scale = rows.score_scale[r], cap = a.spec.softcap;
   const int64_t begin = rows.visible_begin[r] - tile.first_token, end = rows.visible_end[r] - tile.first_token;
   const bool whole = begin <= 0 && end >= kTileTokens && a.group_tokens == kGroup;
@@ -85,7 +96,7 @@ RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Til
   const Ints high = splat_int((int32_t)(end < 0 ? 0 : end > kTileTokens ? kTileTokens : end));
   const int32_t distance = (int32_t)(tile.first_token - rows.position[r]);
   RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
-    Floats s = load<Floats>(rows.scores + r * kTileTokens + i * kLanes) * scale;
+    Floats s = load<Floats>(scores + i * kLanes) * scale;
     if constexpr (Kind::kElements == 4) s *= load<Floats>(tile.key_scales[i / kParts] + i % kParts * kLanes);
     if (cap > 0.0f) s = cap * tanh(s / cap);
     const Ints token = load<Ints>(rows.lane_token + i * kLanes);
@@ -93,17 +104,42 @@ RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Til
     if (!whole) {
       s = ((token >= low) & (token < high)) ? s : splat(-__builtin_inff());
     }
-    scores[i] = s;
+    store(scores + i * kLanes, s);
     max_lanes = max(s, max_lanes);
   }
-  const float maximum = largest_lane(max_lanes)[0], before = rows.maximum[r];
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) scores[i] = exp_nonpositive(scores[i] - maximum);
-  const float rescale = maximum > before ? exp_nonpositive(splat(before - maximum))[0] : 1.0f;
-  const Floats total = store_weights(Kind{}, rows, tile, r, scores);
+  rows.maximum[r] = largest_lane(max_lanes)[0];
+}
+
+// The logits of row r become weights exp(logit - running maximum), rows of `product`.
+template <class Kind>
+RL_INLINE void to_weights(AttentionRows& rows, const Tile& tile, int64_t r) {
+  Floats weights[kTileVectors];
+  const Floats maximum = splat(rows.maximum[r]);
+  RL_UNROLL for (int i = 0; i < kTileVectors; i++)
+    weights[i] = exp_nonpositive(load<Floats>(rows.scores + r * kTileTokens + i * kLanes) - maximum);
+  const Floats total = store_weights(Kind{}, rows, tile, r, weights);
   float* sums = rows.weight_sums + r * kGroup;
-  store(sums, fma(load<Floats>(sums), splat(rescale), total));
-  rows.maximum[r] = maximum;
-  rows.rescale[r] = rescale;
+  store(sums, fma(load<Floats>(sums), splat(rows.rescale[r]), total));
+}
+
+// Online softmax (arXiv 1805.02867) of rows [first, first + count) over a tile, count at most kGroup: scores become
+// weights, and `rescale` is what all sums so far are multiplied by where the maximum rose. A hidden token's weight is
+// exactly 0, and a tile that the row does not see changes nothing but a rounding to the same value. The rows take each
+// stage together: a row alone would wait for every one.
+template <class Kind>
+RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t first,
+                              int64_t count) {
+  alignas(64) float rise[kGroup] = {};
+  for (int64_t r = 0; r < count; r++) {
+    const float before = rows.maximum[first + r];
+    to_logits<Kind>(a, rows, tile, first + r);
+    rise[r] = before - rows.maximum[first + r];
+  }
+  for (int64_t i = 0; i < kGroup; i += kLanes) store(rise + i, exp_nonpositive(load<Floats>(rise + i)));
+  for (int64_t r = 0; r < count; r++) {
+    rows.rescale[first + r] = rise[r];
+    to_weights<Kind>(rows, tile, first + r);
+  }
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -28,7 +28,49 @@ struct Attention {
   int group_shift, block_shift;  // log2 of group_tokens and of the block size
   int64_t block_stride;  // bytes between a head's slices in consecutive blocks
   int64_t value_panel_stride;  // bytes from one panel of a group's values to the next
+  int64_t row_begin, row_end;  // a row is one query head of one query token of the span
   int64_t key_begin, key_end;
+};
+
+RL_INLINE Attention attention_of(const AttentionSpec& spec, const KvMemory& memory, const AttentionPart& part) {
+  const KvLayout& layout = memory.layout;
+  const KvShape shape = kv_shape(layout);
+  const uint8_t* keys = slice_of(memory, shape, 0, part.head);
+  const int64_t group_heads = spec.num_heads / layout.num_heads;
+  const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
+  const int64_t panel_stride = layout.values_in_keys ? kGroup * kGroup * shape.element_bytes : shape.value_panel_bytes();
+  return {spec,
+          layout,
+          shape,
+          part.span,
+          keys,
+          keys + shape.keys.num_bytes,
+          part.head,
+          group_heads,
+          group_tokens,
+          __builtin_ctzll((uint64_t)group_tokens),
+          __builtin_ctz((uint32_t)layout.block_size),
+          layout.num_heads * shape.slice_bytes(),
+          panel_stride,
+          part.row_begin * group_heads,
+          part.row_end * group_heads,
+          part.key_begin,
+          part.key_end};
+}
+
+// Rows of the step's queries or results that one part of the attention reads or writes: `count` from row `begin` on.
+struct StepRows {
+  const Attention* a;
+  const float* from;
+  int64_t stride, width;
+  int64_t begin, count;
+
+  void fetch(int64_t r) const {
+    if (r >= count) return;
+    const int64_t row = (begin + r) / a->group_heads, head = a->head * a->group_heads + (begin + r) % a->group_heads;
+    const float* entries = from + (a->span.first_row + row) * stride + head * width;
+    for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(float)) __builtin_prefetch(entries + d, 0, 2);
+  }
 };
 
 // The calling thread's working memory.
@@ -48,15 +90,29 @@ struct alignas(64) AttentionRows {
   int32_t weight_bias[kMaxRows];
   int64_t position[kMaxRows];                              // of the query
   int64_t visible_begin[kMaxRows], visible_end[kMaxRows];  // positions
+  int64_t block_begin[kMaxRows], block_end[kMaxRows];      // what any row of block i of rows sees
   int32_t lane_token[kTileTokens];                         // a lane's token in the tile; past every tile where none
   int64_t count;                                           // rows
   int64_t query_stride;                                    // words
 };
 
+// Groups of 16 tokens of a tile, none where begin >= end.
+struct Groups {
+  int64_t begin, end;
+};
+
+// Those of tile number `index` that hold positions of [visible_begin, visible_end).
+RL_INLINE Groups groups_of(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
+  const int64_t first_group = index * kTileGroups;
+  const int64_t low = (visible_begin >> a.group_shift) - first_group;
+  const int64_t high = ((visible_end + a.group_tokens - 1) >> a.group_shift) - first_group;
+  return {low > 0 ? low : 0, high < kTileGroups ? high : kTileGroups};
+}
+
 // Tokens are cut into tiles at multiples of 4 groups from position 0, so a row meets the same tiles whatever else is in
 // the step. Groups outside [begin, end) are hidden from every row.
 struct Tile {
-  int64_t first_token;
+  int64_t index, first_token;
   int64_t begin, end;
   const uint8_t* keys[kTileGroups];    // panel of each group
   const uint8_t* values[kTileGroups];  // first step of each group in the first panel
@@ -66,12 +122,11 @@ struct Tile {
 
 RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
   Tile tile{};
-  const int64_t width = a.group_tokens, first_group = index * kTileGroups;
-  const int64_t low = (visible_begin >> a.group_shift) - first_group;
-  const int64_t high = ((visible_end + width - 1) >> a.group_shift) - first_group;
-  tile.first_token = first_group * width;
-  tile.begin = low > 0 ? low : 0;
-  tile.end = high < kTileGroups ? high : kTileGroups;
+  const int64_t width = a.group_tokens;
+  const Groups groups = groups_of(a, index, visible_begin, visible_end);
+  tile.index = index;
+  tile.first_token = index * kTileGroups * width;
+  tile.begin = groups.begin, tile.end = groups.end;
   for (int64_t g = tile.begin; g < tile.end; g++) {
     const int64_t token = tile.first_token + g * width - a.span.first_token;
     const int64_t group = (token & (a.layout.block_size - 1)) / kGroup;
@@ -102,6 +157,29 @@ RL_INLINE void visible(const Attention& a, int64_t row, int64_t& begin, int64_t&
   if (run_end < end) end = run_end;
   if (a.spec.window > 0 && query - a.spec.window + 1 > begin) begin = query - a.spec.window + 1;
   if (end < begin) end = begin;
+}
+
+// The tile that a call begins with; false where its first row sees no key.
+RL_INLINE bool first_tile(const Attention& a, Tile& tile) {
+  int64_t begin, end, last_begin, last_end;
+  visible(a, a.row_begin / a.group_heads, begin, end);
+  if (begin >= end) return false;
+  visible(a, (a.row_end - 1) / a.group_heads, last_begin, last_end);
+  tile = locate(a, begin / (kTileGroups * a.group_tokens), begin, last_end > end ? last_end : end);
+  return true;
+}
+
+// Fetches the groups of a tile for which `tile`, which is computed before it, has no group to fetch them with.
+RL_INLINE void fetch_rest(const Attention& a, const Tile& tile, const Tile& after) {
+  const int64_t panel_bytes = kGroup * kGroup * a.shape.element_bytes;
+  for (int64_t g = after.begin; g < after.end; g++) {
+    if (g >= tile.begin && g < tile.end) continue;
+    for (int64_t at = 0; at < a.shape.key_panel_bytes(); at += 64) __builtin_prefetch(after.keys[g] + at, 0, 2);
+    if (a.layout.values_in_keys) continue;
+    for (int64_t d = 0; d < a.shape.value_dims; d += kGroup)
+      for (int64_t at = 0; at < panel_bytes; at += 64)
+        __builtin_prefetch(after.values[g] + d / kGroup * a.value_panel_stride + at, 0, 2);
+  }
 }
 
 template <int By, class Vector, int... Lane>
@@ -139,9 +217,17 @@ RL_INLINE void set_query(F32, AttentionRows& rows, int64_t r, const float* q, in
   rows.score_scale[r] = scale;
 }
 
-RL_INLINE void set_query(Bf16, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+#if defined(__AVX512BF16__)
+RL_INLINE void set_query(Bf16Pairs, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
   uint16_t* to = (uint16_t*)(rows.queries + r * rows.query_stride);
   for (int64_t d = 0; d < width; d += 2 * kLanes) store_bf16(to + d, load<Floats>(q + d), load<Floats>(q + d + kLanes));
+  rows.score_scale[r] = scale;
+}
+#endif
+
+RL_INLINE void set_query(Bf16Floats, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+  uint32_t* to = rows.queries + r * rows.query_stride;
+  for (int64_t d = 0; d < width; d += kLanes) store(to + d, bf16_bits(load<Floats>(q + d)) << 16);
   rows.score_scale[r] = scale;
 }
 

@@ -1,5 +1,4 @@
-"""Define what a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would
-take.
+"""What a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would take.
 
 A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
 module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Says what is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
+    """What is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
 
     folder: ModelFolder
     spec: DecoderSpec
@@ -33,7 +32,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Bounds the largest step: tokens, rows that need logits, sequences, and tokens of the longest context."""
+    """The largest step: tokens, rows that need logits, sequences, and tokens of the longest context."""
 
     num_tokens: int
     num_rows: int
@@ -46,7 +45,7 @@ class BackendPlan(Protocol):
 
     @property
     def choices(self) -> Mapping[str, Choice]:
-        """The choices, by the name of the option, and why."""
+        """What was chosen, by the name of the option, and why."""
         ...
 
     @property
@@ -76,7 +75,7 @@ class BackendPlan(Protocol):
 
 
 class Backend(Protocol):
-    """A way to compute programs. Among those that can compute a model, the one with the highest `preference` does.
+    """A way to compute programs. Of those that can compute a model, the one with the highest `preference` does.
 
     `caveat` says in a few words what is lost where a preferred backend refused; empty for nothing.
     """

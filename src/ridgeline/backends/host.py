@@ -1,5 +1,4 @@
-"""Define what backends on the CPU share: the memory that this process may still take, its threads, and the choice of a
-dtype.
+"""What backends on the CPU share: the memory that this process may still take, its threads, and the choice of a dtype.
 
 Must not import torch.
 """

@@ -29,7 +29,7 @@ HEADER_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Holds the sizes of a step's arrays."""
+    """The sizes of a step's arrays."""
 
     num_tokens: int
     num_spans: int
@@ -190,7 +190,7 @@ class StepOutput:
 
 
 class Executable(Protocol):
-    """Runs a program bound to weights and cache memory."""
+    """A program bound to weights and cache memory."""
 
     @property
     def weight_bytes(self) -> int:

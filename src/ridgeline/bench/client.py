@@ -75,7 +75,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _RequestFailedError(Exception):
-    """Ends one request; the message becomes its record's error."""
+    """This one request failed; the message becomes its record's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

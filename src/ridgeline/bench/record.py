@@ -1,4 +1,4 @@
-"""Hold what the client saw of each request. Written by bench/client.py, read by bench/metrics.py."""
+"""What the client saw of each request. Written by bench/client.py, read by bench/metrics.py; pure data, no I/O."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Define what becomes of a GGUF file's tensors on load, as rows of an Inspection."""
+"""What becomes of a GGUF file's tensors on load, as rows of an Inspection."""
 
 import math
 

@@ -36,7 +36,7 @@ def _check(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Says which model, in which dtype, for how long a context.
+    """Which model, in which dtype, for how long a context.
 
     `model` is a folder, a .gguf file, a hub id or a bundled model's name.
     """
@@ -92,7 +92,7 @@ def scheme_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """Holds the paged KV cache."""
+    """The paged KV cache."""
 
     PANEL: ClassVar[str] = "KV cache"
 
@@ -142,7 +142,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """Says what computes, and how."""
+    """What computes, and how."""
 
     PANEL: ClassVar[str] = "Execution"
 
@@ -159,7 +159,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Holds all options of an engine."""
+    """All options of an engine."""
 
     PANEL: ClassVar[str] = "Execution"
 
@@ -210,7 +210,7 @@ class EngineConfig:
 
 
 class EngineOptions(TypedDict, total=False):
-    """Names the keywords of `LLM`, for type checkers: one for each option of EngineConfig."""
+    """The keywords of `LLM`, for type checkers: one for each option of EngineConfig."""
 
     revision: str | None
     dtype: Dtype

@@ -1,5 +1,4 @@
-"""Estimate what a step needs at least, from a few numbers: a model's shape and a datasheet. The formulas are the op
-table's.
+"""What a step needs at least, from a few numbers: a model's shape and a datasheet. The formulas are the op table's.
 
 FLOPs here are those of matrix products alone where texts count so; a multiply-add is two.
 """

@@ -18,9 +18,7 @@ FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Counts the work of a step: (tokens, KV length after the step) of each span, and the number of rows that need
-    logits.
-    """
+    """Work of a step: (tokens, KV length after the step) of each span, and the number of rows that need logits."""
 
     spans: tuple[tuple[int, int], ...]
     num_rows: int
@@ -37,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Holds bytes per element of weights, activations and KV entries. Quantized weights may be fractional."""
+    """Bytes per element of weights, activations and KV entries. Quantized weights may be fractional."""
 
     weight: float = 2
     activation: float = 2
@@ -46,7 +44,7 @@ class ElementBytes:
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Holds FLOPs and bytes moved between memory and the cores, each operand counted once.
+    """FLOPs and bytes moved between memory and the cores, each operand counted once.
 
     A multiply-add is two FLOPs; exp and tanh, in activations and soft caps, stand for several by convention.
     """
@@ -73,7 +71,7 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Holds an op's concrete sizes in one step: shapes of inputs, outputs and weights.
+    """An op's concrete sizes in one step: shapes of inputs, outputs and weights.
 
     `input_bytes` and `output_bytes` are per element of each operand; 0 where it does not cross memory.
     """
@@ -90,7 +88,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """Holds one row of the table. `summary` is its signature in words.
+    """One row of the table. `summary` is its signature in words.
 
     Outputs are as wide as activations, or float32; weights are as wide as the model's, or float32 in every model.
     """

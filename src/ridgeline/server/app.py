@@ -1,6 +1,4 @@
-"""Implement the app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not
-started.
-"""
+"""The app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not started."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Define what families with multi-head latent attention share: reading it, and its tensor names."""
+"""What families with multi-head latent attention share: reading it, and its tensor names."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _temperature(rope: Rope) -> float:
 
 def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames of latent attention, with a compressed query or without."""
-    prefix, to = "model.layers.{i}.self_attn", "layers.{i}.attn"
+    at, to = "model.layers.{i}.self_attn", "layers.{i}.attn"
     compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
     names = {
         ("q_b_proj" if compressed else "q_proj"): "q",
@@ -57,7 +57,7 @@ def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
         "kv_b_proj": "kv_up",
         "q_a_layernorm": "q_norm",
     }
-    attention = [Rename(f"{prefix}.{source}.weight", (f"{to}.{target}.weight",)) for source, target in names.items()]
+    attention = [Rename(f"{at}.{source}.weight", (f"{to}.{target}.weight",)) for source, target in names.items()]
     for source, target in (("q_a_proj", "q_down"), ("kv_a_proj_with_mqa", "kv_down")):
-        attention += [Rename(f"{prefix}.{source}.{part}", (f"{to}.{target}.{part}",)) for part in ("weight", "bias")]
+        attention += [Rename(f"{at}.{source}.{part}", (f"{to}.{target}.{part}",)) for part in ("weight", "bias")]
     return attention

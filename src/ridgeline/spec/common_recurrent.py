@@ -1,4 +1,4 @@
-"""Define what families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
+"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -123,13 +123,13 @@ def backbone_renames() -> Sequence[Rename]:
 
 def hybrid_renames() -> Sequence[Rename]:
     """Return the renames that hybrids of Mamba and attention have instead of Llama's."""
-    prefix = "layers.{i}"
+    at = "layers.{i}"
     names = [
         Rename("model.final_layernorm.weight", ("final_norm.weight",)),
-        Rename(f"model.{prefix}.pre_ff_layernorm.weight", (f"{prefix}.ffn_norm.weight",)),
+        Rename(f"model.{at}.pre_ff_layernorm.weight", (f"{at}.ffn_norm.weight",)),
     ]
     for part in ("weight", "bias"):
         for matrix in ("gate", "up", "down"):
-            source = f"model.{prefix}.feed_forward.{matrix}_proj.{part}"
-            names.append(Rename(source, (f"{prefix}.ffn.{matrix}.{part}",)))
+            source = f"model.{at}.feed_forward.{matrix}_proj.{part}"
+            names.append(Rename(source, (f"{at}.ffn.{matrix}.{part}",)))
     return names

@@ -1,4 +1,4 @@
-"""Define building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
+"""Building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class UnweightedRmsNorm:
-    """Computes x / sqrt(mean(x^2) + eps)."""
+    """x / sqrt(mean(x^2) + eps)."""
 
     eps: float
 
@@ -41,19 +41,19 @@ Norm = RmsNorm | UnweightedRmsNorm | LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class PlainRope:
-    """Computes frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
+    """Frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
-    """Declares position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
+    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicRope:
-    """Declares an NTK-aware base that grows with the context length beyond `original_context` tokens."""
+    """NTK-aware base that grows with the context length beyond `original_context` tokens."""
 
     factor: float
     original_context: int
@@ -71,7 +71,7 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class YarnRope:
-    """Declares YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
+    """YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
 
     factor: float
     original_context: int
@@ -99,7 +99,7 @@ RopeScaling = PlainRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Declares rotary positions on the first `rotary_dim` entries of each head.
+    """Rotary positions on the first `rotary_dim` entries of each head.
 
     Halves are rotated against each other, or, where `interleaved`, even entries against the odd ones that follow them.
     """
@@ -112,7 +112,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """Computes down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x))."""
 
     size: int
     activation: Activation
@@ -121,7 +121,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Computes down(act(up(x)))."""
+    """down(act(up(x)))."""
 
     size: int
     activation: Activation

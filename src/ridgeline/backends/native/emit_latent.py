@@ -1,4 +1,4 @@
-"""Implement multi-head latent attention as instructions of a tape, and its weights by head."""
+"""Multi-head latent attention as instructions of a tape, and its weights by head."""
 
 from collections.abc import Mapping
 

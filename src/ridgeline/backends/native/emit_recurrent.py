@@ -1,4 +1,4 @@
-"""Define how the ops of recurrent layers become instructions of a tape. Called by the compiler through `emit.py`."""
+"""How the ops of recurrent layers become instructions of a tape. Called by the compiler through `emit.py`."""
 
 from collections.abc import Mapping
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NativeExecutable:
-    """Runs a program bound to packed weights and to cache memory.
+    """A program bound to packed weights and to cache memory.
 
     `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
     names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `prequantized`
@@ -64,7 +64,7 @@ class NativeExecutable:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The parts of a step and where they run, in order."""
+        """What runs where, in order."""
         return self._parts
 
     @property
@@ -74,7 +74,7 @@ class NativeExecutable:
 
     @property
     def workspace_bytes(self) -> int:
-        """The bytes that the steps so far have allocated beside weights and cache."""
+        """What the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
 
     def run(self, step: StepBatch) -> StepOutput:

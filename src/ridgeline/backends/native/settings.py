@@ -46,7 +46,7 @@ class MatrixFormat:
 
     @property
     def stored_format(self) -> StoredFormat:
-        """The format that the scheme makes."""
+        """What that scheme makes."""
         return scheme(self.scheme_name).stored_format(self.group or None, self.zero_points)
 
 

@@ -119,7 +119,7 @@ class NativeWeights:
         num_experts: int = 1,
     ) -> _native.Matrix:
         """Pack the rows of `sources` as one matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
-        sources side by side in a panel. For sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
+        sources side by side in a panel. Of sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
         outputs, inputs = shape
         order = interleaved(outputs // 2) if interleave else np.arange(outputs)
 
@@ -155,8 +155,8 @@ class NativeWeights:
         if name not in self._matrices:
             group = INT8_GROUP if form.kind == "int8" else form.group
 
-            def describe(location: int) -> _native.Matrix:
-                return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, location)
+            def describe(at: int) -> _native.Matrix:
+                return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
 
             def packed() -> np.ndarray:
                 num_bytes = describe(0).num_bytes

@@ -44,7 +44,7 @@ StateMemory = tuple[torch.Tensor, ...]
 
 
 class ReferenceExecutable:
-    """Runs a program bound to weights and to cache tensors in the dtype of the weights."""
+    """A program bound to weights and to cache tensors in the dtype of the weights."""
 
     def __init__(self, program: Program, weights: Mapping[str, Array], layout: CacheLayout) -> None:
         tensors = as_tensors(weights)
@@ -136,9 +136,7 @@ class _SpanBatch:
 
 
 class _PagedMemory:
-    """Implements StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by
-    layers.
-    """
+    """StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by layers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Convert at the border of the reference backend: numpy arrays outside, torch tensors inside, over the same memory."""
+"""The border of the reference backend: numpy arrays outside, torch tensors inside, over the same memory."""
 
 from collections.abc import Mapping
 

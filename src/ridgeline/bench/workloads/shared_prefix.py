@@ -1,6 +1,4 @@
-"""Ask with a few long prefixes, each asked again with fresh suffixes: vLLM's `prefix_repetition`, the test of a prefix
-cache.
-"""
+"""A few long prefixes, each asked again with fresh suffixes: vLLM's `prefix_repetition`, the test of a prefix cache."""
 
 from dataclasses import dataclass
 

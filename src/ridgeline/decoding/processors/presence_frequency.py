@@ -1,4 +1,4 @@
-"""Apply OpenAI's presence and frequency penalties, over the output alone."""
+"""OpenAI's presence and frequency penalties, over the output alone."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar

@@ -44,7 +44,7 @@ class AddRowAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class SplitHeadsAttrs(Attrs):
-    """Selects [T, heads * head_dim] seen as [T, heads, head_dim]."""
+    """[T, heads * head_dim] seen as [T, heads, head_dim]."""
 
     num_heads: int
 
@@ -61,7 +61,7 @@ class SoftcapAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class SliceAttrs(Attrs):
-    """Selects columns [offset, offset + size)."""
+    """Columns [offset, offset + size)."""
 
     offset: int
     size: int

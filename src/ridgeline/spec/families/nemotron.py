@@ -29,10 +29,10 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    prefix = "layers.{i}"
+    at = "layers.{i}"
     names = {
         "model.norm": "final_norm",
-        f"model.{prefix}.input_layernorm": f"{prefix}.mixer_norm",
-        f"model.{prefix}.post_attention_layernorm": f"{prefix}.ffn_norm",
+        f"model.{at}.input_layernorm": f"{at}.mixer_norm",
+        f"model.{at}.post_attention_layernorm": f"{at}.ffn_norm",
     }
     return llama_renames(*module_renames(names))

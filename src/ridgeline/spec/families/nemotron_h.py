@@ -10,7 +10,7 @@ from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"} | {kind: kind for kind in LETTERS.values()}
-# For mixtures of experts and layers that guess further tokens: of no bearing on models that have none of them.
+# Of mixtures of experts, and of layers that guess further tokens: of no bearing on models that have none of them.
 UNUSED = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob"),
     *("n_group", "topk_group", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
@@ -78,9 +78,9 @@ def _mlp(config: ConfigReader) -> Mlp:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames: a layer has one norm and one mixer, whose program weights depend on what the layer is."""
-    source, prefix = "backbone.layers.{i}", "layers.{i}"
-    names = [*backbone_renames(), Rename(f"{source}.norm.weight", (f"{prefix}.ffn_norm.weight",))]
-    names += [Rename(f"{source}.mixer.{x}_proj.weight", (f"{prefix}.attn.{x}.weight",)) for x in "qkvo"]
+    source, at = "backbone.layers.{i}", "layers.{i}"
+    names = [*backbone_renames(), Rename(f"{source}.norm.weight", (f"{at}.ffn_norm.weight",))]
+    names += [Rename(f"{source}.mixer.{x}_proj.weight", (f"{at}.attn.{x}.weight",)) for x in "qkvo"]
     for part in ("weight", "bias"):
-        names += [Rename(f"{source}.mixer.{x}_proj.{part}", (f"{prefix}.ffn.{x}.{part}",)) for x in ("up", "down")]
+        names += [Rename(f"{source}.mixer.{x}_proj.{part}", (f"{at}.ffn.{x}.{part}",)) for x in ("up", "down")]
     return [*names, *mamba2_renames(f"{source}.mixer")]
