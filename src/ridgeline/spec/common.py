@@ -309,7 +309,7 @@ def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
 def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Sequence[Rename]:
     """Return renames of modules' weights and biases, each of which becomes one of the program's or is cut into several.
 
-    `groups`: as in Rename.
+    What a module does not have is named too. `groups`: as in Rename.
     """
     return [
         Rename(f"{source}.{part}", tuple(f"{to}.{part}" for to in targets), groups=groups)
@@ -327,21 +327,18 @@ def fused_qkv(at: str) -> Sequence[str]:
 def llama_renames(*instead: Rename) -> Sequence[Rename]:
     """Return the renames of the Llama layout; one in `instead` replaces Llama's for the same program weight."""
     replaced = {target for rename in instead for target in rename.targets}
+    at, to = "model.layers.{i}", "layers.{i}"
     names = {
-        "model.embed_tokens.weight": "embed.weight",
-        "model.norm.weight": "final_norm.weight",
-        "lm_head.weight": "head.weight",
-        "model.layers.{i}.input_layernorm.weight": "layers.{i}.mixer_norm.weight",
-        "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.ffn_norm.weight",
+        "model.embed_tokens": "embed",
+        "model.norm": "final_norm",
+        "lm_head": "head",
+        f"{at}.input_layernorm": f"{to}.mixer_norm",
+        f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
+        **{f"{at}.self_attn.{letter}_proj": f"{to}.attn.{letter}" for letter in "qkvo"},
+        **{f"{at}.self_attn.{letter}_norm": f"{to}.attn.{letter}_norm" for letter in "qk"},
+        **{f"{at}.mlp.{matrix}_proj": f"{to}.ffn.{matrix}" for matrix in ("gate", "up", "down")},
     }
-    for part in ("weight", "bias"):
-        for letter in "qkvo":
-            names[f"model.layers.{{i}}.self_attn.{letter}_proj.{part}"] = f"layers.{{i}}.attn.{letter}.{part}"
-        for matrix in ("gate", "up", "down"):
-            names[f"model.layers.{{i}}.mlp.{matrix}_proj.{part}"] = f"layers.{{i}}.ffn.{matrix}.{part}"
-    for letter in "qk":
-        names[f"model.layers.{{i}}.self_attn.{letter}_norm.weight"] = f"layers.{{i}}.attn.{letter}_norm.weight"
-    return [*(Rename(source, (target,)) for source, target in names.items() if target not in replaced), *instead]
+    return [*(rename for rename in module_renames(names) if rename.targets[0] not in replaced), *instead]
 
 
 def expert_renames(

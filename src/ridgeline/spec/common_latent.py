@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import read_rope
+from ridgeline.spec.common import module_renames, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, LatentAttention, Rename, RmsNorm, Rope, YarnRope
 
@@ -56,8 +56,7 @@ def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
         "kv_a_layernorm": "kv_norm",
         "kv_b_proj": "kv_up",
         "q_a_layernorm": "q_norm",
+        "q_a_proj": "q_down",
+        "kv_a_proj_with_mqa": "kv_down",
     }
-    attention = [Rename(f"{at}.{source}.weight", (f"{to}.{target}.weight",)) for source, target in names.items()]
-    for source, target in (("q_a_proj", "q_down"), ("kv_a_proj_with_mqa", "kv_down")):
-        attention += [Rename(f"{at}.{source}.{part}", (f"{to}.{target}.{part}",)) for part in ("weight", "bias")]
-    return attention
+    return module_renames({f"{at}.{source}": f"{to}.{target}" for source, target in names.items()})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, module_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mamba, Mamba2, Norm, Rename, RmsNorm
 
@@ -80,35 +80,37 @@ def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> S
 
 def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
     """Return the renames of a Mamba mixer under `source`."""
-    names = [Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True)]
-    names += [
-        Rename(f"{source}.x_proj.weight", tuple(f"{target}.{name}.weight" for name in ("dt_low", "b", "c"))),
+    names = {
+        f"{source}.in_proj": (f"{target}.x", f"{target}.z"),
+        f"{source}.x_proj": (f"{target}.dt_low", f"{target}.b", f"{target}.c"),
+        f"{source}.dt_proj": f"{target}.dt",
+        f"{source}.out_proj": f"{target}.out",
+        f"{source}.dt_layernorm": f"{target}.dt_low_norm",
+        f"{source}.b_layernorm": f"{target}.b_norm",
+        f"{source}.c_layernorm": f"{target}.c_norm",
+    }
+    return [
+        *module_renames(names),
+        Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True),
         Rename(f"{source}.conv1d.bias", (f"{target}.conv.bias",)),
         Rename(f"{source}.A_log", (f"{target}.A_log",)),
         Rename(f"{source}.D", (f"{target}.D",)),
     ]
-    for part in ("weight", "bias"):
-        names += [
-            Rename(f"{source}.in_proj.{part}", (f"{target}.x.{part}", f"{target}.z.{part}")),
-            Rename(f"{source}.dt_proj.{part}", (f"{target}.dt.{part}",)),
-            Rename(f"{source}.out_proj.{part}", (f"{target}.out.{part}",)),
-        ]
-    for name, norm in (("dt", "dt_low"), ("b", "b"), ("c", "c")):
-        names.append(Rename(f"{source}.{name}_layernorm.weight", (f"{target}.{norm}_norm.weight",)))
-    return names
 
 
 def mamba2_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
     """Return the renames of a Mamba-2 mixer under `source`."""
-    names = [Rename(f"{source}.{name}", (f"{target}.{name}",)) for name in ("A_log", "D", "dt_bias", "norm.weight")]
-    for part in ("weight", "bias"):
-        convs = tuple(f"{target}.conv_{name}.{part}" for name in "xbc")
-        names += [
-            Rename(f"{source}.conv1d.{part}", convs, depthwise=part == "weight"),
-            Rename(f"{source}.in_proj.{part}", tuple(f"{target}.{name}.{part}" for name in ("z", "x", "b", "c", "dt"))),
-            Rename(f"{source}.out_proj.{part}", (f"{target}.out.{part}",)),
-        ]
-    return names
+    names = {
+        f"{source}.in_proj": [f"{target}.{name}" for name in ("z", "x", "b", "c", "dt")],
+        f"{source}.norm": f"{target}.norm",
+        f"{source}.out_proj": f"{target}.out",
+    }
+    convs = {part: tuple(f"{target}.conv_{name}.{part}" for name in "xbc") for part in ("weight", "bias")}
+    return [
+        *module_renames(names),
+        *(Rename(f"{source}.conv1d.{part}", to, depthwise=part == "weight") for part, to in convs.items()),
+        *(Rename(f"{source}.{name}", (f"{target}.{name}",)) for name in ("A_log", "D", "dt_bias")),
+    ]
 
 
 def backbone_renames() -> Sequence[Rename]:
@@ -124,12 +126,6 @@ def backbone_renames() -> Sequence[Rename]:
 def hybrid_renames() -> Sequence[Rename]:
     """Return the renames that hybrids of Mamba and attention have instead of Llama's."""
     at = "layers.{i}"
-    names = [
-        Rename("model.final_layernorm.weight", ("final_norm.weight",)),
-        Rename(f"model.{at}.pre_ff_layernorm.weight", (f"{at}.ffn_norm.weight",)),
-    ]
-    for part in ("weight", "bias"):
-        for matrix in ("gate", "up", "down"):
-            source = f"model.{at}.feed_forward.{matrix}_proj.{part}"
-            names.append(Rename(source, (f"{at}.ffn.{matrix}.{part}",)))
-    return names
+    names = {"model.final_layernorm": "final_norm", f"model.{at}.pre_ff_layernorm": f"{at}.ffn_norm"}
+    matrices = ("gate", "up", "down")
+    return module_renames(names | {f"model.{at}.feed_forward.{x}_proj": f"{at}.ffn.{x}" for x in matrices})

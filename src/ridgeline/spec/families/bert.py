@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, LayerNorm, Mlp, PostNormLayer, Rename
 
@@ -59,10 +59,5 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         "encoder.layer.{i}.output.dense": f"{at}.ffn.down",
         "encoder.layer.{i}.output.LayerNorm": f"{at}.ffn_norm",
     }
-    stored = [
-        Rename(f"{prefix}{source}.{part}", (f"{target}.{part}",))
-        for prefix in ("bert.", "")
-        for source, target in names.items()
-        for part in ("weight", "bias")
-    ]
+    stored = module_renames({prefix + source: target for prefix in ("bert.", "") for source, target in names.items()})
     return [*stored, *(Rename(source, ()) for source in (*HEADS, *BUFFERS))]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
@@ -71,12 +71,7 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     parts = {"attn_norm": "mixer_norm", "ff_norm": "ffn_norm", "attn_out": "attn.o"}
     parts |= {f"{letter}_proj": f"attn.{letter}" for letter in "qkv"}
     parts |= {"ff_proj": "ffn.gate", "up_proj": "ffn.up", "ff_out": "ffn.down"}
-    top = [Rename(f"model.transformer.{source}.weight", (f"{target}.weight",)) for source, target in names.items()]
-    return [
-        *top,
-        *(
-            Rename(f"model.transformer.blocks.{{i}}.{source}.{kind}", (f"layers.{{i}}.{target}.{kind}",))
-            for source, target in parts.items()
-            for kind in ("weight", "bias")
-        ),
-    ]
+    return module_renames(
+        {f"model.transformer.{source}": target for source, target in names.items()}
+        | {f"model.transformer.blocks.{{i}}.{source}": f"layers.{{i}}.{target}" for source, target in parts.items()}
+    )

@@ -1,18 +1,8 @@
 """Nemotron-4 and Minitron: LayerNorm whose weight is stored from 1, half of each head rotated, squared ReLU."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    decoder,
-    llama_renames,
-    module_renames,
-    read_attention,
-    read_head_dim,
-    read_rope,
-)
+from ridgeline.spec.common import ACTIVATIONS, decoder, read_attention, read_head_dim, read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Layer, LayerNorm, Mlp
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -26,13 +16,3 @@ def read(config: ConfigReader) -> DecoderSpec:
         config.flag("mlp_bias", False),
     )
     return decoder(config, Layer(attention, mlp, norm, norm), norm, positions=4096)
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
-    names = {
-        "model.norm": "final_norm",
-        f"model.{at}.input_layernorm": f"{at}.mixer_norm",
-        f"model.{at}.post_attention_layernorm": f"{at}.ffn_norm",
-    }
-    return llama_renames(*module_renames(names))

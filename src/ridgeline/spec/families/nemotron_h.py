@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder, module_renames
 from ridgeline.spec.common_recurrent import NOT_COMPUTED, backbone_renames, mamba2_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Mlp, Rename, RmsNorm
@@ -79,8 +79,7 @@ def _mlp(config: ConfigReader) -> Mlp:
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames: a layer has one norm and one mixer, whose program weights depend on what the layer is."""
     source, at = "backbone.layers.{i}", "layers.{i}"
-    names = [*backbone_renames(), Rename(f"{source}.norm.weight", (f"{at}.ffn_norm.weight",))]
-    names += [Rename(f"{source}.mixer.{x}_proj.weight", (f"{at}.attn.{x}.weight",)) for x in "qkvo"]
-    for part in ("weight", "bias"):
-        names += [Rename(f"{source}.mixer.{x}_proj.{part}", (f"{at}.ffn.{x}.{part}",)) for x in ("up", "down")]
-    return [*names, *mamba2_renames(f"{source}.mixer")]
+    names = {f"{source}.norm": f"{at}.ffn_norm"}
+    names |= {f"{source}.mixer.{letter}_proj": f"{at}.attn.{letter}" for letter in "qkvo"}
+    names |= {f"{source}.mixer.{matrix}_proj": f"{at}.ffn.{matrix}" for matrix in ("up", "down")}
+    return [*backbone_renames(), *module_renames(names), *mamba2_renames(f"{source}.mixer")]

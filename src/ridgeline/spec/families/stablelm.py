@@ -27,9 +27,6 @@ def read(config: ConfigReader) -> DecoderSpec:
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     at = "layers.{i}"
     return llama_renames(
-        Rename("model.norm.bias", ("final_norm.bias",)),
-        Rename(f"model.{at}.input_layernorm.bias", (f"{at}.mixer_norm.bias",)),
-        Rename(f"model.{at}.post_attention_layernorm.bias", (f"{at}.ffn_norm.bias",)),
         *(
             Rename(f"model.{at}.self_attn.{letter}_layernorm.norms.{{e}}.weight", (f"{at}.attn.{letter}_norm.weight",))
             for letter in "qk"
