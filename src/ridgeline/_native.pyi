@@ -68,6 +68,11 @@ def tuned(level: str, matrix: Matrix, variants: Mapping[str, str]) -> Matrix:
     The same matrix, computed by the variants that are named; other choices as the level is made for.
     """
 
+def read_all(level: str, pool: Pool, address: int, num_bytes: int) -> int:
+    """
+    The exclusive or of the 64-bit words of memory, read by all threads of a pool, each a share.
+    """
+
 class KvState:
     """One layer's keys and values at one ISA level, for tests."""
 
@@ -127,7 +132,7 @@ def peak(level: str, kind: str, num_threads: int, seconds: float, repeats: int) 
 
 def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> int:
     """
-    The exclusive or of the 64-bit words of `bytes`: what the memory bandwidth computes.
+    The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.
     """
 
 def has_tiles(level: str) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ridgeline.cost import hardware
-from ridgeline.cost.hardware import Ceiling, Hardware, Machine
+from ridgeline.cost.hardware import Ceiling, Hardware, KernelTuning, Machine, TunedChoice
 
 MACHINE = Machine(cpu_model="Some CPU", num_cores=8, memory_bytes=2**34, isa_level="avx2")
 
@@ -88,8 +88,12 @@ def test_every_field_is_needed(cache):
     for name in complete:
         path.write_bytes(msgspec.json.encode({key: value for key, value in complete.items() if key != name}))
         assert hardware.load(MACHINE) is None, name
+    for name in (ceilings := complete["ceilings"]):
+        fewer = {key: value for key, value in ceilings.items() if key != name}
+        path.write_bytes(msgspec.json.encode(complete | {"ceilings": fewer}))
+        assert hardware.load(MACHINE) is None, name
     for name in ("stream_bytes_per_s", "cached_bytes_per_s"):
-        path.write_bytes(msgspec.json.encode(complete | {name: {}}))
+        path.write_bytes(msgspec.json.encode(complete | {"ceilings": ceilings | {name: {}}}))
         assert hardware.load(MACHINE) is None, name
 
 
@@ -99,3 +103,20 @@ def test_a_folder_that_cannot_be_written(cache):
     with pytest.raises(OSError):
         hardware.save(measured())
     assert hardware.load(MACHINE) is None
+
+
+def test_ceilings_and_tunings_share_a_file(cache):
+    choice = TunedChoice(choice="stream", variant="4x4096", default="1x384", score=1.3, rounds_won=7, num_rounds=7)
+    tuning = KernelTuning(
+        kind="bf16", num_threads=2, kernels="a build", measured_at="", read_bytes_per_s=2e10, choices=(choice,)
+    )
+    assert not hardware.cached_tunings(MACHINE)
+    assert hardware.save_tunings(MACHINE, [tuning]) == hardware.cache_path(MACHINE)
+    assert hardware.load(MACHINE) is None
+    hardware.save(measured())
+    assert hardware.load(MACHINE) == measured() and list(hardware.cached_tunings(MACHINE)) == [tuning]
+    assert tuning.variants == {"stream": "4x4096"}
+    hardware.save_tunings(MACHINE, [])
+    assert hardware.load(MACHINE) == measured() and not hardware.cached_tunings(MACHINE)
+    assert len(list(cache.iterdir())) == 1
+    assert not hardware.cached_tunings(dataclasses.replace(MACHINE, microcode="0x2b"))

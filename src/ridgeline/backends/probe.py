@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.machine import cpu_model, last_level_cache_bytes, memory_bytes, usable_cores
+from ridgeline.core.machine import cpu_model, last_level_cache_bytes, memory_bytes, microcode, usable_cores
 from ridgeline.cost import hardware
 from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, ByThreads, Ceiling, Hardware, Machine
 
@@ -64,6 +64,7 @@ def this_machine(native: NativeModule, level: str | None = None) -> Machine:
     """Describe the machine as `measure` does, at an ISA level that runs here; None: the widest."""
     return Machine(
         cpu_model=cpu_model(),
+        microcode=microcode(),
         num_cores=usable_cores(),
         memory_bytes=memory_bytes(),
         isa_level=level or native.module.best_level() if native.module else None,
@@ -72,6 +73,8 @@ def this_machine(native: NativeModule, level: str | None = None) -> Machine:
 
 def ceilings(native: NativeModule, level: str | None = None, *, again: bool = False) -> Hardware:
     """Return what was measured on this machine before; measure now the first time, or with `again`.
+
+    `again` forgets which kernels were chosen, too.
 
     At ISA level `level`; None: the widest.
     """
@@ -82,6 +85,8 @@ def ceilings(native: NativeModule, level: str | None = None, *, again: bool = Fa
     measured = measure(native, machine)
     try:
         hardware.save(measured)
+        if again:
+            hardware.save_tunings(machine, [])
     except (OSError, ConfigError) as error:
         log.warning("the measurements could not be cached, so the next start makes them again: %s", error)
     return measured

@@ -5,13 +5,16 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.profile import LAYERS, OpProfile, StepProfile
+from ridgeline.core.config import Choice
 from ridgeline.cost.hardware import Hardware
 
 PIPED_COLUMNS = 100
 NUMBERS = ("Mop", "MB", "bound by", "limit ms", "ms", "% roof", "% step")
 
 
-def print_profiles(profiles: list[StepProfile], hardware: Hardware, num_threads: int) -> None:
+def print_profiles(
+    profiles: list[StepProfile], hardware: Hardware, num_threads: int, kernels: Choice | None = None
+) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
@@ -29,6 +32,8 @@ def print_profiles(profiles: list[StepProfile], hardware: Hardware, num_threads:
         console.print("No peaks of arithmetic: without the native module only memory bounds are known")
     if hardware.was_busy:
         console.print("They were measured on a busy machine, and may be higher: ridgeline hardware --again")
+    if kernels is not None:
+        console.print(f"Kernels: {kernels.value} ({kernels.reason})")
     for profile in profiles:
         console.print()
         _print(console, profile)

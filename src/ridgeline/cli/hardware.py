@@ -1,7 +1,7 @@
 """Measure what this machine can do at most: memory streams and peak arithmetic, cached for later starts."""
 
 import json as json_format
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.backends.probe import NativeModule
-    from ridgeline.cost.hardware import ByThreads, Hardware
+    from ridgeline.cost.hardware import ByThreads, Hardware, KernelTuning
 
 
 def hardware(
-    again: Annotated[bool, typer.Option("--again", help="Measure again, even where results are on disk.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again; kernels, at the next start of a model.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure what this machine can do at most.
@@ -42,19 +44,23 @@ def hardware(
 def _as_json(hardware: "Hardware", native: "NativeModule") -> str:
     import msgspec
 
+    from ridgeline.cost.hardware import cached_tunings
+
     machine = hardware.machine
     added = {
         "fingerprint": machine.fingerprint,
         "isa_levels": native.levels,
         "native_module": {"available": native.module is not None, "reason": native.reason},
         "steadiness": hardware.steadiness,
+        "tunings": msgspec.to_builtins(cached_tunings(machine)),
+        "variants": {tuning.kind: tuning.variants for tuning in cached_tunings(machine)},
         "ridge_ops_per_byte": {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s},
     }
     return json_format.dumps(msgspec.to_builtins(hardware, str_keys=True) | added)
 
 
 def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> None:
-    from ridgeline.cost.hardware import cache_path
+    from ridgeline.cost.hardware import cache_path, cached_tunings
 
     machine = hardware.machine
     console.print(
@@ -75,11 +81,31 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
     _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})
     ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
     _print_table(console, "Register-only products, Gop/s", {**hardware.ops_per_s}, ridges)
+    _print_tunings(console, cached_tunings(machine))
     if hardware.was_busy:
         console.print(
             f"\nThe machine was busy: readings fell to {hardware.steadiness:.0%} of their ceilings. "
             "Measure again when it is idle: ridgeline hardware --again"
         )
+
+
+def _print_tunings(console: "Console", tunings: "Sequence[KernelTuning]") -> None:
+    """Print the variant of each choice of kernels that was measured at a model's first start."""
+    if not tunings:
+        console.print("\nNo kernels chosen yet: a model's first start measures those of its matrices.")
+        return
+    console.print("\nKernels chosen at a model's first start: --tuning default ignores them, --again forgets them")
+    for tuning in tunings:
+        threads = "1 thread" if tuning.num_threads == 1 else f"{tuning.num_threads} threads"
+        console.print(f"{tuning.kind}, {threads}, {tuning.read_bytes_per_s / 1e9:.1f} GB/s read, {tuning.measured_at}")
+        for each in tuning.choices:
+            if each.variant == each.default:
+                console.print(f"  {each.choice}={each.variant}, the default")
+            else:
+                console.print(
+                    f"  {each.choice}={each.variant}, {each.score:.2f} times as fast as {each.default}, "
+                    f"faster in {each.rounds_won} of {each.num_rounds} rounds"
+                )
 
 
 def _print_table(

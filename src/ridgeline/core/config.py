@@ -151,6 +151,11 @@ class BackendConfig:
     )
     isa: str | None = option(None, "Instruction set of the native backend, such as avx2. Default: the widest.")
     deterministic: bool = option(False, "Give a request the same tokens whatever else runs; slower.")
+    tuning: str = option(
+        "auto",
+        "Kernel variants: auto measures at a machine's first start, default does not; or a file or CHOICE=VARIANT,...",
+        metavar="HOW",
+    )
     pack_cache: bool = option(True, "Keep packed weights on disk, below ~/.cache, so that the next start is faster.")
 
     def __post_init__(self) -> None:
@@ -232,6 +237,7 @@ class EngineOptions(TypedDict, total=False):
     backend: str
     isa: str | None
     deterministic: bool
+    tuning: str
     pack_cache: bool
     num_threads: int | None
     seed: int

@@ -27,6 +27,15 @@ def cpu_model() -> str:
     return match[1].strip() if match else platform.machine()
 
 
+def microcode() -> str:
+    """Return the revision of the processor's microcode; empty where the system does not tell."""
+    try:
+        match = re.search(r"^microcode\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else ""
+
+
 def usable_cores() -> int:
     """Count the logical cores that this process may keep busy: its affinity, and whole cores of its cgroup's quota."""
     affinity = len(os.sched_getaffinity(0))

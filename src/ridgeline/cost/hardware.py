@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from ridgeline.core.machine import cache_folder
 
 log = get_logger("hardware")
 
-PROBE_VERSION = 1  # raised when the probe measures something else: results of another version are not used
+PROBE_VERSION = 2  # raised when the probe measures something else: results of another version are not used
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
 CEILING_QUANTILE = 0.9
@@ -40,11 +40,12 @@ class Machine:
     num_cores: int
     memory_bytes: int
     isa_level: str | None
+    microcode: str = ""
 
     @property
     def fingerprint(self) -> str:
         """Names the measurements that hold for this machine: sixteen hexadecimal digits."""
-        identity = [self.cpu_model, self.num_cores, self.isa_level, PROBE_VERSION]
+        identity = [self.cpu_model, self.microcode, self.num_cores, self.isa_level, PROBE_VERSION]
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
@@ -107,6 +108,50 @@ class Hardware:
         return min(ceiling.median_per_s / ceiling.per_s for by_threads in measured for ceiling in by_threads.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedChoice:
+    """Says what was chosen among the variants of a kernel, in rounds of all of them.
+
+    `score` is how many times as fast as the default the variant was, at the median; 1 where the default was cached.
+    """
+
+    choice: str
+    variant: str
+    default: str
+    score: float
+    rounds_won: int
+    num_rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTuning:
+    """The variants measured for a kind of matrices, computed by `num_threads` threads of one build of the kernels.
+
+    `read_bytes_per_s` is what the threads read from memory in the same seconds.
+    """
+
+    kind: str
+    num_threads: int
+    kernels: str
+    measured_at: str  # ISO 8601, UTC
+    read_bytes_per_s: float
+    choices: tuple[TunedChoice, ...]
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """The variant of each choice."""
+        return {each.choice: each.variant for each in self.choices}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cached:
+    """The file of a machine: whatever was measured first, the other joins it."""
+
+    machine: Machine
+    ceilings: Hardware | None
+    tunings: tuple[KernelTuning, ...]
+
+
 def _at(by_threads: ByThreads, num_threads: int) -> float:
     """Interpolate between measured thread counts; beyond them take the nearest."""
     counts = sorted(by_threads)
@@ -114,35 +159,56 @@ def _at(by_threads: ByThreads, num_threads: int) -> float:
 
 
 def save(hardware: Hardware) -> Path:
-    """Cache measurements for the next start, whole or not at all. Raises OSError and ConfigError."""
-    path = cache_path(hardware.machine)
+    """Cache ceilings for the next start, whole or not at all. Raises OSError and ConfigError."""
+    return _write(replace(_read(hardware.machine), ceilings=hardware))
+
+
+def load(machine: Machine) -> Hardware | None:
+    """Return the ceilings that were measured on this machine before; None if none were, or they cannot be used."""
+    cached = _read(machine).ceilings
+    if cached is None or cached.probe_version != PROBE_VERSION:
+        return None
+    return cached if cached.stream_bytes_per_s and cached.cached_bytes_per_s else None
+
+
+def save_tunings(machine: Machine, tunings: Sequence[KernelTuning]) -> Path:
+    """Cache the choices of kernels, instead of those that were cached. Raises OSError and ConfigError."""
+    return _write(replace(_read(machine), tunings=tuple(tunings)))
+
+
+def cached_tunings(machine: Machine) -> Sequence[KernelTuning]:
+    """Return the choices of kernels that were measured on this machine, by any build."""
+    return _read(machine).tunings
+
+
+def cache_path(machine: Machine) -> Path:
+    """Return where the measurements of a machine are cached. Raises ConfigError if there is no place."""
+    return cache_folder() / "hardware" / f"{machine.fingerprint}.json"
+
+
+def _read(machine: Machine) -> _Cached:
+    """Return what is cached of this machine; nothing where the file is missing, broken or of another machine."""
+    nothing = _Cached(machine=machine, ceilings=None, tunings=())
+    try:
+        cached = msgspec.json.decode(cache_path(machine).read_bytes(), type=_Cached)
+    except FileNotFoundError:
+        return nothing
+    except (OSError, RidgelineError, msgspec.DecodeError) as error:
+        log.warning("cached measurements cannot be read, so they are made again: %s", error)
+        return nothing
+    return cached if cached.machine.fingerprint == machine.fingerprint else nothing
+
+
+def _write(cached: _Cached) -> Path:
+    path = cache_path(cached.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(hardware)))
+            file.write(msgspec.json.format(msgspec.json.encode(cached)))
         Path(temporary).replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
     return path
-
-
-def load(machine: Machine) -> Hardware | None:
-    """Return what was measured on this machine before; None if nothing was, or what is there cannot be used."""
-    try:
-        path = cache_path(machine)
-        found = msgspec.json.decode(path.read_bytes(), type=Hardware)
-    except FileNotFoundError:
-        return None
-    except (OSError, RidgelineError, msgspec.DecodeError) as error:
-        log.warning("cached measurements cannot be read, so they are made again: %s", error)
-        return None
-    fits = found.machine.fingerprint == machine.fingerprint and found.probe_version == PROBE_VERSION
-    return found if fits and found.stream_bytes_per_s and found.cached_bytes_per_s else None
-
-
-def cache_path(machine: Machine) -> Path:
-    """Return where the measurements of a machine are cached. Raises ConfigError if there is no place."""
-    return cache_folder() / "hardware" / f"{machine.fingerprint}.json"

@@ -7,7 +7,7 @@ import math
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +24,7 @@ from ridgeline.backends.native.settings import (
     KV_KINDS,
     LAYOUT_VERSION,
     NativeSettings,
+    matrix_bytes,
     prequantized_formats,
     settings_of,
 )
@@ -43,6 +44,7 @@ from ridgeline.weights.lora import stacked
 from ridgeline.weights.stored import PrequantizedWeights, prequantized
 
 if TYPE_CHECKING:
+    from ridgeline.backends.native.executable import NativeExecutable
     from ridgeline.backends.native.measure import MeasuredTape
     from ridgeline.backends.native.packs.store import PackStore
     from ridgeline.backends.step import Executable
@@ -143,6 +145,8 @@ class NativePlan:
         )
         if store is not None:
             store.commit()
+        if self._config.backend.tuning == "auto":
+            _check_bandwidth(self.settings, executable)
         return executable
 
     def _load(self) -> Mapping[str, Array]:
@@ -221,6 +225,7 @@ class NativeBackend:
             "dtype": why_dtype,
         }
         settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
+        settings, choices["kernels"] = _choose_variants(config, settings, model.program)
         return NativePlan(model, config, settings, choices, stored)
 
 
@@ -259,6 +264,28 @@ def _check_int8(program: Program) -> None:
             f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}: use "
             "bfloat16 or float32"
         )
+
+
+def _choose_variants(config: EngineConfig, settings: NativeSettings, program: Program) -> tuple[NativeSettings, Choice]:
+    """Return settings with the kernels' variants: measured now at a machine's first start with such matrices."""
+    from ridgeline.backends.native.tuning.choose import Chooser
+
+    chooser = Chooser(settings.level, settings.num_threads)
+    kinds = matrix_bytes(settings, program)
+    variants, why = chooser.choose(config.backend.tuning, kinds, deterministic=settings.deterministic)
+    return replace(settings, variants=variants), why
+
+
+def _check_bandwidth(settings: NativeSettings, executable: "NativeExecutable") -> None:
+    """Forget the choice of kernels where memory is not as fast as when they were chosen: the next start measures."""
+    from ridgeline.backends.native.tuning.choose import Chooser, bandwidth_changed
+
+    chooser = Chooser(settings.level, settings.num_threads)
+    found = [each.read_bytes_per_s for each in chooser.stale() if each.num_threads == settings.num_threads]
+    now = executable.read_bandwidth() if found else None
+    if now is not None and all(bandwidth_changed(each, now) for each in found):
+        log.warning("memory reads %.1f GB/s, not %.1f as when kernels were chosen", now / 1e9, max(found) / 1e9)
+        chooser.forget()
 
 
 def _choose_level(asked: str | None, support: NativeSupport) -> tuple[str, Choice]:

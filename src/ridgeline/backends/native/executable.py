@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ridgeline.backends.native.fallback import Fallback
 
 
+MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how fast memory is
+
+
 class NativeExecutable:
     """A program bound to packed weights and to cache memory.
 
@@ -50,7 +53,9 @@ class NativeExecutable:
         self._memory: list[np.ndarray] = []
         self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
-        self._weights = NativeWeights(load, settings.level, settings.num_threads, store or NoStore(), prequantized)
+        self._weights = NativeWeights(
+            load, settings.level, settings.num_threads, store or NoStore(), prequantized, settings.variants
+        )
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
@@ -76,6 +81,20 @@ class NativeExecutable:
     def workspace_bytes(self) -> int:
         """What the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
+
+    def read_bandwidth(self) -> float | None:
+        """Measure the bytes per second at which all threads read weights; None where caches could hold them."""
+        parts = list(self._weights.largest_parts(MAX_READ_BYTES))
+        num_bytes = sum(part.nbytes // 64 * 64 for part in parts)
+        if num_bytes < MIN_READ_BYTES:
+            return None
+        fastest_s = math.inf
+        for _ in range(3):
+            started = time.perf_counter()
+            for part in parts:
+                _native.read_all(self._settings.level, self._pool, address(part), part.nbytes // 64 * 64)
+            fastest_s = min(fastest_s, time.perf_counter() - started)
+        return num_bytes / fastest_s
 
     def run(self, step: StepBatch) -> StepOutput:
         """Compute the step, update the cache, and sample the tokens of `step.sampling`."""

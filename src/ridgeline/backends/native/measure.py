@@ -38,7 +38,7 @@ class MeasuredTape:
                     recurrent[number] = ([np.broadcast_to(nothing[0], (1, *shape)) for shape in state.parts], index)
                 else:
                     memories[number] = (kv_memory(settings.kv, state, block_size, address(nothing)), index)
-        weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None)
+        weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)
         Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
         self._tape.sample(program.vocab_size)
 

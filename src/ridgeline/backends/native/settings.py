@@ -1,5 +1,7 @@
 """How a native executable is built: formats of weights, inputs, keys and values. Chosen by `backend.py`; no torch."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,6 +14,8 @@ from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.quant import StoredFormat, chosen_format, scheme
+
+INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kernels/types.h says
 
 LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
@@ -48,6 +52,18 @@ class MatrixFormat:
     def stored_format(self) -> StoredFormat:
         """What that scheme makes."""
         return scheme(self.scheme_name).stored_format(self.group or None, self.zero_points)
+
+
+Variants = Mapping[str, Mapping[str, str]]
+"""The kernels' variant of each choice, by the name of the kind of matrices that they compute."""
+
+
+def kind_name(form: MatrixFormat) -> str:
+    """Name what the choice of kernels depends on: "bf16", "int4.g128/int8", with zero points "int4.g128.z/int8"."""
+    if form.kind in ("f32", "bf16"):
+        return form.kind
+    group = f".g{form.group}" if form.group and form.kind != "int8" else ""
+    return f"{form.kind}{group}{'.z' if form.zero_points else ''}/{form.inputs}"
 
 
 def matrix_format(
@@ -89,6 +105,7 @@ class NativeSettings:
     prequantized: Mapping[str, MatrixFormat] = field(
         default_factory=dict[str, MatrixFormat]
     )  # weights as the file has them
+    variants: Variants = field(default_factory=dict[str, Mapping[str, str]])  # of a kind that is not there: the level's
 
     def table(self, weight: str) -> MatrixFormat | None:
         """Return the format of an embedding that no head shares."""
@@ -152,6 +169,23 @@ class MatrixFormats:
         default = self.settings.head if weights[0] in self._outer else self.settings.matrices
         formats = {self.settings.prequantized.get(name, default) for name in weights}
         return formats.pop() if len(formats) == 1 else default
+
+
+def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFormat, int]:
+    """Return the bytes of the matrices of each format that a step multiplies by, scales not counted."""
+    formats, total = MatrixFormats(settings, program), Counter[MatrixFormat]()
+    for op in program.ops:
+        if op.kind in MATRIX_OPS:
+            groups = [op.weights[:1]]
+        elif op.kind == "experts":
+            groups = expert_matrices(op)
+        else:
+            groups = [op.weights[:1]] if op.kind == "latent_attention" else []
+        for names in groups:
+            form = formats.of(*names)
+            bits = {"f32": 32, "bf16": 16, "int4": 4, "int4_minima": 4}.get(form.kind, 8)
+            total[form] += sum(math.prod(program.weights[name]) for name in names) * bits // 8
+    return total
 
 
 def prequantized_formats(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, MatrixFormat]:

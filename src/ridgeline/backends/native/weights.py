@@ -3,7 +3,7 @@
 Each part is made from the checkpoint's tensors once, or found in a pack that an earlier start left behind.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import address, allocate
-from ridgeline.backends.native.settings import MatrixFormat
+from ridgeline.backends.native.settings import INT8_GROUP, MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
 from ridgeline.quant import StoredMatrix, quantize
 from ridgeline.quant.stored import joined
@@ -20,7 +20,6 @@ from ridgeline.weights.stored import PrequantizedWeights
 
 PANEL = 32
 HALF = PANEL // 2
-INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kernels/types.h says
 MIN_PANELS_PER_TASK = 8
 KINDS: Mapping[np.dtype[Any], str] = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
@@ -50,7 +49,10 @@ class NoStore:
 
 
 class NativeWeights:
-    """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing."""
+    """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing.
+
+    `variants` compute the matrices; of a kind that is not there, and without them, those that the level is made for.
+    """
 
     def __init__(
         self,
@@ -59,9 +61,10 @@ class NativeWeights:
         num_threads: int,
         store: Store,
         prequantized: PrequantizedWeights | None,
+        variants: Variants | None = None,
     ) -> None:
         self._load, self._prequantized = load, prequantized
-        self._level = level
+        self._level, self._variants = level, variants or {}
         self._store = store
         self._threads = ThreadPoolExecutor(num_threads, "pack")
         self._tensors: Tensors | None = None
@@ -72,6 +75,14 @@ class NativeWeights:
     def num_bytes(self) -> int:
         """Bytes of all parts made so far."""
         return sum(part.nbytes for part in self._parts.values())
+
+    def largest_parts(self, num_bytes: int) -> Iterator[np.ndarray]:
+        """Yield parts, the largest first, until they are `num_bytes` together."""
+        for part in sorted(self._parts.values(), key=lambda part: part.nbytes, reverse=True):
+            if num_bytes <= 0:
+                return
+            yield part
+            num_bytes -= part.nbytes
 
     def tensor(self, name: str) -> Array:
         """Return the checkpoint's tensor, for ops that run on the reference backend."""
@@ -156,7 +167,8 @@ class NativeWeights:
             group = INT8_GROUP if form.kind == "int8" else form.group
 
             def describe(at: int) -> _native.Matrix:
-                return _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
+                matrix = _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
+                return _native.tuned(self._level, matrix, self._variants.get(kind_name(form), {}))
 
             def packed() -> np.ndarray:
                 num_bytes = describe(0).num_bytes

@@ -81,6 +81,7 @@ class ReferenceBackend:
         lacking = {
             f"isa={config.backend.isa}": config.backend.isa is not None,
             "deterministic": config.backend.deterministic,
+            f"tuning={config.backend.tuning}": config.backend.tuning not in ("auto", "default"),
             f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
             f"quantize_inputs={config.quantize.inputs}": config.quantize.inputs != "int16",
         }

@@ -1,0 +1,170 @@
+"""Chooses the variants of a kind of matrices by measuring them on this machine. Called once per kind, by choose.py."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from types import MappingProxyType
+
+from ridgeline import _native
+from ridgeline.backends.native.memory import PANEL
+from ridgeline.backends.native.settings import MatrixFormat, kind_name
+from ridgeline.backends.native.tuning.decide import Decision, Round, decide, noise_of
+from ridgeline.backends.native.tuning.workload import Bench, Run, Workload, empty_matrix
+from ridgeline.core.machine import memory_bytes
+from ridgeline.cost.hardware import KernelTuning, TunedChoice
+
+# In the order in which they are decided: what the product is made of, its blocks, then how weights are fetched.
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        "product": Workload(num_rows=128, cached=True),
+        "block": Workload(num_rows=128, cached=True),
+        "stream": Workload(num_rows=1, cached=False),
+        "turns": Workload(num_rows=16, cached=False),
+    }
+)
+SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15})
+"""Of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
+
+NUM_ROUNDS = 7  # that count; one more before them warms up
+READ, AGAIN = "read", "again"  # what runs beside the variants
+MIN_READ_BYTES = 1 << 20
+MIN_BUFFER_BYTES, MAX_BUFFER_BYTES, BUFFER_BYTES_PER_THREAD = 256 << 20, 1 << 30, 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Bounds what tuning takes: seconds for all kinds together, bytes of memory meanwhile, rounds of each choice."""
+
+    seconds: float
+    buffer_bytes: int
+    num_rounds: int = NUM_ROUNDS
+
+    @classmethod
+    def of(cls, num_threads: int) -> "Effort":
+        """Return two seconds' work on memory that no core's share of a cache holds, within an eighth of all there is.
+
+        The margin within the two seconds is for a machine that is busy.
+        """
+        wanted = min(max(MIN_BUFFER_BYTES, num_threads * BUFFER_BYTES_PER_THREAD), MAX_BUFFER_BYTES)
+        return cls(1.5, min(wanted, memory_bytes() // 8))
+
+
+class Tuner:
+    """Measures kinds of matrices at one level, with as many threads as a step has."""
+
+    def __init__(self, level: str, num_threads: int, effort: Effort, kernels: str, product: str | None = None) -> None:
+        """Take the memory. `kernels` names the build that is measured; a `product` that is given was decided before."""
+        self._product = product
+        self._level, self._num_threads, self._effort, self._kernels = level, num_threads, effort, kernels
+        self._bench = Bench(level, num_threads, effort.buffer_bytes)
+        num_bytes = effort.buffer_bytes // 2 // 64 * 64
+        read = self._bench.read_run(num_bytes)
+        read()
+        self._read_bytes_per_s = num_bytes / min(read() for _ in range(2))
+
+    def tune(self, form: MatrixFormat, defaults: Mapping[str, str], seconds: float) -> KernelTuning:
+        """Decide each choice of `defaults` that has several variants, within about so many seconds."""
+        variants, choices = dict(defaults), list[TunedChoice]()
+        reads: list[float] = []
+        for choice, workload in WORKLOADS.items():
+            names = self._names(form, choice)
+            if choice not in defaults or len(names) < 2:
+                continue
+            if choice == "product" and self._product is not None:
+                choices.append(_tuned(choice, defaults[choice], Decision(self._product, 1.0, 0, 0)))
+                continue
+            num_runs = (len(names) + 5) * (self._effort.num_rounds + 1)
+            decision, read = self._decide(form, variants, choice, names, workload, SHARES[choice] * seconds / num_runs)
+            choices.append(_tuned(choice, defaults[choice], decision))
+            variants[choice] = decision.variant
+            reads += read
+        return KernelTuning(
+            kind=kind_name(form),
+            num_threads=self._num_threads,
+            kernels=self._kernels,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            read_bytes_per_s=median(reads) if reads else self._read_bytes_per_s,
+            choices=tuple(choices),
+        )
+
+    def _names(self, form: MatrixFormat, choice: str) -> list[str]:
+        there = _native.variants_of(self._level, empty_matrix(form, PANEL, PANEL))
+        return [name for each, name in there if each == choice]
+
+    def _decide(
+        self,
+        form: MatrixFormat,
+        variants: Mapping[str, str],
+        choice: str,
+        names: Sequence[str],
+        workload: Workload,
+        run_s: float,
+    ) -> tuple[Decision, list[float]]:
+        """Decide one choice; return with it the bytes per second of each round's read. A winner has to win twice."""
+        default = variants[choice]
+        read_bytes = max(int(run_s * self._read_bytes_per_s), MIN_READ_BYTES)
+        read_bytes = min(read_bytes, self._effort.buffer_bytes // 2) // 64 * 64
+        num_bytes = self._work(form, variants, workload, run_s) if workload.num_rows > 1 else read_bytes
+        read = self._bench.read_run(read_bytes)
+        runs = {name: self._bench.product_run(form, {**variants, choice: name}, workload, num_bytes) for name in names}
+        again = self._bench.product_run(form, variants, workload, num_bytes)
+        rounds = _rounds({READ: read, **runs, AGAIN: again}, self._effort.num_rounds)
+        reads = [read_bytes / each[READ] for each in rounds]
+        decision = _decided(default, rounds)
+        if decision.variant != default:
+            both = {name: runs[name] for name in names if name in (default, decision.variant)}
+            decision = _decided(default, _rounds({**both, AGAIN: again}, self._effort.num_rounds))
+        return decision, reads
+
+    def _work(self, form: MatrixFormat, variants: Mapping[str, str], workload: Workload, run_s: float) -> int:
+        """Return the bytes of weights whose products take about `run_s`."""
+        probe_bytes = 1 << 20 if workload.cached else 8 << 20
+        run = self._bench.product_run(form, variants, workload, probe_bytes)
+        run()
+        return int(probe_bytes * run_s / min(run() for _ in range(2)))
+
+
+def tune_all(
+    level: str,
+    num_threads: int,
+    kinds: Mapping[MatrixFormat, Mapping[str, str]],
+    effort: Effort,
+    kernels: str,
+    product: str | None = None,
+) -> tuple[list[KernelTuning], float]:
+    """Measure kinds, given with their defaults; return what was found and the seconds that it took.
+
+    A `product` that is given was decided before, and is not decided again.
+    """
+    started = time.perf_counter()
+    tuner = Tuner(level, num_threads, effort, kernels, product)
+    left_s = max(effort.seconds - (time.perf_counter() - started), effort.seconds / 4)
+    found: list[KernelTuning] = []
+    for form, defaults in kinds.items():
+        if found and time.perf_counter() - started > effort.seconds:
+            break  # on a busy machine the rest has its turn at the next start
+        found.append(tuner.tune(form, defaults, left_s / len(kinds)))
+    return found, time.perf_counter() - started
+
+
+def _rounds(runs: Mapping[str, Run], num_rounds: int) -> Sequence[Round]:
+    """Run everything once in each round; the first round, which warms up, is left out."""
+    return [{name: run() for name, run in runs.items()} for _ in range(num_rounds + 1)][1:]
+
+
+def _decided(default: str, rounds: Sequence[Round]) -> Decision:
+    variants = [{name: seconds for name, seconds in each.items() if name not in (READ, AGAIN)} for each in rounds]
+    return decide(default, variants, noise_of(default, AGAIN, rounds))
+
+
+def _tuned(choice: str, default: str, decision: Decision) -> TunedChoice:
+    return TunedChoice(
+        choice=choice,
+        variant=decision.variant,
+        default=default,
+        score=decision.score,
+        rounds_won=decision.rounds_won,
+        num_rounds=decision.num_rounds,
+    )
