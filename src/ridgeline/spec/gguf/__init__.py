@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.gguf import architectures
-from ridgeline.spec.gguf.common import FACTOR_TENSORS, Shapes, Stored, expert_tensors, llama_tensors
+from ridgeline.spec.gguf.common import FACTOR_TENSORS, Shapes, Stored, expert_tensors, fused_qkv, llama_tensors
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
@@ -46,7 +46,7 @@ def architecture(name: str) -> Architecture:
 def tensors(name: str, spec: DecoderSpec) -> Sequence[Stored]:
     """Return how the tensors of architecture `name` become the program's weights: as it says, else as in Llama."""
     own = cast("Callable[[DecoderSpec], Sequence[Stored]] | None", getattr(architecture(name), "tensors", None))
-    return own(spec) if own else [*llama_tensors(), *expert_tensors()]
+    return own(spec) if own else [*llama_tensors(), *fused_qkv(), *expert_tensors()]
 
 
 def read_config(name: str, metadata: Mapping[str, object], shapes: Shapes) -> dict[str, object]:

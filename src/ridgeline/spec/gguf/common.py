@@ -162,7 +162,7 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
     """
     replaced = {target for stored in instead for target in stored.rename.targets}
     at = "layers.{i}"
-    names = {"token_embd": "embed", "output": "head"}
+    names = {"token_embd": "embed", "position_embd": "positions", "output": "head"}
     norms = {"output_norm": "final_norm", "blk.{i}.attn_norm": f"{at}.mixer_norm", "blk.{i}.ffn_norm": f"{at}.ffn_norm"}
     norms |= {"blk.{i}.post_attention_norm": f"{at}.mixer_post_norm", "blk.{i}.post_ffw_norm": f"{at}.ffn_post_norm"}
     norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{at}.attn.{letter}_norm" for letter in "qk"}

@@ -1,10 +1,7 @@
 """GPT-2, whose matrices are not transposed here."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.gguf.common import Shapes, Stored, fused_qkv, llama_tensors, one, read_sizes
+from ridgeline.spec.gguf.common import Shapes, read_sizes
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -22,7 +19,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "vocab_size": sizes["vocab_size"],
         "tie_word_embeddings": sizes["tie_word_embeddings"],
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return [*llama_tensors(), *fused_qkv(), one("position_embd", "positions")]

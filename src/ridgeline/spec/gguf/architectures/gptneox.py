@@ -1,11 +1,8 @@
 """GPT-NeoX (Pythia, Dolly), whose queries, keys and values stand one behind the other here."""
 
-from collections.abc import Sequence
-
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.gguf.common import Shapes, Stored, fused_qkv, llama_tensors, read_common
+from ridgeline.spec.gguf.common import Shapes, read_common
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
@@ -19,7 +16,3 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
         "attention_bias": "blk.0.attn_qkv.bias" in shapes,
         **common,
     }
-
-
-def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    return [*llama_tensors(), *fused_qkv()]
