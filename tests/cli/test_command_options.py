@@ -78,7 +78,7 @@ def test_a_command_has_every_option_of_the_engine_but_those_it_decides(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_engine_option_arrives(command, ridgeline, arrived):
-    options = {row.name: away(row) for row in rows_of(command)} | {"quantize": "int4"}
+    options = {row.name: away(row) for row in rows_of(command)} | {"quantize": "int4", "speculate": "ngram"}
     words = [word for row in rows_of(command) for word in typed(row, options[row.name])]
     port = ["--port", "0"] if command == "serve" else []
     with pytest.raises(ArrivedError):

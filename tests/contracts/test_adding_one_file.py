@@ -33,6 +33,7 @@ TESTED = {
     "a format of stored weights": "test_a_format_of_stored_weights",
     "a logits processor": "test_a_logits_processor",
     "a kind of decoding": "test_a_strategy",
+    "a proposer of drafts": "test_a_proposer",
     "a kind of cache memory": "test_a_cache_group",
     "a workload": "test_a_workload",
     "a model to train": "test_a_preset",
@@ -203,7 +204,30 @@ def test_a_strategy(copy):
     copy.run("""
 from ridgeline.decoding.strategies import build_strategy, kinds
 assert "toy" in kinds()
-assert build_strategy("toy", None).rolls_back is False
+assert build_strategy("toy", None, None, None).rolls_back is False
+""")
+
+
+def test_a_proposer(copy):
+    copy.add(
+        "decoding/proposers/stubborn.py",
+        "from ridgeline.decoding.proposers import Draft\n"
+        "class Stubborn:\n"
+        "    def propose(self, view, max_tokens):\n"
+        "        return Draft([7] * max_tokens, 0)\n"
+        "    def forget(self, view):\n"
+        "        pass\n"
+        "def build(config):\n"
+        "    return Stubborn()\n",
+    )
+    copy.run("""
+from ridgeline import LLM, SamplingParams
+params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+plain, drafted = (
+    LLM("python-1m", num_threads=1, deterministic=True, **options).generate(["def f"], params, use_tqdm=False)
+    for options in ({}, {"speculate": "stubborn", "adaptive_speculation": False})
+)
+assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
 """)
 
 

@@ -1,5 +1,6 @@
 """Drafts through the real engine: fewer steps, the same tokens, whatever memory the model has."""
 
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -9,6 +10,9 @@ from cache_invariants import check_cache
 from drafting import Drafting
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.config import EngineConfig, proposer_names
+from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.strategies import build_strategy
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -130,3 +134,83 @@ def test_full_sliding_and_latent_memory_take_tokens_back(family, tmp_path, monke
         llm, monkeypatch, lambda: generate_with_preemption(llm, prompts, params)
     )
     assert preempted[0] == drafted_and_preempted[0] == plain[0]
+
+
+def real_strategy(name, adaptive, num_tokens=4):
+    """What an engine that was asked to speculate would have."""
+    config = EngineConfig.of(
+        "any", speculate=name, adaptive_speculation=adaptive, num_speculative_tokens=num_tokens, prompt_lookup_min=1
+    )
+    return build_strategy("speculative", None, config, time.monotonic)
+
+
+PROPOSED = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.9, "seed": 5},
+    "processors": {
+        "temperature": 0.7,
+        "seed": 1,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "logit_bias": {300: 3.0},
+        "min_p": 0.01,
+        "min_tokens": 30,
+    },
+    "logprobs": {"temperature": 0, "logprobs": 5},
+    "prompt_logprobs": {"temperature": 0, "prompt_logprobs": 2},
+    "n": {"temperature": 0.8, "seed": 3, "n": 3},
+    "stop": {"temperature": 0, "stop": " and"},
+}
+
+
+@pytest.fixture(scope="module")
+def stories(shared_data):
+    return LLM(str(shared_data / "models/stories260K"), dtype="float32", num_threads=1, deterministic=True)
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("name", proposer_names())
+@pytest.mark.parametrize("options", PROPOSED.values(), ids=PROPOSED)
+def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypatch):
+    params = SamplingParams(max_tokens=100, **options)
+    prompts = [STORY, STORY[:3], [1, 360, 266], STORY]
+    scheduler = stories.engine.loop.scheduler
+    plain = stories.generate(prompts, params, use_tqdm=False)
+    strategy = real_strategy(name, adaptive)
+    monkeypatch.setattr(scheduler, "_strategy", strategy)
+    drafted = stories.generate(prompts, params, use_tqdm=False)
+    assert completions(drafted) == completions(plain)
+    assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
+    check_cache(scheduler._cache, {})
+    counts = strategy.drafts()
+    assert counts.num_accepted_tokens == sum(counts.num_accepted_per_position) <= counts.num_draft_tokens
+    if name == "ngram" and not adaptive and "min_tokens" not in options:
+        assert counts.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("name", proposer_names())
+@pytest.mark.parametrize(
+    "options", [{"block_size": 8}, {"block_size": 32, "kv_dtype": "int8"}, {"max_num_batched_tokens": 5}]
+)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"])
+def test_a_proposer_changes_no_output_whatever_the_memory(family, options, name, tmp_path, monkeypatch):
+    if family == "deepseek_v3" and "kv_dtype" in options:
+        pytest.skip("latents are not kept as int8")
+    model = build(family, 3, tmp_path)
+    sizes = {"block_size": 4, "max_num_batched_tokens": 24} | options
+    llm = LLM(
+        str(tmp_path), dtype="float32", max_model_len=64, max_num_seqs=4, num_threads=1, deterministic=True, **sizes
+    )
+    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    plain = completions(llm.generate(prompts, params, use_tqdm=False))
+    monkeypatch.setattr(llm.engine.loop.scheduler, "_strategy", real_strategy(name, adaptive=False, num_tokens=6))
+    assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
+    assert completions(generate_with_preemption(llm, prompts, params)) == plain
+    check_cache(llm.engine.loop.scheduler._cache, {})
+
+
+def test_models_that_cannot_verify_drafts_say_why(tmp_path):
+    build("mamba2", 3, tmp_path)
+    with pytest.raises(ConfigError, match="cannot be rolled back"):
+        LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="ngram")

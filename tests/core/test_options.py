@@ -21,6 +21,8 @@ COMPANIONS: Mapping[str, Mapping[str, object]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "quantize_group_size": {"quantize": "int4"},
     "min_tokens": {"max_tokens": None},
+    "prompt_lookup_min": {"prompt_lookup_max": 64},
+    "prompt_lookup_max": {"prompt_lookup_min": 1},
 }
 
 
@@ -106,7 +108,7 @@ def test_help_shows_every_option_with_its_default():
 def test_every_option_of_the_python_api_arrives(monkeypatch):
     arrived = []
     monkeypatch.setattr(llm_module, "build_engine", lambda config, deliver: arrived.append(config))
-    options = {row.name: away(row) for row in table(EngineConfig)} | {"quantize": "int4"}
+    options = {row.name: away(row) for row in table(EngineConfig)} | {"quantize": "int4", "speculate": "ngram"}
     LLM("some-model", **options)
     (config,) = arrived
     assert config.model.model == "some-model"

@@ -18,6 +18,7 @@ Task = Literal["auto", "generate", "embed"]
 InputBits = Literal["int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
+PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
 MAX_THREADS = 4096  # of the native backend's pool
 
 
@@ -141,6 +142,48 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Draft tokens that a step verifies beside the next one. The output does not change, only how soon it is there."""
+
+    PANEL: ClassVar[str] = "Speculative decoding"
+
+    speculate: str = option(
+        "off",
+        "Draft the next tokens and verify them in one step: off, or proposers separated by commas, such as ngram.",
+        metavar="NAMES",
+        aka="speculative_config spec_type speculative_model draft",
+    )
+    num_speculative_tokens: int = option(
+        8, "Maximum number of drafted tokens per sequence and step.", low=1, high=64, aka="draft_max spec_draft_n_max"
+    )
+    adaptive_speculation: bool = option(
+        True, "Draft only as many tokens as pay, none where that is best; otherwise always the maximum."
+    )
+    prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
+    prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in self.proposers():
+            if name not in proposer_names():
+                raise ConfigError(f"speculate must be off or one of {', '.join(proposer_names())}, got {name!r}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min must be at most prompt_lookup_max ({self.prompt_lookup_max}), "
+                f"got {self.prompt_lookup_min}"
+            )
+
+    def proposers(self) -> tuple[str, ...]:
+        """Return the names of the proposers, the preferred one first; none where speculation is off."""
+        return () if self.speculate == "off" else tuple(name.strip() for name in self.speculate.split(","))
+
+
+def proposer_names() -> list[str]:
+    """Return the names of the proposers."""
+    return sorted(path.stem for path in PROPOSERS.glob("[a-z]*.py"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """What computes, and how."""
 
@@ -172,6 +215,7 @@ class EngineConfig:
     quantize: QuantizeConfig = QuantizeConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     backend: BackendConfig = BackendConfig()
     num_threads: int | None = option(
         None,
@@ -234,6 +278,11 @@ class EngineOptions(TypedDict, total=False):
     quantize_zero_points: bool
     quantize_inputs: InputBits
     quantize_embeddings: bool
+    speculate: str
+    num_speculative_tokens: int
+    adaptive_speculation: bool
+    prompt_lookup_min: int
+    prompt_lookup_max: int
     backend: str
     isa: str | None
     deterministic: bool

@@ -54,6 +54,15 @@ class Accepted(NamedTuple):
     num_final: int
 
 
+class DraftStats(NamedTuple):
+    """Counts since the start: verified drafts, their tokens, and how many of those were accepted, also by position."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_per_position: tuple[int, ...]
+
+
 class Strategy(Protocol):
     """How one kind of decoding moves sequences forward. What it raises ends the sequence that it was asked about."""
 
@@ -99,6 +108,10 @@ class Strategy(Protocol):
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Observe a step that took `seconds` to compute. What this raises is logged and harms no sequence."""
+        ...
+
+    def drafts(self) -> DraftStats | None:
+        """Return what became of drafts; None from a strategy that makes none."""
         ...
 
     def salt(self, view: SequenceView) -> str:

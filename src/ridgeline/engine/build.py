@@ -14,7 +14,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import HostReader
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.decoding.strategies import build_strategy
+from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
@@ -57,9 +57,7 @@ def build_engine(
     scheduler = Scheduler(
         config.scheduler,
         CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching and not info.embeds),  # all are pooled
-        build_strategy(
-            "embed" if info.embeds else "diffusion" if spec.diffusion is not None else "autoregressive", spec
-        ),
+        choose_strategy(spec, config, clock, embeds=info.embeds),
         sizing.max_model_len,
         sizing.limits.num_rows,
         clock,

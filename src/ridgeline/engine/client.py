@@ -11,6 +11,7 @@ from ridgeline.cache.manager import CacheStats
 from ridgeline.core.config import Choice
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import Vectors
+from ridgeline.decoding.strategy import DraftStats
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
 from ridgeline.weights.folder import GenerationDefaults
@@ -45,6 +46,7 @@ class EngineStats:
     num_computed_tokens: int
     step_s: float  # of all steps: plan, run, commit and render
     cache: CacheStats
+    drafts: DraftStats | None = None  # None: nothing is drafted
 
 
 class EngineClient(Protocol):

@@ -206,7 +206,12 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
-            len(self._waiting), len(self._running), self._num_preemptions, self._step, self._cache.stats()
+            len(self._waiting),
+            len(self._running),
+            self._num_preemptions,
+            self._step,
+            self._cache.stats(),
+            self._strategy.drafts(),
         )
 
     def block_counts(self) -> list[int]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ridgeline.cache.manager import CacheStats
+from ridgeline.decoding.strategy import DraftStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +15,4 @@ class SchedulerStats:
     num_preemptions: int
     num_steps: int
     cache: CacheStats
+    drafts: DraftStats | None = None  # None: nothing is drafted

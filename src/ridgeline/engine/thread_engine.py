@@ -63,6 +63,7 @@ class ThreadEngine:
             num_computed_tokens=totals.num_computed_tokens,
             step_s=totals.plan_s + totals.run_s + totals.commit_s + totals.render_s,
             cache=stats.cache,
+            drafts=stats.drafts,
         )
 
     @property

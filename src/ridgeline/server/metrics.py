@@ -13,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ridgeline.decoding.strategy import DraftStats
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.request import Timings
 
@@ -79,8 +80,21 @@ class _EngineCollector(Collector):
         yield _total("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cache.prefix_hit_tokens)
         yield _total("num_preemptions", "Sequences sent back to the queue for lack of blocks.", stats.num_preemptions)
         yield _total("engine_tokens_computed", "Tokens that steps have computed.", stats.num_computed_tokens)
+        if (drafts := stats.drafts) is not None:
+            yield from _drafts(drafts)
         text = "Time of engine steps: plan, run, commit and render."
         yield SummaryMetricFamily(f"{PREFIX}_step_duration_seconds", text, stats.num_steps, stats.step_s)
+
+
+def _drafts(drafts: DraftStats) -> Iterator[Metric]:
+    yield _total("spec_decode_num_drafts", "Drafts that were verified.", drafts.num_drafts)
+    yield _total("spec_decode_num_draft_tokens", "Tokens of verified drafts.", drafts.num_draft_tokens)
+    yield _total("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.num_accepted_tokens)
+    name = f"{PREFIX}_spec_decode_num_accepted_tokens_per_pos"
+    accepted = CounterMetricFamily(name, "Accepted tokens by their position in the draft.", labels=("position",))
+    for position, count in enumerate(drafts.num_accepted_per_position):
+        accepted.add_metric((str(position),), count)
+    yield accepted
 
 
 def _gauge(stem: str, text: str, value: float) -> GaugeMetricFamily:

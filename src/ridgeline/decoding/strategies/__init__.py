@@ -4,6 +4,9 @@ import pkgutil
 from importlib import import_module
 from typing import cast
 
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.spec.spec import DecoderSpec
 
@@ -13,6 +16,21 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-def build_strategy(kind: str, spec: DecoderSpec) -> Strategy:
-    """Build the strategy `kind`, one of `kinds()`, for a model."""
-    return cast("Strategy", import_module(f"{__name__}.{kind}").build(spec))
+def build_strategy(kind: str, spec: DecoderSpec, config: EngineConfig, clock: Clock) -> Strategy:
+    """Build the strategy `kind`, one of `kinds()`, for a model and what was asked for."""
+    return cast("Strategy", import_module(f"{__name__}.{kind}").build(spec, config, clock))
+
+
+def choose_strategy(spec: DecoderSpec, config: EngineConfig, clock: Clock, *, embeds: bool) -> Strategy:
+    """Build the strategy that a model and its use ask for.
+
+    Raises ConfigError where drafts are asked for that the model cannot verify.
+    """
+    kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "autoregressive"
+    if config.speculation.proposers():
+        if kind != "autoregressive":
+            what = "embeds text" if embeds else "fills in masks"
+            asked = config.speculation.speculate
+            raise ConfigError(f"speculate={asked}: this model {what}, so there is nothing to draft; leave it off")
+        kind = "speculative"
+    return build_strategy(kind, spec, config, clock)

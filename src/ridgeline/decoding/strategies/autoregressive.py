@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
+from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
 
-def build(spec: DecoderSpec) -> "Autoregressive":
+def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Autoregressive":
     return Autoregressive()
 
 
@@ -39,6 +41,9 @@ class Autoregressive:
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
+
+    def drafts(self) -> DraftStats | None:
+        """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:
         return ""

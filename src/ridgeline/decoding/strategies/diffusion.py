@@ -16,16 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.random_sample import random_word
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView
+from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 STEP_STRIDE = 0xD1342543DE82EF95  # odd: every step of a block has a random stream of its own
 
 
-def build(spec: DecoderSpec) -> "MaskedDiffusion":
+def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "MaskedDiffusion":
     assert spec.diffusion is not None
     return MaskedDiffusion(spec.diffusion.mask_id)
 
@@ -114,6 +116,9 @@ class MaskedDiffusion:
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
+
+    def drafts(self) -> DraftStats | None:
+        """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:
         """Return a salt of the whole run: a token's keys depend on all of the prompt and on how the output is cut."""

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView
+from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 
-def build(spec: DecoderSpec) -> "Embed":
+def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Embed":
     return Embed(whole=spec.head is None)
 
 
@@ -71,6 +73,9 @@ class Embed:
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
+
+    def drafts(self) -> DraftStats | None:
+        """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:
         return ""

@@ -1,0 +1,39 @@
+"""The proposers: guesses of the next tokens that a step verifies. One file each, file name == name, with a `build`.
+
+A proposal changes no token, only how many of them a step decides: whatever it is, the output stays that of plain
+decoding. So a proposer may look at anything it likes, and needs no tests of exactness of its own.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+from ridgeline.core.config import SpeculationConfig
+from ridgeline.decoding.strategy import SequenceView
+
+
+class Draft(NamedTuple):
+    """Tokens that may follow, at least one; `evidence` sorts them by how far they can be trusted, 0 is least.
+
+    Acceptance is learnt for each value of `evidence` apart, so there should be few.
+    """
+
+    token_ids: Sequence[int]
+    evidence: int
+
+
+class Proposer(Protocol):
+    """Makes drafts of how a sequence goes on."""
+
+    def propose(self, view: SequenceView, max_tokens: int) -> Draft | None:
+        """Return at most `max_tokens` tokens that may follow the known ones; None without a guess."""
+        ...
+
+    def forget(self, view: SequenceView) -> None:
+        """Forget the sequence: it has ended."""
+        ...
+
+
+def build_proposer(name: str, config: SpeculationConfig) -> Proposer:
+    """Build the proposer `name`, one of those that the configuration knows."""
+    return cast("Proposer", import_module(f"{__name__}.{name}").build(config))

@@ -1,0 +1,190 @@
+"""Speculative decoding: a step computes the next token and a draft of those behind it, and keeps what was right.
+
+The draft is the optional tail of a span. Every row samples with the random number of its own position, as without
+drafts, and a drafted token counts if the row before it sampled that very token (rule `match`; drafter-invariant
+speculation, arXiv 2408.07978). So the output is a function of model, prompt and seed alone:
+
+    known     a b c | drafted  d e f        rows sample  d e x y        gained  d e x      final  a b c d e
+
+Called by the scheduler.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult
+from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView, sample_row
+from ridgeline.spec.spec import DecoderSpec
+
+MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
+
+
+def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Speculative":
+    given = config.speculation
+    control = DraftControl() if given.adaptive_speculation else None
+    proposers = [build_proposer(name, given) for name in given.proposers()]
+    return Speculative(proposers, given.num_speculative_tokens, control, clock)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Counts since the start, for /metrics and the benchmarks."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list[int])
+
+
+class Speculative(Autoregressive):
+    """Strategy that verifies what `proposers` draft; the first with a guess for a sequence is taken.
+
+    At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
+    `clock` gives monotonic seconds: a step's time is that since the last one was taken in, drafting included.
+    """
+
+    rolls_back = True
+
+    def __init__(
+        self, proposers: Sequence[Proposer], max_draft_tokens: int, control: DraftControl | None, clock: Clock
+    ) -> None:
+        self._proposers = proposers
+        self._max_draft_tokens = max_draft_tokens
+        self._control = control
+        self._clock = clock
+        self._drafts: dict[int, Draft] = {}  # of this step, by sequence
+        self._unverified: dict[int, tuple[int, Draft]] = {}  # with how many tokens were known, by sequence
+        self._counts = _Counts()
+        self._began_s = self._observed_s = 0.0
+
+    @property
+    def one_token(self) -> bool:
+        """Whether drafts do not pay now, so that steps go on as without them until they are tried again."""
+        return self._control is not None and self._control.rests
+
+    def begin(self, running: Sequence[SequenceView], room: Room) -> None:
+        """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
+        self._began_s = self._clock()
+        self._drafts.clear()
+        if self.one_token:
+            return
+        if any(len(view.token_ids) - view.num_computed != 1 for view in running):
+            return
+        budget = min(room.num_tokens, room.num_rows)
+        drafts = {view.seq_id: draft for view in running if budget > 0 and (draft := self._propose(view)) is not None}
+        self._drafts = self._within(drafts, len(running), budget)
+        for view in running:
+            if view.seq_id in drafts and view.seq_id not in self._drafts:
+                self._unverified[view.seq_id] = len(view.token_ids), drafts[view.seq_id]
+
+    def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
+        span = super().next_span(view, max_tokens, score_all=score_all)
+        draft = self._drafts.get(view.seq_id)
+        if span is None or draft is None or score_all or span.end < len(view.token_ids):
+            return span
+        guess = draft.token_ids[: max_tokens - span.num_tokens]
+        return span._replace(
+            token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
+        )
+
+    def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
+        if not span.num_optional:
+            return super().rows(view, span, first_row)
+        first = sample_row(view, first_row)
+        params, guess = view.params, span.token_ids[span.num_tokens - span.num_optional :]
+        return [
+            first._replace(
+                row=first_row + i,
+                num_output=first.num_output + i,
+                output_ids=[*first.output_ids, *guess[:i]] if params.needs_history else (),
+                stop_ids=first.stop_ids if first.num_output + i < params.min_tokens else (),
+            )
+            for i in range(1 + len(guess))
+        ]
+
+    def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
+        num_drafted = span.num_optional
+        if not num_drafted:
+            return Accepted(sampled, span.num_tokens)
+        required = span.num_tokens - num_drafted
+        guess = span.token_ids[required:]
+        right = 0
+        while right < num_drafted and sampled[right].token_id == guess[right]:
+            right += 1
+        self._count(num_drafted, right)
+        if self._control is not None and (draft := self._drafts.get(view.seq_id)) is not None:
+            self._control.acceptance.observe(view.seq_id, draft.evidence, num_drafted, right)
+        return Accepted(sampled[: right + 1], required + right)
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Take in what a step of so many tokens takes, from steps without prompts."""
+        now_s = self._clock()
+        idle_s = self._began_s - self._observed_s
+        since_s = self._began_s if idle_s > MAX_BETWEEN_STEPS_S else self._observed_s
+        self._observed_s = now_s
+        if self._control is not None and all(span.num_logit_rows == span.num_tokens for span in plan.spans):
+            self._control.step(plan.num_tokens, now_s - since_s)
+
+    def forget(self, view: SequenceView) -> None:
+        self._unverified.pop(view.seq_id, None)
+        for proposer in self._proposers:
+            proposer.forget(view)
+        if self._control is not None:
+            self._control.acceptance.forget(view.seq_id)
+
+    def drafts(self) -> DraftStats:
+        counts = self._counts
+        return DraftStats(
+            counts.drafts, counts.draft_tokens, counts.accepted_tokens, tuple(counts.accepted_by_position)
+        )
+
+    def _propose(self, view: SequenceView) -> Draft | None:
+        """Return what the first proposer with a guess drafts, no longer than the output may still become."""
+        num_output = len(view.token_ids) - len(view.prompt_ids)
+        room = min(self._max_draft_tokens, view.max_tokens - num_output - 1)
+        if room <= 0 or not num_output:  # before the first token the outputs of n > 1 are one sequence
+            return None
+        self._learn_in_hindsight(view)
+        for proposer in self._proposers:
+            if (draft := proposer.propose(view, room)) is not None:
+                return draft
+        return None
+
+    def _learn_in_hindsight(self, view: SequenceView) -> None:
+        """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
+        if self._control is None or (unverified := self._unverified.pop(view.seq_id, None)) is None:
+            return
+        known, draft = unverified
+        came = view.token_ids[known : known + len(draft.token_ids)]
+        right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
+        self._control.acceptance.observe(view.seq_id, draft.evidence, len(came), right)
+
+    def _within(self, drafts: dict[int, Draft], num_decodes: int, budget: int) -> dict[int, Draft]:
+        """Return as much of each draft as pays and as `budget` tokens allow."""
+        if self._control is not None:
+            acceptance = self._control.acceptance
+            survivals = [acceptance.survival(key, d.evidence, len(d.token_ids)) for key, d in drafts.items()]
+            lengths = self._control.choose(num_decodes, survivals, budget)
+        else:
+            lengths = [len(draft.token_ids) for draft in drafts.values()]
+        kept: dict[int, Draft] = {}
+        for (seq_id, draft), length in zip(drafts.items(), lengths, strict=True):
+            if (length := min(length, budget)) > 0:
+                kept[seq_id] = Draft(draft.token_ids[:length], draft.evidence)
+                budget -= length
+        return kept
+
+    def _count(self, num_drafted: int, num_accepted: int) -> None:
+        counts = self._counts
+        counts.drafts += 1
+        counts.draft_tokens += num_drafted
+        counts.accepted_tokens += num_accepted
+        by_position = counts.accepted_by_position
+        by_position.extend([0] * (num_accepted - len(by_position)))
+        for position in range(num_accepted):
+            by_position[position] += 1

@@ -1,0 +1,89 @@
+"""Proposers: found by their file, never beyond what was asked, and right about what has stood before."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ridgeline.decoding.proposers as folder
+from ridgeline.core.config import SpeculationConfig, proposer_names
+from ridgeline.decoding.proposers import build_proposer
+from ridgeline.decoding.proposers.ngram import MAX_CANDIDATES, Ngram
+
+TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+def view(tokens, seq_id=0):
+    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, prompt_ids=tokens[:1])
+
+
+def longest_match(tokens, shortest, longest):
+    """(length, end) of the longest earlier match of the last tokens, the last among equals, by trying all."""
+    found = (0, 0)
+    for end in range(shortest, len(tokens)):
+        length = 0
+        while length < min(longest, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
+            length += 1
+        if length >= shortest:
+            found = max(found, (length, end))
+    return found
+
+
+def test_the_names_are_the_files():
+    files = {path.stem for path in Path(folder.__file__).parent.glob("*.py")} - {"__init__"}
+    assert set(proposer_names()) == files
+
+
+@pytest.mark.parametrize("name", proposer_names())
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT, max_tokens=st.integers(1, 12))
+def test_a_draft_is_as_long_as_asked_at_most_and_its_evidence_a_small_number(name, text, max_tokens):
+    proposer = build_proposer(name, SpeculationConfig(speculate=name))
+    for known in range(1, len(text) + 1):
+        draft = proposer.propose(view(text[:known]), max_tokens)
+        assert draft is None or (1 <= len(draft.token_ids) <= max_tokens and 0 <= draft.evidence < 64)
+    proposer.forget(view(text))
+    assert proposer.propose(view([9]), max_tokens) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXT, shortest=st.integers(1, 3), more=st.integers(0, 3), asked=st.sets(st.integers(1, 60)))
+def test_the_longest_match_is_found_whenever_it_is_asked_for(text, shortest, more, asked):
+    """In texts of fewer places than are compared at most."""
+    text = text[: MAX_CANDIDATES + 1]
+    proposer = Ngram(shortest, shortest + more)
+    for known in sorted(n for n in asked if n <= len(text)):
+        tokens = text[:known]
+        length, end = longest_match(tokens, shortest, shortest + more)
+        draft = proposer.propose(view(tokens), 5)
+        if not length:
+            assert draft is None
+        else:
+            following = [*tokens[end:]]
+            assert draft.evidence == length - shortest
+            assert draft.token_ids == [following[i % len(following)] for i in range(5)]
+
+
+def test_sequences_do_not_see_each_other():
+    proposer = Ngram(1, 3)
+    assert proposer.propose(view([1, 2, 1], seq_id=1), 1).token_ids == [2]
+    assert proposer.propose(view([5, 1], seq_id=2), 1) is None
+
+
+def test_a_lookup_in_one_repeated_token_is_bounded():
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, place):
+            Counted.reads += 1
+            return super().__getitem__(place)
+
+    proposer = Ngram(2, 64)
+    tokens = Counted([7] * 5000)
+    proposer.propose(view(tokens), 8)
+    Counted.reads = 0
+    tokens.append(7)
+    proposer.propose(view(tokens), 8)
+    assert Counted.reads < 5000
