@@ -1,7 +1,7 @@
 """Finds what followed the last few tokens where they stood before: prompt lookup (LLMA, arXiv 2304.04487).
 
-Of the places where the sequence's last tokens stand as well, the one with the longest match is taken, among equals the
-last. Where the match reaches up to the end, the text is in a loop, and the draft goes round it.
+Takes the longest match with the sequence's last tokens, among equals the last one. Where the match reaches up to the
+end, the text is in a loop, and the draft goes round it.
 """
 
 from collections.abc import Sequence
