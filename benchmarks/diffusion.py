@@ -1,9 +1,9 @@
 """A masked diffusion model beside its autoregressive twin: tokens/s and quality against the steps per block.
 
-usage: python -m benchmarks.diffusion --diffusion MODEL --twin MODEL [--judge python-9m] [--prompts N] [--max-tokens N]
+usage: python -m benchmarks.diffusion --diffusion MODEL --twin MODEL [--scorer python-9m] [--prompts N] [--max-tokens N]
 
-Both continue the same held-out text at temperature 0; the judge, a model of its own, says how likely it finds what they
-wrote (bits per token). The twin's held-out bits per byte stand beside the diffusion model's bound on them.
+Both continue the same held-out text at temperature 0; the scorer, a model of its own, says how likely it finds what
+they wrote (bits per token). The twin's held-out bits per byte stand beside the diffusion model's bound on them.
 """
 
 import argparse
@@ -30,11 +30,11 @@ BATCHES = (1, 16)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to decode: output tokens/s by batch size, and the judge's bits per token of what it wrote."""
+    """One way to decode: output tokens/s by batch size, and the scorer's bits per token of what it wrote."""
 
     what: str
     tokens_per_s: dict[str, float]
-    judge_bits_per_token: float
+    scored_bits_per_token: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class DiffusionReport(Report):
 def main() -> None:
     """Measures, prints a table and writes the result."""
     arguments = _arguments()
-    prompts = _prompts(arguments.judge, arguments.prompts)
-    judge = LLM(arguments.judge)
-    rows = [_row(arguments.twin, "one token a step", SamplingParams(**_common(arguments)), prompts, judge)]
+    prompts = _prompts(arguments.scorer, arguments.prompts)
+    scorer = LLM(arguments.scorer)
+    rows = [_row(arguments.twin, "one token a step", SamplingParams(**_common(arguments)), prompts, scorer)]
     for block_length in BLOCK_LENGTHS:
         for steps in [2**power for power in range(int(math.log2(block_length)), -1, -1)]:
             options = DiffusionParams(block_length=block_length, steps=steps)
             params = SamplingParams(**_common(arguments), diffusion=options)
-            rows.append(_row(arguments.diffusion, f"blocks of {block_length}, {steps} steps", params, prompts, judge))
+            rows.append(_row(arguments.diffusion, f"blocks of {block_length}, {steps} steps", params, prompts, scorer))
     quality = {
         name: read_json_object(ModelFolder.open(model).path / "training.json")["held_out_bits_per_byte"]
         for name, model in (("twin", arguments.twin), ("diffusion (bound)", arguments.diffusion))
@@ -67,8 +67,8 @@ def main() -> None:
     print(f"written: {path}")
 
 
-def _row(model: str, what: str, params: SamplingParams, prompts: list[list[int]], judge: LLM) -> Row:
-    """Output tokens/s at each batch size, and what the judge thinks of the continuations."""
+def _row(model: str, what: str, params: SamplingParams, prompts: list[list[int]], scorer: LLM) -> Row:
+    """Output tokens/s at each batch size, and what the scorer thinks of the continuations."""
     llm = LLM(model)
     speeds: dict[str, float] = {}
     outputs: list[RequestOutput] = []
@@ -81,8 +81,10 @@ def _row(model: str, what: str, params: SamplingParams, prompts: list[list[int]]
         speeds[str(batch)] = count / (time.perf_counter() - started)
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     texts = [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
-    judged = judge.generate(texts, scored, use_tqdm=False)
-    nats = [-entry.logprob for output in judged for entry in (output.prompt_logprobs or [])[PROMPT_TOKENS:] if entry]
+    scored_outputs = scorer.generate(texts, scored, use_tqdm=False)
+    nats = [
+        -entry.logprob for output in scored_outputs for entry in (output.prompt_logprobs or [])[PROMPT_TOKENS:] if entry
+    ]
     return Row(what, speeds, sum(nats) / len(nats) / math.log(2))
 
 
@@ -100,10 +102,10 @@ def _prompts(model: str, count: int) -> list[list[int]]:
 
 
 def _print(rows: list[Row], quality: dict[str, object]) -> None:
-    table = Table("decoding", *(f"tokens/s, batch {batch}" for batch in BATCHES), "judge, bits/token")
+    table = Table("decoding", *(f"tokens/s, batch {batch}" for batch in BATCHES), "scorer, bits/token")
     for row in rows:
         table.add_row(
-            row.what, *(f"{speed:,.0f}" for speed in row.tokens_per_s.values()), f"{row.judge_bits_per_token:.2f}"
+            row.what, *(f"{speed:,.0f}" for speed in row.tokens_per_s.values()), f"{row.scored_bits_per_token:.2f}"
         )
     Console().print(table)
     Console().print(" · ".join(f"{name}: {bits:.3f} bits/byte held out" for name, bits in quality.items()))
@@ -113,7 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--diffusion", required=True, help="a folder of `ridgeline train python-1m-diffusion`")
     parser.add_argument("--twin", required=True, help="a folder of `ridgeline train python-1m`")
-    parser.add_argument("--judge", default="python-9m")
+    parser.add_argument("--scorer", default="python-9m")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))

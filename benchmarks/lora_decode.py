@@ -80,7 +80,7 @@ def build(options: argparse.Namespace, adapters: Sequence[Path]) -> Engine:
 
 
 def step_s(engine: Engine, options: argparse.Namespace, rng: np.random.Generator) -> float:
-    """Of decoding alone: the median of the steps behind the prompts' own and a few warm ones."""
+    """Seconds of decoding alone: the median of the steps behind the prompts' own and a few warm ones."""
     names = engine.info.adapters or (None,)
     params = SamplingParams(temperature=0, max_tokens=_context(options) - options.prompt, ignore_eos=True)
     prompts = rng.integers(0, engine.spec.vocab_size, (options.batch, options.prompt)).tolist()
@@ -92,7 +92,7 @@ def step_s(engine: Engine, options: argparse.Namespace, rng: np.random.Generator
     times = list(_steps(engine, 1 + WARM_STEPS + options.steps))
     for request in requests:
         engine.loop.abort(request.request_id)
-    engine.loop.settle()
+    engine.loop.process_input_queue()
     return statistics.median(times[1 + WARM_STEPS :])
 
 

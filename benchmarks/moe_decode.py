@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, name: str) -> Run:
 
 
 def read_bytes(profile: StepProfile, kind: str | None = None) -> float:
-    """Of weights, keys and values, by all ops of a step or by those of one kind."""
+    """Bytes of weights, keys and values read by all ops of a step or by those of one kind."""
     ops = [op for op in profile.ops if kind in (None, op.kind)]
     return sum(op.cost.weight_bytes + op.cost.kv_read_bytes for op in ops)
 
@@ -130,7 +130,7 @@ def experts_s(profile: StepProfile) -> float:
 
 
 def llama_cpp_tokens_per_s(options: argparse.Namespace) -> float:
-    """Of as many tokens after as long a context, by llama-bench."""
+    """Tokens per second for as many tokens after as long a context, by llama-bench."""
     values: list[float] = []
     cell = Cell(
         name="decode_b1", kind="decode", input_tokens=options.context - options.steps, output_tokens=options.steps

@@ -33,12 +33,12 @@ FORMATS: dict[str, dict[str, object]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
     "int8": {"quantize": "int8"},
-    "int8, 8-bit inputs": {"quantize": "int8", "quantize_inputs": "int8"},
+    "int8 W8A8": {"quantize": "int8", "quantize_inputs": "int8"},
     "int8, KV int8": {"quantize": "int8", "kv_dtype": "int8"},
     "int4 g32": {"quantize": "int4", "quantize_group_size": 32},
     "int4 g32, zero points": {"quantize": "int4", "quantize_group_size": 32, "quantize_zero_points": True},
     "int4 g32, plain embeddings": {"quantize": "int4", "quantize_group_size": 32, "quantize_embeddings": False},
-    "int4 g32, 8-bit inputs": {"quantize": "int4", "quantize_group_size": 32, "quantize_inputs": "int8"},
+    "int4 g32 W4A8": {"quantize": "int4", "quantize_group_size": 32, "quantize_inputs": "int8"},
     "int4 g128": {"quantize": "int4", "quantize_group_size": 128},
     "int4 g128, plain embeddings": {"quantize": "int4", "quantize_group_size": 128, "quantize_embeddings": False},
 }
@@ -60,7 +60,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of the T predicted tokens of one document: natural log-probabilities, and the K likeliest tokens, best first."""
+    """The T predicted tokens of one document: natural log-probabilities, and the K likeliest tokens, best first."""
 
     logprob_T: np.ndarray
     top_ids_TK: np.ndarray
@@ -183,7 +183,7 @@ def paired_difference(bits: Sequence[float], base_bits: Sequence[float], sizes: 
     return float(ratio), float(error)
 
 
-def judge(
+def compare(
     name: str, weight_bytes: int, documents: Sequence[Document], scores: Sequence[Scores], base: Sequence[Scores]
 ) -> FormatQuality:
     """A format's figures from what it and float32 said of the same tokens."""
@@ -236,7 +236,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport
         documents = documents or make_documents(llm, texts, arguments.window, arguments.windows)
         scores = [score(llm, document) for document in documents]
         base = base or scores
-        found.append(judge(name, llm.engine.info.weight_bytes, documents, scores, base))
+        found.append(compare(name, llm.engine.info.weight_bytes, documents, scores, base))
         console.print(f"{name}: {found[-1].bits_per_byte:.4f} bits per byte", highlight=False)
     assert llm is not None, "there is always the base"
     return PerplexityReport(

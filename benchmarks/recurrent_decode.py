@@ -100,7 +100,7 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
         recurrent_share=recurrent_s(prompt) / prompt.step_s,
     )
     rounds = [
-        # Of one seed: the longer prompts begin with the shorter ones, and each is cached after its first turn.
+        # One seed: the longer prompts begin with the shorter ones, and each is cached after its first turn.
         [turn(Profiler(engine, hardware, threads, seed=0), context, options) for context in contexts]
         for _ in range(options.rounds)
     ]

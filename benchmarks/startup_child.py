@@ -63,7 +63,7 @@ def start_once(model: str, threads: int, options: dict, spawned_s: float) -> Non
 
 
 def peak_rss_bytes() -> int:
-    """Of this program; getrusage would count what it was forked from. 0 where there is no /proc."""
+    """Peak memory of this program; getrusage would count what it was forked from. 0 where there is no /proc."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

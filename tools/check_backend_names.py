@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import check_main
+
 BACKENDS = Path("src/ridgeline/backends")
 
 
@@ -47,7 +49,7 @@ def _constants(node: ast.AST) -> Iterator[ast.Constant]:
             return
 
 
-def check(root: Path) -> list[str]:
+def complaints(root: Path) -> list[str]:
     """Return a message for each decision by name under `root`, src/ridgeline of a checkout."""
     folder = root / BACKENDS
     names = backend_names(folder)
@@ -59,11 +61,5 @@ def check(root: Path) -> list[str]:
     return messages
 
 
-def main() -> int:
-    messages = check(Path(__file__).resolve().parents[1])
-    print("\n".join(messages), file=sys.stderr, end="\n" if messages else "")
-    return 1 if messages else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main.run(complaints))

@@ -1,4 +1,5 @@
-"""Files, and functions of Python and C++, stay short. The limits and the exceptions are in budget.toml, beside this.
+"""Check that files, and functions of Python and C++, are short. The limits and the exceptions are in budget.toml,
+beside this.
 
 Usage: python tools/check_budgets.py [ROOT]. Exit status 1 lists every file or function over its limit, every exception
 that names no reason, and every exception that is no longer needed.
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import check_main
 import cpp_functions
 
 BUDGET = Path("tools") / "budget.toml"
@@ -76,13 +78,5 @@ def complaints(root: Path) -> list[str]:
     return found
 
 
-def main() -> int:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    found = complaints(root)
-    for line in found:
-        print(line)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main.run(complaints))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import check_main
+
 WORDS = Path("tools") / "words.toml"
 SUFFIXES = (".py", ".pyi", ".h", ".cpp", ".md", ".txt")
 NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)  # comments and strings of C++
@@ -83,13 +85,5 @@ def complaints(root: Path) -> list[str]:
     return found
 
 
-def main() -> int:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    found = complaints(root)
-    for line in found:
-        print(line)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main.run(complaints))

@@ -30,7 +30,7 @@ MAX_SUSPECTS = 5
 
 @dataclass(slots=True)
 class Compared:
-    """An op, its distance from the nearest tensor in transformers relative to its largest value, and that tensor."""
+    """Holds an op, its relative distance from the nearest tensor in transformers, and that tensor."""
 
     op: Op
     distance: float

@@ -1,4 +1,4 @@
-"""Length of every function in C++ sources, measured by braces: no compiler, no macros expanded.
+"""Measure the length of every function in C++ sources, by braces: no compiler, no macros expanded.
 
 `function_lines(text)` yields names and lengths, from the first line of a signature (its template line included) to the
 closing brace. A lambda counts towards the function around it. Raises ValueError where braces do not balance.
@@ -25,7 +25,7 @@ INITIALIZERS = re.compile(r"\)\s*:(?!:)")  # of a constructor
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a brace opened; `name` and `first_line` are a function's."""
+    """Says what a brace opened; `name` and `first_line` are a function's."""
 
     name: str | None = None
     first_line: int = 0

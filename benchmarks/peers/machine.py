@@ -17,7 +17,7 @@ STREAM_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Of all cores since boot, in ticks."""
+    """Total, idle and stolen time of all cores since boot, in ticks."""
 
     total: int
     idle: int
@@ -40,7 +40,7 @@ def cpu_times() -> CpuTimes:
 
 
 def steal_share(before: CpuTimes, after: CpuTimes) -> float:
-    """Of the time between, the part in which this machine wanted to run and was not let."""
+    """The part of the time between in which this machine wanted to run and was not let."""
     return (after.steal - before.steal) / max(after.total - before.total, 1)
 
 

@@ -10,7 +10,7 @@ namespace ridgeline {
 // Releases the GIL while something is computed, so that an exiting interpreter does not meet the thread within it.
 //
 // Until version 3.13 Python unwinds the stack of a thread that comes back to an exiting interpreter for the GIL, and
-// C++ frames on that stack answer with std::terminate. So the exit waits for what is being computed, and a thread that
+// C++ frames on that stack end in std::terminate. So the exit waits for what is being computed, and a thread that
 // would compute later, necessarily a daemon, sleeps until the process ends.
 class WithoutGil {
  public:

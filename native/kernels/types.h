@@ -60,7 +60,7 @@ struct Norm {
   const float* bias;     // layer norm only, or null
   bool by_head = false;  // each head of a row has a weight of its own, one after the other, and a bias
 
-  // Of head number `head`, `width` entries wide.
+  // The norm of head number `head`, `width` entries wide.
   Norm of_head(int64_t head, int64_t width) const {
     if (!by_head) return *this;
     return {kind, eps, weight + head * width, bias ? bias + head * width : nullptr};

@@ -8,7 +8,7 @@
 
 namespace ridgeline {
 
-// The best experts of each token, best first, and what each counts for. Of equals the lower number wins.
+// The best experts of each token, best first, and what each counts for. Among equals the lower number wins.
 class Route final : public Instruction {
  public:
   struct Options {

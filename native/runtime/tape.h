@@ -62,7 +62,7 @@ class Tape {
   AlignedBuffer scratch_;
   int64_t scratch_stride_ = 0;
 
-  // Of the call that runs.
+  // The arguments of the call that runs.
   const Step* step_ = nullptr;
   int64_t begin_ = 0, end_ = 0;
   double* seconds_ = nullptr;

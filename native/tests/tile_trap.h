@@ -3,7 +3,7 @@
 
 namespace ridgeline {
 
-// From now on SIGILL runs tile instructions. True, so that it stands for an answer to "are there tiles?".
+// From now on SIGILL runs tile instructions. True, so that it stands for "there are tiles".
 bool install_tile_trap();
 
 }  // namespace ridgeline

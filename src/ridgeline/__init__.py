@@ -1,4 +1,4 @@
-"""Ridgeline: an LLM inference engine and OpenAI-compatible server.
+"""Ridgeline is an LLM inference engine and OpenAI-compatible server.
 
     from ridgeline import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""`python -m ridgeline`: the command line without the console script."""
+"""Run the command line as `python -m ridgeline`, without the console script."""
 
 from ridgeline.cli import main
 

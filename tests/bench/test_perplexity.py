@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from benchmarks import perplexity
-from benchmarks.perplexity import Document, Scores, cut, judge, lumped_kl, paired_difference
+from benchmarks.perplexity import Document, Scores, compare, cut, lumped_kl, paired_difference
 
 from ridgeline import LLM
 from ridgeline.compress.train import bits_per_byte
@@ -66,7 +66,7 @@ def test_figures_of_a_format():
     q = [np.array([[0.25, 0.5, 0.25], [0.5, 0.25, 0.25]]), np.array([[0.25, 0.25, 0.5]])]
     base = [scores(each, [0] * len(each), 3) for each in p]
     other = [scores(each, [0] * len(each), 3) for each in q]
-    found = judge("int8", 7, documents, other, base)
+    found = compare("int8", 7, documents, other, base)
     assert found.bits_per_byte == pytest.approx((2 + 1 + 2) / 6)
     assert found.perplexity == pytest.approx(2 ** (5 / 3))
     assert found.delta == pytest.approx(2 / 6)

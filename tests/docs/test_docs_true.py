@@ -11,12 +11,14 @@ from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose,
 
 from ridgeline import cli
 from ridgeline.cli.serve import serve
+from ridgeline.explain import explorers
 from ridgeline.server.openai.fields import with_parameters
 from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
 
 ARCHITECTURE = REPO / "docs" / "architecture.md"
 SERVE = REPO / "docs" / "howto" / "serve.md"
 PERFORMANCE = REPO / "docs" / "performance.md"
+EXPLAIN = REPO / "docs" / "howto" / "explain.md"
 PATH = re.compile(r"[\w.<>*-]+(/[\w.<>*-]+)+/?|[\w-]+/")
 PLACEHOLDER = re.compile(r"<\w+>")
 PATH_AND_NAME = re.compile(r"([\w./-]+\.py):([\w.]+)")
@@ -170,3 +172,8 @@ def test_every_decision_record_is_in_the_index_and_short():
 def test_the_glossary_is_in_order():
     terms = re.findall(r"^- \*\*(.+?)\*\*", prose(ARCHITECTURE), flags=re.M)
     assert terms == sorted(terms, key=str.casefold)
+
+
+def test_the_explain_page_lists_its_explorers():
+    described = [name for row in table(EXPLAIN, "Explore one idea") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(described) == explorers.names()

@@ -6,7 +6,7 @@ A wrong block, a lost copy or a token in the wrong place is a wrong output.
 import hashlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class FakeExecutor:
         self.plans.append(plan)
         self.lay_out(plan)
         tables = ((BlockTable(t.first_token, tuple(t.blocks)) for t in tables) for tables in plan.tables)
-        self.in_flight.append(replace(plan, tables=tuple(map(tuple, tables))))
+        self.in_flight.append(plan._replace(tables=tuple(map(tuple, tables))))
 
     def collect(self) -> StepResult:
         return self.compute(self.in_flight.popleft())

@@ -1,7 +1,5 @@
 """Decode steps that follow one another are planned without asking anew: the plans are those of asking anew."""
 
-from dataclasses import replace
-
 import pytest
 from engine_fakes import Driver, make_layout
 from hypothesis import given, settings
@@ -25,7 +23,7 @@ def as_lists(plan):
     """What a plan says, without the promise that it follows another."""
     tables = [[(table.first_token, list(table.blocks)) for table in tables] for tables in plan.tables]
     spans = tuple(span._replace(token_ids=list(span.token_ids)) for span in plan.spans)
-    return replace(plan, follows=0, tables=(), spans=spans), tables
+    return plan._replace(follows=0, tables=(), spans=spans), tables
 
 
 requests = st.lists(

@@ -15,7 +15,7 @@ FORMATS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantize": "int8"},
-    "int8 with 8-bit inputs": {"quantize": "int8", "quantize_inputs": "int8"},
+    "int8 W8A8": {"quantize": "int8", "quantize_inputs": "int8"},
     "int4": {"quantize": "int4", "quantize_group_size": 32, "quantize_zero_points": True},
     "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
 }

@@ -255,6 +255,8 @@ def test_several_answers_have_no_drafts_before_they_part():
 
 def test_a_strategy_hears_of_every_step_before_and_after():
     class Listening(Autoregressive):
+        one_token = False  # hears of the steps that it plans
+
         def __init__(self):
             self.heard = []
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain import lecture
+from ridgeline.explain import lectures
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "numbers.md"
-ROWS = {row.id: row for row in lecture.rows()}
+ROWS = {row.id: row for row in lectures.rows()}
 # What a row has to say: integers exactly, others to their digits.
 RIGHT = {
     "decode-floor": {"step_s": 41.79e-3, "tokens_per_s": 23.93},
@@ -87,7 +87,7 @@ def test_the_values_are_right(id):
 
 
 def test_every_row_is_there_and_27_are_slips():
-    assert len(ROWS) == len(lecture.rows()) == 56
+    assert len(ROWS) == len(lectures.rows()) == 56
     assert sum(row.status == "✗" for row in ROWS.values()) == 27
     assert set(ROWS) == set(RIGHT)
 
@@ -145,7 +145,9 @@ def test_on_other_hardware_the_floor_is_another():
 
 
 def test_the_page_is_as_computed():
-    assert PAGE.read_text(encoding="utf-8") == lecture.page(), "run: ridgeline explain lecture --page > docs/numbers.md"
+    assert PAGE.read_text(encoding="utf-8") == lectures.page(), (
+        "run: ridgeline explain lecture --page > docs/numbers.md"
+    )
 
 
 def test_the_claim_that_was_measured_is_that_of_the_readme():
@@ -176,7 +178,7 @@ def test_an_unknown_row_is_one_line(capsys):
         "ridgeline: there is no row 'kv-70b': did you mean kv-70b-4k, kv-70b-prod, kv-70b-mha?"
     ]
     with pytest.raises(ConfigError, match="lists them"):
-        lecture.find("")
+        lectures.find("")
 
 
 def test_the_command_needs_no_torch_and_no_server():

@@ -21,7 +21,7 @@ def checkout(tmp_path):
 
     def write(path, text):
         (tmp_path / "src/ridgeline" / path).write_text(text)
-        return check_backend_names.check(tmp_path)
+        return check_backend_names.complaints(tmp_path)
 
     return write
 

@@ -39,7 +39,7 @@ RL_INLINE void for_vectors(int64_t width, Body body) {
   if (i < width) body(i, width - i);
 }
 
-// Of each lane l: where l has bit `Bit`, lane l ^ Swap of b, else of a, for Swap of its own for either.
+// For each lane l: where l has bit `Bit`, lane l ^ Swap of b, else of a, for Swap of its own for either.
 template <int Bit, int SwapA, int SwapB, int... Lane>
 RL_INLINE Floats woven(Floats a, Floats b, std::integer_sequence<int, Lane...>) {
   return __builtin_shufflevector(a, b, (Lane & Bit ? kLanes + (Lane ^ SwapB) : Lane ^ SwapA)...);

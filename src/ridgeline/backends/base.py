@@ -1,4 +1,5 @@
-"""What a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would take.
+"""Define what a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would
+take.
 
 A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
 module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
+    """Says what is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
 
     folder: ModelFolder
     spec: DecoderSpec
@@ -32,7 +33,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step: tokens, rows that need logits, sequences, and tokens of the longest context."""
+    """Bounds the largest step: tokens, rows that need logits, sequences, and tokens of the longest context."""
 
     num_tokens: int
     num_rows: int
@@ -45,7 +46,7 @@ class BackendPlan(Protocol):
 
     @property
     def choices(self) -> Mapping[str, Choice]:
-        """What was chosen, by the name of the option, and why."""
+        """The choices, by the name of the option, and why."""
         ...
 
     @property
@@ -75,7 +76,7 @@ class BackendPlan(Protocol):
 
 
 class Backend(Protocol):
-    """A way to compute programs. Of those that can compute a model, the one with the highest `preference` does.
+    """A way to compute programs. Among those that can compute a model, the one with the highest `preference` does.
 
     `caveat` says in a few words what is lost where a preferred backend refused; empty for nothing.
     """

@@ -1,4 +1,5 @@
-"""What backends on the CPU share: the memory that this process may still take, its threads, and the choice of a dtype.
+"""Define what backends on the CPU share: the memory that this process may still take, its threads, and the choice of a
+dtype.
 
 Must not import torch.
 """

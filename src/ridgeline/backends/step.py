@@ -29,7 +29,7 @@ HEADER_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of a step's arrays."""
+    """Holds the sizes of a step's arrays."""
 
     num_tokens: int
     num_spans: int
@@ -190,7 +190,7 @@ class StepOutput:
 
 
 class Executable(Protocol):
-    """A program bound to weights and cache memory."""
+    """Runs a program bound to weights and cache memory."""
 
     @property
     def weight_bytes(self) -> int:

@@ -5,6 +5,7 @@ line. Generation without a KV cache is in `bench/naive.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.bench.offline import BenchEngine, OfflineRun
 from ridgeline.bench.workload import require
@@ -30,9 +31,4 @@ class StaticBatching:
         lengths = [len(token_ids) for token_ids in run.token_ids]
         batches = [lengths[start : start + self._batch_size] for start in starts]
         slots = sum(len(batch) * max(batch) for batch in batches)
-        return OfflineRun(
-            log=run.log,
-            token_ids=run.token_ids,
-            scheduling=run.scheduling,
-            idle_slot_share=1 - sum(lengths) / max(1, slots),
-        )
+        return replace(run, idle_slot_share=1 - sum(lengths) / max(1, slots))

@@ -75,7 +75,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _RequestFailedError(Exception):
-    """This one request failed; the message becomes its record's error."""
+    """Ends one request; the message becomes its record's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a result was measured on: the machine and the software. Reads /proc, package metadata and git."""
+"""Define what a result was measured on: the machine and the software. Reads /proc, package metadata and git."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The computer. `usable_cores` is what this process may run on; `accelerator` is named by the caller.
+    """Holds the computer. `usable_cores` is what this process may run on; `accelerator` is named by the caller.
 
     `cpu_features` are the flags of /proc/cpuinfo that decide which kernels run: one processor name covers several.
     """

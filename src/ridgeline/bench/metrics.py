@@ -1,4 +1,4 @@
-"""What a run means, with vLLM's definitions (`vllm bench serve`), so that figures compare number for number.
+"""Define what a run means, with vLLM's definitions (`vllm bench serve`), so that figures compare number for number.
 
 TTFT   sending to the first chunk with tokens                 per successful request
 TPOT   (E2EL − TTFT) / (output tokens − 1)                    per successful request of more than one token
@@ -23,7 +23,7 @@ MAX_ERROR_KINDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Statistics of a latency, in milliseconds.
+    """Holds statistics of a latency, in milliseconds.
 
     `std` is the population's; percentiles interpolate linearly, numpy's default.
     """
@@ -64,7 +64,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests that met every objective. Attainments are shares of all requests sent: a failure meets none."""
+    """Holds requests that met every objective. Attainments are shares of all requests sent: a failure meets none."""
 
     slos: tuple[Slo, ...]
     good_requests: int

@@ -19,7 +19,7 @@ from ridgeline.weights.load import load_weights
 
 
 class NaiveGeneration:
-    """One request after the other, the whole sequence computed again for every token.
+    """Runs one request after the other, the whole sequence computed again for every token.
 
     The head is computed for the last position only. The weights are loaded beside the engine's; in the checkpoint's
     own dtype both are views of one mapped file.

@@ -18,7 +18,7 @@ from ridgeline.bench.workloads import WorkloadFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingCost:
-    """What deciding cost beside computing, over one run: `Scheduler.plan` and `Scheduler.commit`."""
+    """Says what deciding cost beside computing, over one run: `Scheduler.plan` and `Scheduler.commit`."""
 
     num_requests: int
     num_steps: int
@@ -53,7 +53,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemResult:
-    """One system on the workload. `results` and `scheduling` are those of the run of median duration."""
+    """Holds one system's results. `results` and `scheduling` are those of the run of median duration."""
 
     system: str
     results: Results
@@ -77,7 +77,7 @@ class OfflineReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPoint:
-    """One shape of step. `tokens_per_step` is the prompt's length for prefill, the batch for decode."""
+    """Holds one shape of step. `tokens_per_step` is the prompt's length for prefill, the batch for decode."""
 
     kind: str  # "prefill" or "decode"
     tokens_per_step: int

@@ -7,7 +7,7 @@ alternate with steps without, which say what the clock costs.
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -54,7 +54,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Means over the faster half of the timed steps, `num_steps` of them, in seconds.
+    """Holds means over the faster half of the timed steps, `num_steps` of them, in seconds.
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
@@ -133,7 +133,7 @@ class Profiler:
         steps = self._alternate(num_steps, lambda: None)
         for request in requests:
             self._loop.abort(request.request_id)
-        self._loop.settle()
+        self._loop.process_input_queue()
         return self._profile(f"decode of {batch:,} at {context:,} tokens", steps, by_layer)
 
     def prefill(self, prompt: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
@@ -234,11 +234,4 @@ def _mean(label: str, kind: str, row: Sequence[tuple[OpCost, float, float, Bound
 
 
 def _scaled(costs: Iterable[OpCost], factor: float) -> OpCost:
-    total = sum(costs, OpCost())
-    return OpCost(
-        total.flops * factor,
-        total.weight_bytes * factor,
-        total.kv_read_bytes * factor,
-        total.kv_write_bytes * factor,
-        total.activation_bytes * factor,
-    )
+    return OpCost(*(part * factor for part in astuple(sum(costs, OpCost()))))

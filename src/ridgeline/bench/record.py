@@ -1,4 +1,4 @@
-"""What the client saw of each request. Written by bench/client.py, read by bench/metrics.py; pure data, no I/O."""
+"""Hold what the client saw of each request. Written by bench/client.py, read by bench/metrics.py."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Server-sent events, parsed as bytes arrive (WHATWG HTML, section 9.2). Called by bench/client.py."""
+"""Parse server-sent events as bytes arrive (WHATWG HTML, section 9.2). Called by bench/client.py."""
 
 from dataclasses import dataclass
 

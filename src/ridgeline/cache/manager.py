@@ -9,6 +9,7 @@ from none. Not thread-safe: one engine loop owns it. Must not import torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.cache.groups import NO_NEED, build_group
 from ridgeline.cache.layout import CacheLayout
@@ -53,9 +54,9 @@ class CacheStats:
     prefix_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """What one more token for each of some sequences took. Not `done`: for those before the first that found no block.
+class Advance(NamedTuple):
+    """Says what one more token for each of some sequences took. Not `done`: for those before the first that found no
+    block.
 
     `tables`: of the sequences, by their index, whose tables may be others than before.
     """
@@ -82,7 +83,7 @@ class _PrefixHit:
 
 
 class CacheManager:
-    """Block bookkeeping over one layout; see the module docstring for the life of a sequence.
+    """Counts and shares blocks over one layout; see the module docstring for the life of a sequence.
 
     With `prefix_caching`, whole computed blocks are shared by all sequences of equal tokens and equal `salt`.
     """

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 
 class BlockPool:
-    """Reference-counted blocks 0 .. num_blocks - 1. Cached ones are evicted in the order of their release."""
+    """Counts references of blocks 0 .. num_blocks - 1. Cached ones are evicted in the order of their release."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -18,7 +18,7 @@ DIFFERS = "first differing token"
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """One block of tokens after its parent's. `blocks[group]` is None where that group has let its block go.
+    """Holds one block of tokens after its parent's. `blocks[group]` is None where that group has let its block go.
 
     `pins` counts the live sequences whose newest published block this is; a pinned node stays, blocks or not.
     """
@@ -32,7 +32,9 @@ class RadixNode:
 
 
 class RadixTree:
-    """All published prefixes. `whole_prefix[group]`: a node without that group's block serves nobody and is removed."""
+    """Holds all published prefixes. `whole_prefix[group]`: a node without that group's block serves nobody and is
+    removed.
+    """
 
     def __init__(self, block_size: int, pools: Sequence[BlockPool], whole_prefix: Sequence[bool]) -> None:
         self._block_size = block_size

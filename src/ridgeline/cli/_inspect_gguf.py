@@ -1,4 +1,4 @@
-"""What becomes of a GGUF file's tensors on load, as rows of an Inspection."""
+"""Define what becomes of a GGUF file's tensors on load, as rows of an Inspection."""
 
 import math
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Literal, cast
 
 from ridgeline.backends.native.kinds import NATIVE_KINDS
@@ -23,7 +23,9 @@ KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops together."""
+    """Says what one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops
+    together.
+    """
 
     load: Load
     ops: Sequence[OpCost]
@@ -143,12 +145,8 @@ def as_json(inspection: Inspection) -> str:
             "bytes_at_declared_context": cost.kv_bytes(program, declared, kv_element),
             "bytes_at_context": cost.kv_bytes(program, inspection.context, kv_element),
             "groups": [
-                {
-                    "kind": group.kind,
-                    "window": group.window,
-                    "num_states": group.num_states,
-                    "bytes_per_token": group.bytes_per_token,
-                    "bytes_per_sequence": group.bytes_per_sequence,
+                asdict(group)
+                | {
                     "bytes_at_declared_context": group.num_bytes(declared),
                     "bytes_at_context": group.num_bytes(inspection.context),
                 }
@@ -181,7 +179,7 @@ def as_json(inspection: Inspection) -> str:
     return json.dumps(document)
 
 
-def _step_json(step: StepCost) -> dict[str, object]:
+def _step_json(step: StepCost) -> dict[str, float]:
     num_tokens = step.load.num_tokens
     per_token = {
         "flops_per_token": step.total.flops / num_tokens,
@@ -190,9 +188,8 @@ def _step_json(step: StepCost) -> dict[str, object]:
     return _cost_json(step.total) | per_token
 
 
-def _cost_json(priced: OpCost) -> dict[str, object]:
-    parts: dict[str, object] = {field.name: getattr(priced, field.name) for field in fields(priced)}
-    return parts | {"num_bytes": priced.num_bytes}
+def _cost_json(priced: OpCost) -> dict[str, float]:
+    return asdict(priced) | {"num_bytes": priced.num_bytes}
 
 
 def _op_json(op: Op, program: Program) -> dict[str, object]:

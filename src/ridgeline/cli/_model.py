@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: their sampling parameters, and text for a terminal."""
+"""Define what `generate` and `chat` share: their sampling parameters, and text for a terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def show(text: str) -> None:
 def summary(outputs: "Sequence[CompletionOutput]") -> str:
     """Say counts and speeds in one line, e.g. "64 tokens in 0.82 s · 78.0 tokens/s · TTFT 21 ms · TPOT 12.7 ms".
 
-    Of several outputs, generated together: the first TTFT, the mean TPOT.
+    Several outputs, generated together, have the first TTFT and the mean TPOT.
     """
     num_tokens = sum(len(output.token_ids) for output in outputs)
     timings = [output.timings for output in outputs if output.timings]

@@ -27,7 +27,7 @@ ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The options that one parameter of a command brings."""
+    """Holds the options that one parameter of a command brings."""
 
     parameter: str
     owner: type
@@ -87,7 +87,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that its parameters ask for, but those in `without`.
 
-    Of two options with one name (`--seed` of sampling and of the engine) it gets the one that is asked for first.
+    If two options have one name (`--seed` of sampling and of the engine) it gets the one that is asked for first.
     `defaults` are what help says where the command's default is its own. `prompt` names the argument that may follow
     MODEL: it comes first where the model is given by --model. `default` names the model where none was given.
     """

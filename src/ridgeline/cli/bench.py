@@ -32,7 +32,7 @@ class SystemName(StrEnum):  # typer takes no list of Literals
 WorkloadSpec = Annotated[
     str,
     typer.Option(
-        "--workload", help="What is sent: KIND or KIND:option=value,...; kinds are the files of bench/workloads."
+        "--workload", help="Requests to send: KIND or KIND:option=value,...; kinds are the files of bench/workloads."
     ),
 ]
 Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.")]

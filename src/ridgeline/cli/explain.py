@@ -1,13 +1,16 @@
-"""Recompute the numbers of lectures on inference."""
+"""Say what inference costs at least: explorers of one idea each, and the numbers of lectures recomputed."""
 
+import inspect
 import json as json_format
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.explain import explorers
 
-explain = typer.Typer(no_args_is_help=True, help=__doc__)
+explain = typer.Typer(no_args_is_help=True)
 
 
 @explain.callback()
@@ -22,15 +25,15 @@ def lecture(
     page: Annotated[bool, typer.Option("--page", help="Print docs/numbers.md.")] = False,
 ) -> None:
     """Print numbers that texts on inference name, recomputed from their inputs; ✗ marks a slip."""
-    from ridgeline.explain import lecture as numbers
-    from ridgeline.explain.lecture.row import STATUSES
+    from ridgeline.explain import lectures
+    from ridgeline.explain.lectures.row import STATUSES
 
     if page:
         if id is not None or json:
             raise ConfigError("--page prints the whole page: leave out the row and --json")
-        typer.echo(numbers.page(), nl=False)
+        typer.echo(lectures.page(), nl=False)
         return
-    rows = numbers.rows() if id is None else [numbers.find(id)]
+    rows = lectures.rows() if id is None else [lectures.find(id)]
     if json:
         plain = [row.as_json() for row in rows]
         typer.echo(json_format.dumps(plain if id is None else plain[0], ensure_ascii=False))
@@ -41,3 +44,69 @@ def lecture(
             inputs = ", ".join(f"{name} = {value}" for name, value in row.inputs.items())
             typer.echo(f"{'':29}{row.derivation}; inputs: {inputs}")
     typer.echo("\n" + " · ".join(f"{mark} {what}" for mark, what in STATUSES.items()))
+
+
+def _explorer(name: str) -> Callable[[typer.Context], None]:
+    """Return a command that imports the explorer once it is asked for, and lets it read its own options."""
+
+    def run(ctx: typer.Context) -> None:
+        app = typer.Typer(add_completion=False)
+        app.command(help=(explorers.inputs_of(name).__doc__ or "") + " " + explorers.summary(name))(_command(name))
+        typer.main.get_command(app).main(args=ctx.args, prog_name=ctx.command_path, standalone_mode=False)
+
+    return run
+
+
+def _command(name: str) -> Callable[..., None]:
+    """Return a function with an option for every input of an explorer."""
+    import msgspec
+
+    def run(json: bool, **inputs: Any) -> None:
+        result = explorers.explore(name, **inputs)
+        if json:
+            typer.echo(json_format.dumps(result.as_json(), ensure_ascii=False))
+            return
+        typer.echo(result.sentence)
+        for figure in result.figures:
+            typer.echo(f"  {figure.name:18} {figure.text:>18}   {figure.formula} [{figure.provenance}]")
+
+    flag = Annotated[bool, typer.Option("--json", help="Print one JSON object, with the series to draw.")]
+    parameters = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=flag)]
+    described = msgspec.inspect.type_info(explorers.inputs_of(name))
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
+        parameters.insert(-1, _option(field))
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _option(field: Any) -> inspect.Parameter:
+    """Return an option of a field of a msgspec Struct, with the field's range and description."""
+    import msgspec
+
+    described, text = field.type, ""
+    if isinstance(described, msgspec.inspect.Metadata):
+        text = (described.extra_json_schema or {}).get("description", "")
+        described = described.type
+    low = high = None
+    match described:
+        case msgspec.inspect.IntType():
+            kind, low, high = int, described.ge, described.le
+        case msgspec.inspect.FloatType():
+            kind, low, high = float, described.ge, described.le
+        case msgspec.inspect.LiteralType():
+            kind = type(described.values[0])
+        case _:
+            kind = str
+    option = typer.Option("--" + field.name.replace("_", "-"), min=low, max=high, help=text)
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+
+
+for _name in explorers.names():
+    explain.command(
+        _name,
+        help=explorers.summary(_name),
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )(_explorer(_name))

@@ -69,7 +69,7 @@ def train_bundled(
     Raises ConfigError for an unknown preset, and for a tokenizer beside a preset that starts from a model with its own.
     """
     preset = load_preset(name)
-    recipe = preset.recipe() if num_tokens is None else preset.recipe().scaled(num_tokens)
+    recipe = preset.recipe(num_tokens)
     out.mkdir(parents=True, exist_ok=True)
     train_files, held_out_files = split(standard_library())
     start = None if preset.starts_from is None else ModelFolder.open(preset.starts_from)

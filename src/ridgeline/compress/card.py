@@ -1,4 +1,4 @@
-"""The model card of a trained folder: README.md for people, training.json for programs."""
+"""Write the model card of a trained folder: README.md for people, training.json for programs."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -21,8 +21,8 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What a training run used and reached. `held_out_bits_per_byte` is over all held-out text, weights as stored; of a
-    model that fills in masks it is the upper bound on them."""
+    """Says what a training run used and reached. `held_out_bits_per_byte` is over all held-out text, weights as stored;
+    of a model that fills in masks it is the upper bound on them."""
 
     name: str
     num_parameters: int

@@ -1,4 +1,4 @@
-"""What a masked diffusion model learns from, and how well it knows a text.
+"""Define what a masked diffusion model learns from, and how well it knows a text.
 
 Block diffusion (arXiv 2503.09573): a sequence is a prompt and blocks; every block is masked to a degree of its own and
 predicted from its unmasked tokens, the blocks before it and the prompt. One pass over the clean sequence beside the

@@ -7,7 +7,7 @@ linear decay to zero. Called by `ridgeline train`.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +44,10 @@ class Recipe:
     def num_steps(self) -> int:
         return max(1, self.num_tokens // self.batch_tokens)
 
-    def scaled(self, num_tokens: int) -> "Recipe":
-        """Return the same recipe over another number of tokens."""
-        return replace(self, num_tokens=num_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
+    """Says what a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
 
     step: int
     num_steps: int

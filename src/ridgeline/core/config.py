@@ -37,7 +37,7 @@ def _check(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, in which dtype, for how long a context.
+    """Says which model, in which dtype, for how long a context.
 
     `model` is a folder, a .gguf file, a hub id or a bundled model's name.
     """
@@ -93,7 +93,7 @@ def scheme_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache."""
+    """Holds the paged KV cache."""
 
     PANEL: ClassVar[str] = "KV cache"
 
@@ -185,7 +185,7 @@ def proposer_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """What computes, and how."""
+    """Says what computes, and how."""
 
     PANEL: ClassVar[str] = "Execution"
 
@@ -207,7 +207,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All options of an engine."""
+    """Holds all options of an engine."""
 
     PANEL: ClassVar[str] = "Execution"
 
@@ -259,7 +259,7 @@ class EngineConfig:
 
 
 class EngineOptions(TypedDict, total=False):
-    """The keywords of `LLM`, for type checkers: one for each option of EngineConfig."""
+    """Names the keywords of `LLM`, for type checkers: one for each option of EngineConfig."""
 
     revision: str | None
     dtype: Dtype

@@ -17,11 +17,11 @@ TORCH_IS_MISSING = "torch is not installed; add it with pip install 'ridgeline[t
 
 
 class RidgelineError(Exception):
-    """Base of all errors raised on purpose."""
+    """Is the base of all errors raised on purpose."""
 
 
 class ConfigError(RidgelineError):
-    """An option or a model config that cannot be honoured."""
+    """Refuses an option or a model config that cannot be honoured."""
 
 
 class ModelLoadError(RidgelineError):

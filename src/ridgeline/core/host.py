@@ -1,4 +1,4 @@
-"""What the machine did to this process, as counters: stolen time, waits for a core, stalls, faults, heat, energy.
+"""Count what the machine did to this process: stolen time, waits for a core, stalls, faults, heat, energy.
 
 Read once a second by the engine's loop, from files that cost microseconds; whatever the machine does not tell is NaN.
 """

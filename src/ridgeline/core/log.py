@@ -1,4 +1,4 @@
-"""One logger tree under `ridgeline`. Library code only gets loggers; the command line configures them."""
+"""Set up one logger tree under `ridgeline`. Library code only gets loggers; the command line configures them."""
 
 import logging
 

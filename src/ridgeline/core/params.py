@@ -168,7 +168,7 @@ PoolingKind = Literal["last", "mean", "first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """How the outputs of a text's tokens become one vector: the last, the first, or the mean of all.
+    """Says how the outputs of a text's tokens become one vector: the last, the first, or the mean of all.
 
     `normalize`: divided by its length. Raises RequestError for another kind.
     """

@@ -1,4 +1,4 @@
-"""What one engine step is: the plan that the scheduler makes, and the result that the executor gives back.
+"""Define what one engine step is: the plan that the scheduler makes, and the result that the executor gives back.
 
 Legend of shape letters used across the project:
     T tokens in the step · S spans (one per scheduled sequence) · R rows that need logits · V vocabulary
@@ -22,7 +22,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of one sequence, computed in one step.
+    """Holds consecutive tokens of one sequence, computed in one step.
 
     A prompt chunk, one decode token, one with a draft behind it and a diffusion block are all spans: positions
     `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The last `num_optional` tokens,
@@ -107,7 +107,7 @@ class SampleRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRow:
-    """Logit row `row` scores the known prompt token `token_id`, `num_top` alternatives beside it."""
+    """Says that logit row `row` scores the known prompt token `token_id`, `num_top` alternatives beside it."""
 
     seq_id: int
     row: int
@@ -117,7 +117,7 @@ class PromptLogprobRow:
 
 @dataclass(frozen=True, slots=True)
 class VectorRows:
-    """The rows `first_row .. first_row + num_rows` of the step belong to a pooled span of sequence `seq_id`."""
+    """Says that rows `first_row .. first_row + num_rows` of the step belong to a pooled span of sequence `seq_id`."""
 
     seq_id: int
     first_row: int
@@ -158,15 +158,16 @@ WaitReason = Literal["slots", "budget", "blocks", "just_preempted", "together"]
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What planning decided beside the spans; `head_waits`: why the queue's head was not admitted, if there is one."""
+    """Says what planning decided beside the spans; `head_waits`: why the queue's head was not admitted, if there is
+    one.
+    """
 
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Preemption, ...] = ()
     head_waits: WaitReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Everything an executor needs for one step, and what was decided on the way to it."""
 
     step: int
@@ -185,7 +186,7 @@ class StepPlan:
 
 
 class SampledToken(NamedTuple):
-    """The decision for one SampleRow. `error` is set, and the token meaningless, when its logits were not finite."""
+    """Holds the decision for one SampleRow. `error` is set, the token meaningless, when its logits were not finite."""
 
     seq_id: int
     token_id: int
@@ -193,9 +194,8 @@ class SampledToken(NamedTuple):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
+class StepResult(NamedTuple):
+    """Says what a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
 
     `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell.
     """

@@ -17,7 +17,7 @@ from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, 
 
 @dataclass(frozen=True, slots=True)
 class OpAccount:
-    """One op of the program and what it costs in one step."""
+    """Holds one op of the program and what it costs in one step."""
 
     op: Op
     cost: OpCost

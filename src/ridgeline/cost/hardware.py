@@ -1,4 +1,4 @@
-"""Measured peaks of the machine (memory bandwidth, FLOP/s), cached on disk. Measured by `backends/probe.py`.
+"""Cache measured peaks of the machine (memory bandwidth, FLOP/s) on disk. Measured by `backends/probe.py`.
 
 A ceiling is the 90th percentile of repeated readings: what the machine does when it is left alone, without trusting
 one lucky reading. Must not import torch.
@@ -67,7 +67,9 @@ ByThreads = Mapping[int, Ceiling]  # number of threads -> what they reach togeth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A machine and its ceilings. `ops_per_s` counts a multiply-add as two and is empty without the native module."""
+    """Holds a machine and its ceilings. `ops_per_s` counts a multiply-add as two and is empty without the native
+    module.
+    """
 
     machine: Machine
     probe_version: int

@@ -1,4 +1,4 @@
-"""Roofline: the predicted time of a step on measured hardware, op by op, beside the measured time.
+"""Predict the time of a step by a roofline of measured hardware, op by op, beside the measured time.
 
 An op takes at least the time of reading its bytes and at least that of its arithmetic (Williams, Waterman, Patterson:
 Roofline, CACM 2009). Weights and KV entries come from memory, unless all that a step reads fits in the cache from one
@@ -31,7 +31,7 @@ class Prediction:
 
 
 class Ceilings(Protocol):
-    """What a machine does at most, per second: measured (`cost/hardware.py`), or as its maker says."""
+    """Says what a machine does at most, per second: measured (`cost/hardware.py`), or as its maker says."""
 
     @property
     def cache_bytes(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Which logits a sparse edit touches. Used by the processors that change the logits of single tokens."""
+"""List the logits that a sparse edit touches. Used by the processors that change the logits of single tokens."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,5 @@
-"""One token from processed logits, by inverse CDF in integers. Called by the sampler; top_p uses the same weights.
+"""Sample one token from processed logits, by inverse CDF in integers. Called by the sampler; top_p uses the same
+weights.
 
 The rule, complete, so that another implementation can give the same tokens:
 

@@ -1,6 +1,6 @@
 """Sampler: from the logits of a step to its tokens and log-probabilities. The executor calls it around the model.
 
-Of requests it holds nothing that is not made anew where it is missing. The order of processing is in the docstring of
+It holds nothing of requests that is not made anew where it is missing. The order of processing is in the docstring of
 `ridgeline.decoding`, the random choice in `random_sample`. Must not import engine or server.
 """
 

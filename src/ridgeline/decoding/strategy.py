@@ -12,7 +12,7 @@ from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepRes
 
 
 class SequenceView(Protocol):
-    """What a strategy sees of a sequence: known tokens, of which the first `num_computed` are in the cache."""
+    """Says what a strategy sees of a sequence: known tokens, of which the first `num_computed` are in the cache."""
 
     @property
     def seq_id(self) -> int: ...
@@ -37,7 +37,9 @@ class SequenceView(Protocol):
 
 
 class Room(NamedTuple):
-    """What a step has beyond one token and one row of logits for each running sequence; `others_wait` for admission."""
+    """Says what a step has beyond one token and one row of logits for each running sequence; `others_wait` for
+    admission.
+    """
 
     num_tokens: int
     num_rows: int
@@ -45,7 +47,7 @@ class Room(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
+    """Says what an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
 
     A token that is gained may be final already: a draft that was right.
     """
@@ -75,7 +77,7 @@ class Strategy(Protocol):
     def one_token(self) -> bool:
         """Whether a sequence that lacks its newest token alone computes it, samples one by `sample_row` and gains that.
 
-        Then decode steps may go on without asking for spans, rows, and what to accept.
+        Then decode steps may go on without `begin`, and without asking for spans, rows, and what to accept.
         """
         ...
 

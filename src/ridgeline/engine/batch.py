@@ -26,6 +26,7 @@ class _Laid:
     batch: StepBatch
     span_of_T: IntArray
     offset_T: IntArray  # of a token within its span
+    ones: IntArray | None = None  # [words of the block] 1 where a word is one more with the next token
 
 
 class BatchBuilder:
@@ -42,9 +43,8 @@ class BatchBuilder:
         Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
         """
         last = self._last
-        if last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan):
-            last.batch.sampling.num_output[:] = sampling.num_output
-        else:
+        moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)
+        if last is None or not moved_on:
             before = None
             if last is not None and self._is_as_long(last, plan, sampling):
                 before = last.plan
@@ -66,15 +66,25 @@ class BatchBuilder:
         moved = plan.tables is not before.tables
         if moved and self._widths(plan) != tuple(group.tables_SB.shape[1] for group in batch.groups):
             return False
+        if last.ones is None:
+            last.ones = self._ones(batch.block)
+        np.add(batch.block, last.ones, out=batch.block)
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
-        np.add(batch.positions_T, 1, out=batch.positions_T)
-        np.add(batch.kv_length_S, 1, out=batch.kv_length_S)
-        for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
-            if moved:
+        if moved:
+            for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
                 self._move_tables(layout, group, plan.tables[index], before.tables[index], last)
-            elif layout.kind != "recurrent":
-                np.add(group.write_slots_T, 1, out=group.write_slots_T)
         return True
+
+    def _ones(self, block: IntArray) -> IntArray:
+        """Return what a decode step adds to the words of `block`, of the step before."""
+        ones = block.copy()
+        batch = StepBatch.view(ones)
+        ones[:] = 0
+        for array in (batch.positions_T, batch.kv_length_S, batch.sampling.num_output):
+            array[:] = 1
+        for layout, group in zip(self._layout.groups, batch.groups):
+            group.write_slots_T[:] = layout.kind != "recurrent"
+        return ones
 
     def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata) -> bool:
         """Return whether the plan's arrays have the sizes of the last one's, and its spans the same lengths."""

@@ -19,7 +19,7 @@ from ridgeline.weights.folder import GenerationDefaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What does not change while an engine runs: all that a front end needs to check and complete requests for it."""
+    """Says what does not change while an engine runs: what a front end needs to check and complete requests."""
 
     model_name: str  # as it was asked for
     vocab_size: int

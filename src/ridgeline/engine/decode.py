@@ -3,16 +3,23 @@
 Called by the scheduler, for strategies that take one token at a time. No torch, no clock.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from typing import get_args
 
 from ridgeline.cache.manager import Advance
 from ridgeline.core.step import BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
 from ridgeline.decoding.strategy import sample_row
 from ridgeline.engine.request import Sequence
 
+# Made once: nothing else is decided in such a step.
+_DECISIONS: Mapping[WaitReason | None, Decisions] = {
+    reason: Decisions(head_waits=reason) for reason in (None, *get_args(WaitReason))
+}
+
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
-    """Return whether the plan is one token, and one draw, of every running sequence in their order."""
+    """Return whether the plan is one token, and one sample row, of every running sequence in their order."""
     return (
         len(plan.spans) == len(plan.samples) == len(running)
         and not plan.prompt_rows
@@ -37,7 +44,7 @@ def next_decode(
     for seq, row in zip(running, last.samples):
         params = row.params
         if row.num_output < params.min_tokens or params.needs_history:
-            follows = 0  # its token was not, or will not be, drawn by the same rules
+            follows = 0  # its token was not, or will not be, sampled by the same rules
             rows.append(sample_row(seq, row.row))
         else:
             rows.append(SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ()))
@@ -47,7 +54,7 @@ def next_decode(
         _tables(last.tables, advance.tables),
         tuple(advance.copies),
         tuple(rows),
-        decisions=Decisions(head_waits=head_waits),
+        decisions=_DECISIONS[head_waits],
         follows=follows,
     )
 

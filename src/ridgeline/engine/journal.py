@@ -117,7 +117,7 @@ class Totals:
 
 
 class Journal:
-    """What the loop writes at the end of each step. `num_groups` is the number of cache groups.
+    """Records what the loop writes at the end of each step. `num_groups` is the number of cache groups.
 
     Prompts are recorded as hashes of their blocks of `block_size` tokens, with a key of this process: who reads them
     sees which prompts began alike, and cannot guess their tokens.

@@ -1,4 +1,4 @@
-"""LLM: the offline Python API. The loop runs in the calling thread."""
+"""Implement LLM: the offline Python API. The loop runs in the calling thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,7 +252,7 @@ class LLM:
             self._read_ids.remove(request.request_id)
             self._unread.pop(request.request_id, None)
             self.engine.loop.abort(request.request_id)
-        self.engine.loop.settle()
+        self.engine.loop.process_input_queue()
 
 
 LLM.__init__.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess] what `help(LLM)` shows

@@ -26,7 +26,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The caller of a request went away."""
+    """Says that the caller of a request went away."""
 
     request_id: str
 
@@ -81,7 +81,7 @@ class EngineLoop:
 
         False if there was nothing to compute.
         """
-        self.settle()
+        self.process_input_queue()
         heard = False
         while len(self._in_flight) < self._executor.depth:
             start_s = self.clock()
@@ -124,7 +124,7 @@ class EngineLoop:
             self.journal.sample_host(ran_s, self._read_host)
         return True
 
-    def settle(self) -> None:
+    def process_input_queue(self) -> None:
         """Take in messages and passed deadlines without computing anything."""
         self._publish(self._drain() + self._scheduler.expire())
 

@@ -1,4 +1,6 @@
-"""What callers get: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows them."""
+"""Define what callers get: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows
+them.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +10,8 @@ from ridgeline.engine.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """How an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence id.
+    """Says how an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence
+    id.
 
     `uncached_reason`: why the prefix cache served no more of the prompt than `num_cached_tokens`.
     """
@@ -23,7 +26,7 @@ class Finish:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What one step added to output `index` of a request; `text` is "" while a character or a stop string is open."""
+    """Holds what one step added to output `index` of a request; `text` is "" while part of a character is open."""
 
     request_id: str
     index: int
@@ -37,7 +40,7 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """The vector of one prompt, float32 [H]."""
+    """Holds the vector of one prompt, float32 [H]."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -46,7 +49,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One whole output. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
+    """Holds one whole output. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
 
     index: int
     text: str = ""
@@ -87,7 +90,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its outputs so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
+    """Holds a request and its outputs so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
 
     request_id: str
     prompt: str | None

@@ -31,7 +31,7 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """One detokenizer per unfinished output. Without a tokenizer, deltas carry token ids only."""
+    """Runs one detokenizer per unfinished output. Without a tokenizer, deltas carry token ids only."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -44,10 +44,10 @@ class Renderer:
         finished: list[FinishEvent] = []
         for event in events:
             key = (event.request.request_id, 0 if isinstance(event, PromptLogprobsEvent) else event.index)
-            delta = deltas.setdefault(key, OutputDelta(*key))
+            delta = deltas.get(key)
+            if delta is None:
+                delta = deltas[key] = OutputDelta(*key)
             match event:
-                case PromptLogprobsEvent():
-                    delta.prompt_logprobs.extend(event.logprobs)
                 case TokenEvent():
                     if key in stopped or key in failed:
                         continue
@@ -56,6 +56,8 @@ class Renderer:
                             stopped[key] = None
                     except Exception as error:
                         failed[key] = self._fault(key, error)
+                case PromptLogprobsEvent():
+                    delta.prompt_logprobs.extend(event.logprobs)
                 case VectorEvent():
                     delta.vector_H = event.vector_H
                 case FinishEvent():
@@ -76,8 +78,9 @@ class Renderer:
         params = event.request.params
         if self._tokenizer is None or (event.ends and not params.include_stop_str_in_output):
             return False
-        if key not in self._open:
-            self._open[key] = IncrementalDetokenizer(
+        detokenizer = self._open.get(key)
+        if detokenizer is None:
+            detokenizer = self._open[key] = IncrementalDetokenizer(
                 self._tokenizer,
                 event.request.prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
@@ -85,8 +88,8 @@ class Renderer:
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-        delta.text += self._open[key].feed((event.token_id,))
-        return self._open[key].stop_found is not None
+        delta.text += detokenizer.feed((event.token_id,))
+        return detokenizer.stop_found is not None
 
     def _finish(self, event: FinishEvent, key: OutputKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
         """Close an output; `failure` is what went wrong with it in this step. Return its end as callers see it."""

@@ -1,4 +1,4 @@
-"""A request, its sequences, and the events that its tokens become.
+"""Implement a request, its sequences, and the events that its tokens become.
 
 A Request is what a caller asked for; a Sequence is one of its `n` outputs. Only the scheduler writes to them.
 """
@@ -15,7 +15,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request neve
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended; the first two as OpenAI spells them."""
+    """Says why a sequence ended; the first two as OpenAI spells them."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
     LENGTH = "length"  # max_tokens or the context length
@@ -154,7 +154,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class VectorEvent:
-    """The vector [H] that `request` asked for."""
+    """Holds the vector [H] that `request` asked for."""
 
     request: Request
     index: int
@@ -163,7 +163,7 @@ class VectorEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """Output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
+    """Holds output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
 
     request: Request
     index: int
@@ -178,7 +178,7 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """When things happened to one output, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
+    """Says when things happened to one output, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
 
     queue_s: float
     ttft_s: float | None

@@ -13,7 +13,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
+from ridgeline.core.step import BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import is_decode, next_decode
@@ -117,14 +117,15 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
+        copies: list[BlockCopy] = []
+        if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
+            return plan
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
         num_running, num_preemptions = len(self._running), self._num_preemptions
         self._strategy.begin(
             self._running, Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
         )
-        draft = StepDraft(self._cache, self._strategy, self._max_model_len, num_tokens, num_rows)
-        if self._decode is not None and (plan := self._plan_decode(self._decode, draft)) is not None:
-            return plan
+        draft = StepDraft(self._cache, self._strategy, self._max_model_len, num_tokens, num_rows, copies=copies)
         self._plan_running(draft)
         if self._num_preemptions == num_preemptions:
             draft.head_waits = self._plan_waiting(draft)
@@ -283,10 +284,10 @@ class Scheduler:
             self.insert_running(seq)
         return None
 
-    def _plan_decode(self, last: StepPlan, draft: StepDraft) -> StepPlan | None:
+    def _plan_decode(self, last: StepPlan, copies: list[BlockCopy]) -> StepPlan | None:
         """Plan one more token of each sequence of `last`, where nobody waits who could be admitted.
 
-        Otherwise None: `draft` has what was copied on the way.
+        Otherwise None: `copies` gets what has to be copied for those that did get a block.
         """
         num_running, config = len(self._running), self._config
         waiting = len(self._waiting) > 0
@@ -294,10 +295,10 @@ class Scheduler:
             return None
         advance = self._cache.advance([seq.seq_id for seq in self._running])
         if not advance.done:
-            draft.copies.extend(advance.copies)
+            copies.extend(advance.copies)
             return None
         self._step += 1
-        full: WaitReason = "slots" if draft.tokens_left > num_running else "budget"
+        full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
         plan = next_decode(last, self._running, advance, self._step, full if waiting else None)
         self._in_flight.update((span.seq_id, span) for span in plan.spans)
         self._decode = plan

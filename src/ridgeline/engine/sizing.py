@@ -1,4 +1,4 @@
-"""BackendPlan -> context length, cache layout and their reasons: what memory leaves room for.
+"""Choose context length and cache layout from a BackendPlan, with reasons: what memory leaves room for.
 
 Knows a model by its states and its declared length alone. Called by `engine/build.py` before weights are loaded. Must
 not import torch.
@@ -25,7 +25,7 @@ CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The context length in tokens, the cache, the largest step, and the reasons for the sizes."""
+    """Holds the context length in tokens, the cache, the largest step, and the reasons for the sizes."""
 
     max_model_len: int
     layout: CacheLayout

@@ -1,4 +1,5 @@
-"""What a step needs at least, from a few numbers: a model's shape and a datasheet. The formulas are the op table's.
+"""Estimate what a step needs at least, from a few numbers: a model's shape and a datasheet. The formulas are the op
+table's.
 
 FLOPs here are those of matrix products alone where texts count so; a multiply-add is two.
 """

@@ -18,7 +18,9 @@ FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work of a step: (tokens, KV length after the step) of each span, and the number of rows that need logits."""
+    """Counts the work of a step: (tokens, KV length after the step) of each span, and the number of rows that need
+    logits.
+    """
 
     spans: tuple[tuple[int, int], ...]
     num_rows: int
@@ -35,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Bytes per element of weights, activations and KV entries. Quantized weights may be fractional."""
+    """Holds bytes per element of weights, activations and KV entries. Quantized weights may be fractional."""
 
     weight: float = 2
     activation: float = 2
@@ -44,7 +46,7 @@ class ElementBytes:
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """FLOPs and bytes moved between memory and the cores, each operand counted once.
+    """Holds FLOPs and bytes moved between memory and the cores, each operand counted once.
 
     A multiply-add is two FLOPs; exp and tanh, in activations and soft caps, stand for several by convention.
     """
@@ -71,7 +73,7 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """An op's concrete sizes in one step: shapes of inputs, outputs and weights.
+    """Holds an op's concrete sizes in one step: shapes of inputs, outputs and weights.
 
     `input_bytes` and `output_bytes` are per element of each operand; 0 where it does not cross memory.
     """
@@ -88,7 +90,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """One row of the table. `summary` is its signature in words.
+    """Holds one row of the table. `summary` is its signature in words.
 
     Outputs are as wide as activations, or float32; weights are as wide as the model's, or float32 in every model.
     """

@@ -1,4 +1,4 @@
-"""What a scheme of weight quantization is, and how one is found: a file of `schemes/`, named as the scheme."""
+"""Define what a scheme of weight quantization is, and how one is found: a file of `schemes/`, named as the scheme."""
 
 import importlib
 from typing import Protocol, cast
@@ -11,7 +11,7 @@ from ridgeline.quant.stored import StoredFormat, StoredMatrix
 
 
 class Scheme(Protocol):
-    """The functions of a file of `schemes/`."""
+    """Describes the functions of a file of `schemes/`."""
 
     def stored_format(self, group_size: int | None, zero_points: bool) -> StoredFormat:
         """Return how the scheme stores matrices; `group_size` None: the scheme's own choice.

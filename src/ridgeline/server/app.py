@@ -1,4 +1,6 @@
-"""The app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not started."""
+"""Implement the app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not
+started.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""RequestBoundary: the outermost layer around every route. Id, key, error mapping and the log line of each request."""
+"""Put RequestBoundary around every route. Id, key, error mapping and the log line of each request."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""The one place where an exception becomes an HTTP error: status, headers and OpenAI's error body.
+"""Define the one place where an exception becomes an HTTP error: status, headers and OpenAI's error body.
 
 Every route, every status of 400 and above, and the error event of a broken stream come through `reply_to`.
 """
@@ -36,14 +36,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorEnvelope(msgspec.Struct, frozen=True):
-    """What is sent."""
+    """Holds the body that is sent."""
 
     error: ErrorBody
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error as HTTP. `unexpected` ones are ours: they belong in the log with a traceback."""
+    """Holds an error as HTTP. `unexpected` ones are ours: they belong in the log with a traceback."""
 
     status: int
     body: ErrorBody

@@ -12,7 +12,7 @@ QkNormPlace = Literal["head", "row", "rotated head"]
 
 @dataclass(frozen=True, slots=True)
 class GroupedQueryAttention:
-    """Softmax attention with `num_heads` queries over `num_kv_heads` keys and values (arXiv 2305.13245).
+    """Declares softmax attention with `num_heads` queries over `num_kv_heads` keys and values (arXiv 2305.13245).
 
     `qk_norm`: of queries and keys, over each head before it is rotated, over each head after it is rotated, or over the
     row of all heads, which are then cut from it.

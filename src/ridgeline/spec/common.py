@@ -1,4 +1,4 @@
-"""What most families share: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
+"""Define what most families share: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -319,9 +319,9 @@ def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1)
     ]
 
 
-def fused_qkv(at: str) -> Sequence[str]:
+def fused_qkv(prefix: str) -> Sequence[str]:
     """Return the names of what a tensor of queries, keys and values of the layer at `at` is cut into."""
-    return [f"{at}.attn.{letter}" for letter in "qkv"]
+    return [f"{prefix}.attn.{letter}" for letter in "qkv"]
 
 
 def llama_renames(*instead: Rename) -> Sequence[Rename]:
@@ -352,13 +352,13 @@ def expert_renames(
 
     To be added to `llama_renames`, whose names are those of the dense layers that may stand between.
     """
-    at, to = f"model.layers.{{i}}.{block}", "layers.{i}.ffn"
+    prefix, to = f"model.layers.{{i}}.{block}", "layers.{i}.ffn"
     names = [
-        Rename(f"{at}.gate.weight", (f"{to}.router.weight",)),
-        Rename(f"{at}.gate.e_score_correction_bias", (f"{to}.route.bias",)),
-        Rename(f"{at}.shared_expert_gate.weight", (f"{to}.shared_gate.weight",)),
+        Rename(f"{prefix}.gate.weight", (f"{to}.router.weight",)),
+        Rename(f"{prefix}.gate.e_score_correction_bias", (f"{to}.route.bias",)),
+        Rename(f"{prefix}.shared_expert_gate.weight", (f"{to}.shared_gate.weight",)),
     ]
     for matrix, stored in (("gate", gate), ("up", up), ("down", down)):
-        names.append(Rename(f"{at}.experts.{{e}}.{stored}.weight", (f"{to}.{matrix}.weight",), experts=True))
-        names.append(Rename(f"{at}.{shared}.{stored}.weight", (f"{to}.shared.{matrix}.weight",)))
+        names.append(Rename(f"{prefix}.experts.{{e}}.{stored}.weight", (f"{to}.{matrix}.weight",), experts=True))
+        names.append(Rename(f"{prefix}.{shared}.{stored}.weight", (f"{to}.shared.{matrix}.weight",)))
     return names

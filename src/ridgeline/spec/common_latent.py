@@ -1,4 +1,4 @@
-"""What families with multi-head latent attention share: reading it, and its tensor names."""
+"""Define what families with multi-head latent attention share: reading it, and its tensor names."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _temperature(rope: Rope) -> float:
 
 def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames of latent attention, with a compressed query or without."""
-    at, to = "model.layers.{i}.self_attn", "layers.{i}.attn"
+    prefix, to = "model.layers.{i}.self_attn", "layers.{i}.attn"
     compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
     names = {
         ("q_b_proj" if compressed else "q_proj"): "q",
@@ -59,4 +59,4 @@ def latent_renames(spec: DecoderSpec) -> Sequence[Rename]:
         "q_a_proj": "q_down",
         "kv_a_proj_with_mqa": "kv_down",
     }
-    return module_renames({f"{at}.{source}": f"{to}.{target}" for source, target in names.items()})
+    return module_renames({f"{prefix}.{source}": f"{to}.{target}" for source, target in names.items()})

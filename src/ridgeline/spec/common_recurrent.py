@@ -1,4 +1,4 @@
-"""What families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
+"""Define what families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -125,7 +125,7 @@ def backbone_renames() -> Sequence[Rename]:
 
 def hybrid_renames() -> Sequence[Rename]:
     """Return the renames that hybrids of Mamba and attention have instead of Llama's."""
-    at = "layers.{i}"
-    names = {"model.final_layernorm": "final_norm", f"model.{at}.pre_ff_layernorm": f"{at}.ffn_norm"}
+    prefix = "layers.{i}"
+    names = {"model.final_layernorm": "final_norm", f"model.{prefix}.pre_ff_layernorm": f"{prefix}.ffn_norm"}
     matrices = ("gate", "up", "down")
-    return module_renames(names | {f"model.{at}.feed_forward.{x}_proj": f"{at}.ffn.{x}" for x in matrices})
+    return module_renames(names | {f"model.{prefix}.feed_forward.{x}_proj": f"{prefix}.ffn.{x}" for x in matrices})

@@ -34,7 +34,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiGlu:
-    """(u + 1) * g * sigmoid(alpha * g), the gate g at most `limit`, u between -limit and limit (gpt-oss)."""
+    """Computes (u + 1) * g * sigmoid(alpha * g), the gate g at most `limit`, u between -limit and limit (gpt-oss)."""
 
     limit: float
     alpha: float

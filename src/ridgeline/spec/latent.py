@@ -1,4 +1,6 @@
-"""Multi-head latent attention: caches one compressed latent per token instead of the keys and values of its heads."""
+"""Implement multi-head latent attention: caches one compressed latent per token instead of the keys and values of its
+heads.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,7 @@ from ridgeline.spec.parts import RmsNorm, Rope
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+    """Declares multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
     A head's key is `nope_dim` entries made from the token's normalised latent of `kv_rank` entries and, behind them,
     `rope_dim` rotated ones that all heads share; its value is `value_dim` entries made from the latent. Queries pass

@@ -1,4 +1,4 @@
-"""Building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
+"""Define building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class UnweightedRmsNorm:
-    """x / sqrt(mean(x^2) + eps)."""
+    """Computes x / sqrt(mean(x^2) + eps)."""
 
     eps: float
 
@@ -41,19 +41,19 @@ Norm = RmsNorm | UnweightedRmsNorm | LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class PlainRope:
-    """Frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
+    """Computes frequencies theta^(-2i/d), as in the RoFormer paper (arXiv 2104.09864)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
-    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
+    """Declares position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicRope:
-    """NTK-aware base that grows with the context length beyond `original_context` tokens."""
+    """Declares an NTK-aware base that grows with the context length beyond `original_context` tokens."""
 
     factor: float
     original_context: int
@@ -71,7 +71,7 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class YarnRope:
-    """YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
+    """Declares YaRN: interpolation by part and a temperature on the attention logits (arXiv 2309.00071)."""
 
     factor: float
     original_context: int
@@ -99,7 +99,7 @@ RopeScaling = PlainRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions on the first `rotary_dim` entries of each head.
+    """Declares rotary positions on the first `rotary_dim` entries of each head.
 
     Halves are rotated against each other, or, where `interleaved`, even entries against the odd ones that follow them.
     """
@@ -112,7 +112,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(act(gate(x)) * up(x))."""
+    """Computes down(act(gate(x)) * up(x))."""
 
     size: int
     activation: Activation
@@ -121,7 +121,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(act(up(x)))."""
+    """Computes down(act(up(x)))."""
 
     size: int
     activation: Activation

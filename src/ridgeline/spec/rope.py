@@ -1,4 +1,4 @@
-"""Rotary frequencies: (Rope, context length) -> one frequency per rotated pair, and a factor on cos and sin.
+"""Compute rotary frequencies: (Rope, context length) -> one frequency per rotated pair, and a factor on cos and sin.
 
 Called by `program/lower.py`. Frequencies are computed in fp32, as the models were trained with. numpy only.
 """

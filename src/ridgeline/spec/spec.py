@@ -111,7 +111,7 @@ class PostNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class NormedResidualLayer:
-    """x = norm(x), then x = a * x + b * mixer(x); the same again with the feed-forward (arXiv 2501.08313).
+    """Computes x = norm(x), then x = a * x + b * mixer(x); the same again with the feed-forward (arXiv 2501.08313).
 
     The factors (a, b) of each half are `mixer_factors` and `ffn_factors`.
     """
@@ -163,7 +163,7 @@ class MaskedDiffusion:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
+    """Declares a whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
 
     Without a `head` it is an encoder: its tokens all see one another, and what it gives is the last layer's output.
     Raises ConfigError where a layer shares the keys and values of one that does not fit.
@@ -185,14 +185,14 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """How checkpoint tensor `source` becomes program weights; `{i}` stands for the layer number.
+    """Says how checkpoint tensor `source` becomes program weights; `{i}` stands for the layer number.
 
     With several `targets` the tensor is cut along its rows, into as many as each target has: one target after the other
     within each of `groups` equal parts. `transpose`: the checkpoint stores [.., in, out] (GPT-2's Conv1D); it is turned
     to [.., out, in] before cutting. `{e}` in the source stands for the number of an expert or a head, of which the
     targets are stacks. `experts`: the targets are stacks over the experts; without `{e}` in the source the tensor holds
     all of them, each of which is cut.
-    Of several renames of one weight, the first says how it is written, and the first that is there how it is read.
+    If several renames make one weight, the first says how it is written, and the first that is there how it is read.
     Without targets, all tensors whose names begin with `source` are left unread: parts of the model beside its decoder.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """

@@ -20,7 +20,7 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class ChatTemplate:
-    """The compiled chat templates of one model. Renders from any thread; no state between renders."""
+    """Holds the compiled chat templates of one model. Renders from any thread; no state between renders."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Compile `sources` by name: "default" must be there, "tool_use", if there, is taken for requests with tools.
@@ -109,7 +109,7 @@ def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:
 def _reason(error: Exception) -> str:
     """Return the text of an error for the caller.
 
-    Of errors that are not jinja2's only the kind: their text can hold addresses.
+    For errors that are not jinja2's only the kind: their text can hold addresses.
     """
     if isinstance(error, (RefusedError, jinja2.UndefinedError, jinja2.TemplateSyntaxError)):
         return str(error)[:300]

@@ -8,12 +8,13 @@ What the text of an output is. With T the tokenizer's own decode, specials skipp
     text(output | prompt) = T(prompt + output) without its longest common prefix with T(prompt).
 
 So a first word keeps the space that T would strip at the start of a text, and a character that the prompt left
-unfinished belongs to the output that finishes it. Of the prompt only the shortest tail that starts at a fresh token
+unfinished belongs to the output that finishes it. Only the shortest tail of the prompt that starts at a fresh token
 is decoded (see `_starts_fresh`), and later only a window: the ids since the last settled boundary, after those that
 settled there. A boundary is settled when no later token can change the text before it. Until one is reached the text
 is held back, which is what keeps characters whole:
 
-    byte-level BPE   settled after a token that completes a UTF-8 character, or leaves bytes that can never become one
+    byte-level BPE   settled after a token that completes a UTF-8 character, or leaves bytes that can never become one;
+                     where the decoder does nothing but join bytes, the text is theirs, and no window is decoded
     byte fallback    settled after any token but <0x..>: a run of these is text only if all of it is UTF-8
     anything else    settled after every token
 """
@@ -26,7 +27,8 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """Text of one output sequence, as its tokens arrive. Every id is decoded at most three times, whatever the length.
+    """Decodes the text of one output sequence, as its tokens arrive. Every id is decoded at most three times, whatever
+    the length.
 
     With stop strings, the longest tail that may still become one is held back. The match that is complete first ends
     the text (of those that end together, the one that starts first), however the text is divided among tokens and the
@@ -52,7 +54,9 @@ class IncrementalDetokenizer:
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window = self._prompt_tail(prompt_ids)
-        self._known = tokenizer.decode(self._window, skip_special_tokens=False)
+        self._joins_bytes = tokenizer.joins_bytes and not self._utf8.getstate()[0]
+        self._unsettled = ""  # text that `_utf8` gave since the last boundary, where bytes are joined
+        self._known = "" if self._joins_bytes else tokenizer.decode(self._window, skip_special_tokens=False)
         self._num_known = len(self._window)
         self._matcher = _StopMatcher(stop, include_stop)
         self._min_tokens = min_tokens
@@ -77,11 +81,13 @@ class IncrementalDetokenizer:
         """End of the output: return what was held back, unfinished bytes as U+FFFD."""
         if self.stop_found is not None:
             return ""
-        rest = self._settle()
+        rest = self._unsettled + self._utf8.decode(b"", final=True) if self._joins_bytes else self._settle()
         return self._matcher.push(rest, armed=self.num_tokens >= self._min_tokens) + self._matcher.flush()
 
     def _take(self, token_id: int) -> str:
         """Append one id to the window; the new text if its end is a settled boundary, else nothing yet."""
+        if self._joins_bytes:
+            return "" if token_id in self._skip else self._join(self._tokenizer.token_bytes(token_id))
         if token_id in self._skip or self._tokenizer.token(token_id) is None:
             return ""
         self._window.append(token_id)
@@ -91,6 +97,14 @@ class IncrementalDetokenizer:
         else:
             settled = not self._tokenizer.is_byte_token(token_id)
         return self._settle() if settled else ""
+
+    def _join(self, token_bytes: bytes) -> str:
+        text = self._unsettled + self._utf8.decode(token_bytes)
+        if self._utf8.getstate()[0]:
+            self._unsettled = text
+            return ""
+        self._unsettled = ""
+        return text
 
     def _settle(self) -> str:
         """Return the text of the window beyond what is known of it; then keep only the ids that gave this text."""

@@ -1,4 +1,4 @@
-"""Tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
+"""Define the tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
 
 Called by the front ends (encode), the incremental detokenizer (decode) and the server (log-probability display).
 Model files are untrusted: everything is checked before or while it is read, and each defect is one ModelLoadError that
@@ -64,6 +64,7 @@ class Tokenizer:
         special_tokens: the named ones that are set, e.g. {"bos_token": "<s>"}; the variables of chat templates.
         chat_templates: template sources by name; "default" is the usual one, "tool_use" serves requests with tools.
         byte_level: every token stands for bytes, in the alphabet of GPT-2's byte-level BPE.
+        joins_bytes: byte_level, and a text is the bytes of its tokens end to end, read as UTF-8, and nothing more.
         byte_fallback: tokens like <0xE2> stand for one byte each, as in sentencepiece.
     """
 
@@ -80,7 +81,9 @@ class Tokenizer:
         self.special_tokens = named
         self.chat_templates = templates
         self.byte_level = "ByteLevel" in kinds
+        self.joins_bytes = [step.get("type") for step in steps] == ["ByteLevel"]
         self.byte_fallback = "ByteFallback" in kinds
+        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         self.pad_id = self._named_id("pad_token")
@@ -140,6 +143,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for in a text, b" world" for "Ġworld" and "▁world"; b"" without a token."""
+        if (known := self._bytes.get(token_id)) is not None:
+            return known
+        token_bytes = self._bytes_of(token_id)
+        if 0 <= token_id < self.vocab_size:
+            self._bytes[token_id] = token_bytes
+        return token_bytes
+
+    def _bytes_of(self, token_id: int) -> bytes:
         token = self.token(token_id)
         if token is None:
             return b""

@@ -1,1 +1,1 @@
-"""Model files in and out: folders, safetensors, and the way from checkpoint tensors to program weights."""
+"""Read and write models: folders, safetensors, and the way from checkpoint tensors to program weights."""

@@ -52,7 +52,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All tensors of a folder. Opening reads headers only."""
+    """Holds all tensors of a folder. Opening reads headers only."""
 
     path: Path
     entries: Mapping[str, TensorEntry]

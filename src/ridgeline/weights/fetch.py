@@ -31,7 +31,7 @@ OnProgress = Callable[[int], None]  # bytes so far
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A GGUF file known by its SHA-256: on the hub, and inside a wheel of the package registry."""
+    """Holds a GGUF file known by its SHA-256: on the hub, and inside a wheel of the package registry."""
 
     hub_id: str
     revision: str

@@ -31,7 +31,7 @@ log = get_logger("weights")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What generation_config.json recommends; None where it is silent. `temperature` 0 is greedy decoding.
+    """Says what generation_config.json recommends; None where it is silent. `temperature` 0 is greedy decoding.
 
     `eos_token_ids` falls back to config.json, and is empty where neither names an end of sequence.
     """
@@ -49,7 +49,7 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model on disk. `name` is what the caller asked for, and what a server calls the model by default.
+    """Holds a model on disk. `name` is what the caller asked for, and what a server calls the model by default.
 
     `path` is a folder in the format of Hugging Face, or with `gguf` the GGUF file that is the whole model.
     """

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a model folder, which nobody vouches for. Called by folder.py and checkpoint.py."""
+"""Read the JSON files of a model folder, which nobody vouches for. Called by folder.py and checkpoint.py."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Checkpoint tensors -> program weights, whole or in part. Called by backends and the trainer."""
+"""Turn checkpoint tensors into program weights, whole or in part. Called by backends and the trainer."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

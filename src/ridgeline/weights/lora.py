@@ -104,7 +104,7 @@ def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What an adapter's product is multiplied by: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
+    """Says what an adapter's product is multiplied by: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
 
     alpha: float
     alphas: Mapping[str, float]

@@ -99,7 +99,7 @@ def spelled_as_in(names: Collection[str], renames: Sequence[Rename]) -> Sequence
 def followed(names: Collection[str], renames: Sequence[Rename], program: Program) -> Mapping[str, Source]:
     """Return what each tensor is that holds weights of the program.
 
-    Of several renames of a weight the first counts of which a tensor is among `names`, or simply the first.
+    If several renames make a weight, the first counts of which a tensor is among `names`, or simply the first.
     """
     candidates: dict[str, list[Rename]] = {name: [] for name in program.weights}
     for rename in renames:

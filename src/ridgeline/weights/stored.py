@@ -35,7 +35,8 @@ class StoredTensors(Protocol):
 
 
 class PrequantizedWeights:
-    """Quantized matrices taken from a checkpoint without dequantizing. `formats` has those of the program's weights.
+    """Holds quantized matrices taken from a checkpoint without dequantizing. `formats` has those of the program's
+    weights.
 
     A weight of experts [E, N, K] is E matrices of one format. A weight that the checkpoint stores turned around, with
     inputs as rows, is not among them.

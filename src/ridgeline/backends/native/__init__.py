@@ -1,1 +1,3 @@
-"""The native CPU backend: the program as a tape of C++ instructions. Needs the compiled module `ridgeline._native`."""
+"""Implement the native CPU backend: the program as a tape of C++ instructions. Needs the compiled module
+`ridgeline._native`.
+"""

@@ -1,4 +1,5 @@
-"""What the native backend offers: which models it runs, in which formats and instructions, and what memory that takes.
+"""Define what the native backend offers: which models it runs, in which formats and instructions, and what memory that
+takes.
 
 Imported on every start, also where the native code is missing: what needs it, or torch, is imported where it is used.
 """
@@ -185,7 +186,7 @@ class NativeBackend:
 
     @property
     def support(self) -> NativeSupport:
-        """What of the native code runs on this machine."""
+        """The part of the native code that runs on this machine."""
         return self._given or native_support()
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NativePart:
-    """Instructions `begin .. end` of the tape; `groups` names what each of them computes."""
+    """Holds instructions `begin .. end` of the tape; `groups` names what each of them computes."""
 
     begin: int
     end: int

@@ -1,4 +1,4 @@
-"""Mixtures of experts as instructions of a tape. `emit.py` has the table of all emitters."""
+"""Implement mixtures of experts as instructions of a tape. `emit.py` has the table of all emitters."""
 
 from collections.abc import Mapping, Sequence
 

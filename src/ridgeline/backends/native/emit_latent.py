@@ -1,4 +1,4 @@
-"""Multi-head latent attention as instructions of a tape, and its weights by head."""
+"""Implement multi-head latent attention as instructions of a tape, and its weights by head."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""How the ops of recurrent layers become instructions of a tape. Called by the compiler through `emit.py`."""
+"""Define how the ops of recurrent layers become instructions of a tape. Called by the compiler through `emit.py`."""
 
 from collections.abc import Mapping
 

@@ -30,7 +30,7 @@ MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how
 
 
 class NativeExecutable:
-    """A program bound to packed weights and to cache memory.
+    """Runs a program bound to packed weights and to cache memory.
 
     `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
     names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `prequantized`
@@ -69,7 +69,7 @@ class NativeExecutable:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What runs where, in order."""
+        """The parts of a step and where they run, in order."""
         return self._parts
 
     @property
@@ -79,7 +79,7 @@ class NativeExecutable:
 
     @property
     def workspace_bytes(self) -> int:
-        """What the steps so far have allocated beside weights and cache."""
+        """The bytes that the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
 
     def read_bandwidth(self) -> float | None:

@@ -74,9 +74,9 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class _CachedSpan:
-    """A span's rows of T, the float32 keys and values of its sequence, and what each query sees of them.
+    """Holds a span's rows of T, the float32 keys and values of its sequence, and what each query sees of them.
 
-    Of latents `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
+    For latents, `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
     """
 
     rows: slice
@@ -88,7 +88,7 @@ class _CachedSpan:
 
 
 class NativeMemory:
-    """StepMemory of one step over the memory of native kernels."""
+    """Implements StepMemory of one step over the memory of native kernels."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What a tape will take, asked of the tape itself: compiled without weights and cache, it can be measured and not run.
+"""Define what a tape will take, asked of the tape itself: compiled without weights and cache, it can be measured and
+not run.
 
 Called by `backend.py` before anything is loaded. The sizes are those of the C++ that allocates; none is said here.
 """
@@ -22,7 +23,7 @@ UNLIMITED_BYTES = 1 << 60
 
 
 class MeasuredTape:
-    """The tape of a program, for its sizes. `sizes` are those of the program's states."""
+    """Builds the tape of a program, for its sizes. `sizes` are those of the program's states."""
 
     def __init__(self, program: Program, settings: NativeSettings, sizes: Sequence[StateSize], block_size: int) -> None:
         self._num_threads = settings.num_threads

@@ -32,12 +32,12 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, at: int) -> _native.KvMemory:
+def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, location: int) -> _native.KvMemory:
     """Return the blocks of a state at an address."""
     if isinstance(state, LatentState):
         entries = state.latent_dim + state.rope_dim
-        return _native.KvMemory(kind, 1, entries, block_size, at, latent_dim=state.latent_dim)
-    return _native.KvMemory(kind, state.num_heads, state.head_dim, block_size, at)
+        return _native.KvMemory(kind, 1, entries, block_size, location, latent_dim=state.latent_dim)
+    return _native.KvMemory(kind, state.num_heads, state.head_dim, block_size, location)
 
 
 def logits_width(program: Program) -> int:

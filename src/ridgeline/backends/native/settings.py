@@ -50,7 +50,7 @@ class MatrixFormat:
 
     @property
     def stored_format(self) -> StoredFormat:
-        """What that scheme makes."""
+        """The format that the scheme makes."""
         return scheme(self.scheme_name).stored_format(self.group or None, self.zero_points)
 
 

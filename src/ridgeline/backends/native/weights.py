@@ -130,7 +130,7 @@ class NativeWeights:
         num_experts: int = 1,
     ) -> _native.Matrix:
         """Pack the rows of `sources` as one matrix of `shape` [N, K]; `interleave` puts 16 rows of each of two
-        sources side by side in a panel. Of sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
+        sources side by side in a panel. For sources [E, rows, K] it is expert 0's, and the others' lie behind it."""
         outputs, inputs = shape
         order = interleaved(outputs // 2) if interleave else np.arange(outputs)
 
@@ -166,8 +166,8 @@ class NativeWeights:
         if name not in self._matrices:
             group = INT8_GROUP if form.kind == "int8" else form.group
 
-            def describe(at: int) -> _native.Matrix:
-                matrix = _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, at)
+            def describe(location: int) -> _native.Matrix:
+                matrix = _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, location)
                 return _native.tuned(self._level, matrix, self._variants.get(kind_name(form), {}))
 
             def packed() -> np.ndarray:

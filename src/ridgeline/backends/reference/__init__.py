@@ -1,1 +1,1 @@
-"""The reference backend: the program interpreted op by op in plain torch."""
+"""Implement the reference backend: the program interpreted op by op in plain torch."""

@@ -1,4 +1,4 @@
-"""Masked grouped-query attention over dense keys and values, in plain torch.
+"""Compute masked grouped-query attention over dense keys and values, in plain torch.
 
 Legend: S sequences · Q query tokens of each · L keys · N query heads · K key/value heads · D head size · G = N / K.
 """

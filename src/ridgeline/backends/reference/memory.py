@@ -1,4 +1,4 @@
-"""What an op of this backend may ask of the states of its sequences.
+"""Define what an op of this backend may ask of the states of its sequences.
 
 Implemented by the dense executable (whole sequences, no cache), by the paged one, and by the native backend for the
 ops that it leaves to this one.
@@ -30,7 +30,7 @@ class LatentSpans:
 
 
 class StepMemory(Protocol):
-    """The memory of one step's sequences; tokens of a span lie side by side in T."""
+    """Gives access to the memory of one step's sequences; tokens of a span lie side by side in T."""
 
     def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
         """Store the step's keys and values of state `state`."""

@@ -44,7 +44,7 @@ StateMemory = tuple[torch.Tensor, ...]
 
 
 class ReferenceExecutable:
-    """A program bound to weights and to cache tensors in the dtype of the weights."""
+    """Runs a program bound to weights and to cache tensors in the dtype of the weights."""
 
     def __init__(self, program: Program, weights: Mapping[str, Array], layout: CacheLayout) -> None:
         tensors = as_tensors(weights)
@@ -136,7 +136,9 @@ class _SpanBatch:
 
 
 class _PagedMemory:
-    """StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by layers."""
+    """Implements StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by
+    layers.
+    """
 
     def __init__(
         self,

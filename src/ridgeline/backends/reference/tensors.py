@@ -1,4 +1,4 @@
-"""The border of the reference backend: numpy arrays outside, torch tensors inside, over the same memory."""
+"""Convert at the border of the reference backend: numpy arrays outside, torch tensors inside, over the same memory."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,6 @@
-"""A few long prefixes, each asked again with fresh suffixes: vLLM's `prefix_repetition`, the test of a prefix cache."""
+"""Ask with a few long prefixes, each asked again with fresh suffixes: vLLM's `prefix_repetition`, the test of a prefix
+cache.
+"""
 
 from dataclasses import dataclass
 

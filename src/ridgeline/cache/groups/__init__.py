@@ -23,7 +23,7 @@ class Hit(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a reservation takes: new blocks at the end, and a private copy of the shared block being written."""
+    """Says what a reservation takes: new blocks at the end, and a private copy of the shared block being written."""
 
     num_new: int
     copy_at: int | None = None  # block index of the block to copy
@@ -33,7 +33,7 @@ NO_NEED = Need(0)
 
 
 class CacheGroup(Protocol):
-    """One kind of memory over one pool; a table belongs to one sequence."""
+    """Manages one kind of memory over one pool; a table belongs to one sequence."""
 
     @property
     def whole_prefix(self) -> bool:

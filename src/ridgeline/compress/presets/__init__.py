@@ -18,7 +18,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is.
+    """Holds a model of ours. `token_ids`: keys of config.json, and the special token whose id each of them is.
 
     `starts_from`: the bundled model whose tokenizer and weights it begins with; None: it learns its own.
     """
@@ -30,8 +30,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_ids: dict[str, str]
     config: dict[str, object]
 
-    def recipe(self) -> Recipe:
-        return Recipe(num_tokens=self.num_tokens, matrix_rate=self.matrix_rate, vector_rate=self.vector_rate)
+    def recipe(self, num_tokens: int | None = None) -> Recipe:
+        """Return how it is trained, over `num_tokens` where they are given."""
+        return Recipe(
+            num_tokens=num_tokens or self.num_tokens, matrix_rate=self.matrix_rate, vector_rate=self.vector_rate
+        )
 
 
 def names() -> list[str]:

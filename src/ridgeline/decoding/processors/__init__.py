@@ -1,4 +1,5 @@
-"""What a logits processor is, and the registry: each file `some_name.py` of this folder holds one class `SomeName`.
+"""Define what a logits processor is, and the registry: each file `some_name.py` of this folder holds one class
+`SomeName`.
 
 The order of all of them, and what each does, is in the docstring of `ridgeline.decoding`.
 Must not import engine or server.

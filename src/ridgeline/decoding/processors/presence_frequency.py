@@ -1,4 +1,4 @@
-"""OpenAI's presence and frequency penalties, over the output alone."""
+"""Apply OpenAI's presence and frequency penalties, over the output alone."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Repetition penalty over prompt and output (Keskar et al., "CTRL", arXiv:1909.05858)."""
+"""Apply the repetition penalty over prompt and output (Keskar et al., "CTRL", arXiv:1909.05858)."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Texts to vectors: the whole prompt through a model without its head, pooled. No token is sampled.
+"""Turn texts into vectors: the whole prompt through a model without its head, pooled. No token is sampled.
 
 A decoder's prompt may be cut into spans; an encoder's is one, in which every token sees every other.
 """

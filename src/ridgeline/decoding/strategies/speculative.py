@@ -172,12 +172,12 @@ class Speculative(Autoregressive):
             lengths = self._control.choose(num_decodes, survivals, budget)
         else:
             lengths = [len(draft.token_ids) for draft in drafts.values()]
-        kept: dict[int, Draft] = {}
+        shortened: dict[int, Draft] = {}
         for (seq_id, draft), length in zip(drafts.items(), lengths, strict=True):
             if (length := min(length, budget)) > 0:
-                kept[seq_id] = Draft(draft.token_ids[:length], draft.evidence)
+                shortened[seq_id] = Draft(draft.token_ids[:length], draft.evidence)
                 budget -= length
-        return kept
+        return shortened
 
     def _count(self, num_drafted: int, num_accepted: int) -> None:
         counts = self._counts

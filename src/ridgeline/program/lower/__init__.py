@@ -77,101 +77,103 @@ def _embed(b: Builder) -> str:
     return _optional_norm(b, "embed_norm", spec.embedding.norm, x)
 
 
-def _layer(b: Builder, at: str, layer: AnyLayer, x: str) -> str:
+def _layer(b: Builder, prefix: str, layer: AnyLayer, x: str) -> str:
     match layer:
         case Layer():
-            return _sequential(b, at, layer, x)
+            return _sequential(b, prefix, layer, x)
         case ParallelLayer():
-            return _parallel(b, at, layer, x)
+            return _parallel(b, prefix, layer, x)
         case PostNormLayer():
-            return _post_normed(b, at, layer, x)
+            return _post_normed(b, prefix, layer, x)
         case NormedResidualLayer():
-            return _normed_residual(b, at, layer, x)
+            return _normed_residual(b, prefix, layer, x)
         case _:
             assert_never(layer)
 
 
-def _sequential(b: Builder, at: str, layer: Layer, x: str) -> str:
+def _sequential(b: Builder, prefix: str, layer: Layer, x: str) -> str:
     if layer.mixer is not None:
-        h = _optional_norm(b, f"{at}.mixer_norm", layer.mixer_norm, x)
-        h = _mixer(b, at, layer.mixer, h)
-        h = _optional_norm(b, f"{at}.mixer_post_norm", layer.mixer_post_norm, h)
-        (x,) = b.emit("add", f"{at}.mixer_sum", (x, _scaled(b, f"{at}.mixer_scale", layer.residual_scale, h)))
+        h = _optional_norm(b, f"{prefix}.mixer_norm", layer.mixer_norm, x)
+        h = _mixer(b, prefix, layer.mixer, h)
+        h = _optional_norm(b, f"{prefix}.mixer_post_norm", layer.mixer_post_norm, h)
+        (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _scaled(b, f"{prefix}.mixer_scale", layer.residual_scale, h)))
     if layer.feed_forward is not None:
-        h = _optional_norm(b, f"{at}.ffn_norm", layer.ffn_norm, x)
-        h = _feed_forward(b, f"{at}.ffn", layer.feed_forward, h)
-        h = _optional_norm(b, f"{at}.ffn_post_norm", layer.ffn_post_norm, h)
-        (x,) = b.emit("add", f"{at}.ffn_sum", (x, _scaled(b, f"{at}.ffn_scale", layer.residual_scale, h)))
+        h = _optional_norm(b, f"{prefix}.ffn_norm", layer.ffn_norm, x)
+        h = _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, h)
+        h = _optional_norm(b, f"{prefix}.ffn_post_norm", layer.ffn_post_norm, h)
+        (x,) = b.emit("add", f"{prefix}.ffn_sum", (x, _scaled(b, f"{prefix}.ffn_scale", layer.residual_scale, h)))
     return x
 
 
-def _parallel(b: Builder, at: str, layer: ParallelLayer, x: str) -> str:
-    h = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
-    f = b.norm(f"{at}.ffn_norm", layer.ffn_norm, x) if layer.ffn_norm is not None else h
-    h = _mixer(b, at, layer.mixer, h)
-    (x,) = b.emit("add", f"{at}.mixer_sum", (x, h))
-    f = _feed_forward(b, f"{at}.ffn", layer.feed_forward, f)
-    return b.emit("add", f"{at}.ffn_sum", (x, f))[0]
+def _parallel(b: Builder, prefix: str, layer: ParallelLayer, x: str) -> str:
+    h = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
+    f = b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x) if layer.ffn_norm is not None else h
+    h = _mixer(b, prefix, layer.mixer, h)
+    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, h))
+    f = _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, f)
+    return b.emit("add", f"{prefix}.ffn_sum", (x, f))[0]
 
 
-def _post_normed(b: Builder, at: str, layer: PostNormLayer, x: str) -> str:
-    (x,) = b.emit("add", f"{at}.mixer_sum", (x, _mixer(b, at, layer.mixer, x)))
-    x = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
-    (x,) = b.emit("add", f"{at}.ffn_sum", (x, _feed_forward(b, f"{at}.ffn", layer.feed_forward, x)))
-    return b.norm(f"{at}.ffn_norm", layer.ffn_norm, x)
+def _post_normed(b: Builder, prefix: str, layer: PostNormLayer, x: str) -> str:
+    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _mixer(b, prefix, layer.mixer, x)))
+    x = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
+    (x,) = b.emit("add", f"{prefix}.ffn_sum", (x, _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, x)))
+    return b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x)
 
 
-def _normed_residual(b: Builder, at: str, layer: NormedResidualLayer, x: str) -> str:
-    x = b.norm(f"{at}.mixer_norm", layer.mixer_norm, x)
-    x = _weighted_sum(b, f"{at}.mixer_sum", layer.mixer_factors, x, _mixer(b, at, layer.mixer, x))
-    x = b.norm(f"{at}.ffn_norm", layer.ffn_norm, x)
-    return _weighted_sum(b, f"{at}.ffn_sum", layer.ffn_factors, x, _feed_forward(b, f"{at}.ffn", layer.feed_forward, x))
+def _normed_residual(b: Builder, prefix: str, layer: NormedResidualLayer, x: str) -> str:
+    x = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
+    x = _weighted_sum(b, f"{prefix}.mixer_sum", layer.mixer_factors, x, _mixer(b, prefix, layer.mixer, x))
+    x = b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x)
+    return _weighted_sum(
+        b, f"{prefix}.ffn_sum", layer.ffn_factors, x, _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, x)
+    )
 
 
-def _weighted_sum(b: Builder, at: str, factors: tuple[float, float], *terms: str) -> str:
+def _weighted_sum(b: Builder, prefix: str, factors: tuple[float, float], *terms: str) -> str:
     scaled = [
-        term if factor == 1.0 else b.emit("scale", f"{at}.{name}", (term,), (), ScaleAttrs(factor))[0]
+        term if factor == 1.0 else b.emit("scale", f"{prefix}.{name}", (term,), (), ScaleAttrs(factor))[0]
         for name, factor, term in zip(("residual", "branch"), factors, terms, strict=True)
     ]
-    return b.emit("add", at, tuple(scaled))[0]
+    return b.emit("add", prefix, tuple(scaled))[0]
 
 
-def _mixer(b: Builder, at: str, mixer: Mixer, x: str) -> str:
+def _mixer(b: Builder, prefix: str, mixer: Mixer, x: str) -> str:
     match mixer:
         case GroupedQueryAttention():
-            return lower_attention(b, f"{at}.attn", mixer, x)
+            return lower_attention(b, f"{prefix}.attn", mixer, x)
         case Mamba():
-            return lower_mamba(b, f"{at}.mamba", mixer, x)
+            return lower_mamba(b, f"{prefix}.mamba", mixer, x)
         case Mamba2():
-            return lower_mamba2(b, f"{at}.mamba", mixer, x)
+            return lower_mamba2(b, f"{prefix}.mamba", mixer, x)
         case GatedDeltaNet():
-            return lower_gated_delta_net(b, f"{at}.delta", mixer, x)
+            return lower_gated_delta_net(b, f"{prefix}.delta", mixer, x)
         case LightningAttention():
-            return lower_lightning_attention(b, f"{at}.lightning", mixer, x)
+            return lower_lightning_attention(b, f"{prefix}.lightning", mixer, x)
         case LatentAttention():
-            return lower_latent_attention(b, f"{at}.attn", mixer, x)
+            return lower_latent_attention(b, f"{prefix}.attn", mixer, x)
         case _:
             assert_never(mixer)
 
 
-def _feed_forward(b: Builder, at: str, ffn: FeedForward, x: str) -> str:
+def _feed_forward(b: Builder, prefix: str, ffn: FeedForward, x: str) -> str:
     match ffn:
         case GatedMlp():
-            return lower_gated_mlp(b, at, ffn, x)
+            return lower_gated_mlp(b, prefix, ffn, x)
         case Mlp():
-            return lower_mlp(b, at, ffn, x)
+            return lower_mlp(b, prefix, ffn, x)
         case MixtureOfExperts():
-            return lower_experts(b, at, ffn, x)
+            return lower_experts(b, prefix, ffn, x)
         case _:
             assert_never(ffn)
 
 
-def _optional_norm(b: Builder, at: str, norm: Norm | None, x: str) -> str:
-    return x if norm is None else b.norm(at, norm, x)
+def _optional_norm(b: Builder, prefix: str, norm: Norm | None, x: str) -> str:
+    return x if norm is None else b.norm(prefix, norm, x)
 
 
-def _scaled(b: Builder, at: str, factor: float, x: str) -> str:
-    return x if factor == 1.0 else b.emit("scale", at, (x,), (), ScaleAttrs(factor))[0]
+def _scaled(b: Builder, prefix: str, factor: float, x: str) -> str:
+    return x if factor == 1.0 else b.emit("scale", prefix, (x,), (), ScaleAttrs(factor))[0]
 
 
 def _head(b: Builder, head: Head, x: str) -> None:

@@ -67,29 +67,29 @@ class Builder:
             self._angles[rope] = (cos, sin)
         return self._angles[rope]
 
-    def norm(self, at: str, norm: Norm, x: str) -> str:
+    def norm(self, prefix: str, norm: Norm, x: str) -> str:
         """Add the norm of `x` over its last dimension."""
         if isinstance(norm, UnweightedRmsNorm):
-            return self.emit("rmsnorm", at, (x,), (), NormAttrs(norm.eps))[0]
+            return self.emit("rmsnorm", prefix, (x,), (), NormAttrs(norm.eps))[0]
         width = self.width(x)
         match norm:
             case RmsNorm():
-                scale = self.weight(f"{at}.weight", width)
-                return self.emit("rmsnorm", at, (x,), (scale,), NormAttrs(norm.eps, norm.unit_offset))[0]
+                scale = self.weight(f"{prefix}.weight", width)
+                return self.emit("rmsnorm", prefix, (x,), (scale,), NormAttrs(norm.eps, norm.unit_offset))[0]
             case LayerNorm():
                 shape = (self.heads(x), width) if norm.per_head else (width,)
-                weights = [self.weight(f"{at}.weight", *shape)]
+                weights = [self.weight(f"{prefix}.weight", *shape)]
                 if norm.bias:
-                    weights.append(self.weight(f"{at}.bias", *shape))
-                return self.emit("layernorm", at, (x,), tuple(weights), NormAttrs(norm.eps, norm.unit_offset))[0]
+                    weights.append(self.weight(f"{prefix}.bias", *shape))
+                return self.emit("layernorm", prefix, (x,), tuple(weights), NormAttrs(norm.eps, norm.unit_offset))[0]
         assert_never(norm)
 
-    def linear(self, at: str, x: str, out_features: int, bias: bool) -> str:
+    def linear(self, prefix: str, x: str, out_features: int, bias: bool) -> str:
         """Add x W^T, plus bias."""
-        weights = [self.weight(f"{at}.weight", out_features, self.width(x))]
+        weights = [self.weight(f"{prefix}.weight", out_features, self.width(x))]
         if bias:
-            weights.append(self.weight(f"{at}.bias", out_features))
-        return self.emit("linear", at, (x,), tuple(weights))[0]
+            weights.append(self.weight(f"{prefix}.bias", out_features))
+        return self.emit("linear", prefix, (x,), tuple(weights))[0]
 
     def weight(self, name: str, *shape: int) -> str:
         """Declares a weight; one name, one shape."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts."""
+"""Implement mixtures of experts."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp
@@ -6,28 +6,28 @@ from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
 from ridgeline.spec.spec import ClampedSwiGlu, MixtureOfExperts
 
 
-def lower_experts(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> str:
-    ids, weights = _route(b, at, ffn, x)
+def lower_experts(b: Builder, prefix: str, ffn: MixtureOfExperts, x: str) -> str:
+    ids, weights = _route(b, prefix, ffn, x)
     num, size, hidden = ffn.num_experts, ffn.size, b.spec.hidden_size
     shapes = {"gate": (num, size, hidden), "up": (num, size, hidden), "down": (num, hidden, size)}
-    matrices = [b.weight(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
+    matrices = [b.weight(f"{prefix}.{name}.weight", *shape) for name, shape in shapes.items()]
     if ffn.bias:
-        matrices += [b.weight(f"{at}.{name}.bias", *shape[:2]) for name, shape in shapes.items()]
-    (y,) = b.emit("experts", f"{at}.experts", (x, ids, weights), tuple(matrices), _attrs(ffn))
+        matrices += [b.weight(f"{prefix}.{name}.bias", *shape[:2]) for name, shape in shapes.items()]
+    (y,) = b.emit("experts", f"{prefix}.experts", (x, ids, weights), tuple(matrices), _attrs(ffn))
     if ffn.shared is None:
         return y
-    shared = lower_gated_mlp(b, f"{at}.shared", ffn.shared, x)
+    shared = lower_gated_mlp(b, f"{prefix}.shared", ffn.shared, x)
     if ffn.shared_gate:
-        gate = b.linear(f"{at}.shared_gate", x, 1, bias=False)
-        (shared,) = b.emit("gate_rows", f"{at}.shared_gated", (shared, gate))
-    return b.emit("add", f"{at}.sum", (y, shared))[0]
+        gate = b.linear(f"{prefix}.shared_gate", x, 1, bias=False)
+        (shared,) = b.emit("gate_rows", f"{prefix}.shared_gated", (shared, gate))
+    return b.emit("add", f"{prefix}.sum", (y, shared))[0]
 
 
-def _route(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> tuple[str, str]:
+def _route(b: Builder, prefix: str, ffn: MixtureOfExperts, x: str) -> tuple[str, str]:
     """Return the numbers of each token's experts, and their weights."""
     routing = ffn.routing
-    logits = b.linear(f"{at}.router", x, ffn.num_experts, routing.router_bias)
-    bias = (b.weight(f"{at}.route.bias", ffn.num_experts),) if routing.selection_bias else ()
+    logits = b.linear(f"{prefix}.router", x, ffn.num_experts, routing.router_bias)
+    bias = (b.weight(f"{prefix}.route.bias", ffn.num_experts),) if routing.selection_bias else ()
     attrs = RouteAttrs(
         routing.top_k,
         routing.scoring,
@@ -37,8 +37,8 @@ def _route(b: Builder, at: str, ffn: MixtureOfExperts, x: str) -> tuple[str, str
         routing.top_groups,
         routing.group_score,
     )
-    at = f"{at}.route"
-    ids, weights = b.emit("route", at, (logits,), bias, attrs, (f"{at}.ids", f"{at}.weights"))
+    prefix = f"{prefix}.route"
+    ids, weights = b.emit("route", prefix, (logits,), bias, attrs, (f"{prefix}.ids", f"{prefix}.weights"))
     return ids, weights
 
 

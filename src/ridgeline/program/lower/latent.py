@@ -1,4 +1,4 @@
-"""Multi-head latent attention over compressed latents in the cache."""
+"""Implement multi-head latent attention over compressed latents in the cache."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LatentState
@@ -8,25 +8,25 @@ from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentWriteAttrs
 from ridgeline.spec.spec import LatentAttention
 
 
-def lower_latent_attention(b: Builder, at: str, mixer: LatentAttention, x: str) -> str:
+def lower_latent_attention(b: Builder, prefix: str, mixer: LatentAttention, x: str) -> str:
     heads, nope, rope, rank = mixer.num_heads, mixer.nope_dim, mixer.rope_dim, mixer.kv_rank
     angles = b.rope_angles(mixer.rope)
     compressed = x
     if mixer.q_rank is not None:
-        compressed = b.linear(f"{at}.q_down", x, mixer.q_rank, mixer.bias)
-        compressed = b.norm(f"{at}.q_norm", mixer.norm, compressed)
-    q = b.linear(f"{at}.q", compressed, heads * (nope + rope), bias=False)
-    (q,) = b.emit("split_heads", f"{at}.q.heads", (q,), (), SplitHeadsAttrs(heads))
-    (q,) = b.emit("rope", f"{at}.q.rope", (q, *angles), (), RopeAttrs(mixer.rope.interleaved, offset=nope))
-    kv = b.linear(f"{at}.kv_down", x, rank + rope, mixer.bias)
-    (latent,) = b.emit("slice", f"{at}.latent", (kv,), (), SliceAttrs(0, rank))
-    latent = b.norm(f"{at}.kv_norm", mixer.norm, latent)
-    (k,) = b.emit("slice", f"{at}.k", (kv,), (), SliceAttrs(rank, rope))
-    (k,) = b.emit("split_heads", f"{at}.k.heads", (k,), (), SplitHeadsAttrs(1))
-    (k,) = b.emit("rope", f"{at}.k.rope", (k, *angles), (), RopeAttrs(mixer.rope.interleaved))
+        compressed = b.linear(f"{prefix}.q_down", x, mixer.q_rank, mixer.bias)
+        compressed = b.norm(f"{prefix}.q_norm", mixer.norm, compressed)
+    q = b.linear(f"{prefix}.q", compressed, heads * (nope + rope), bias=False)
+    (q,) = b.emit("split_heads", f"{prefix}.q.heads", (q,), (), SplitHeadsAttrs(heads))
+    (q,) = b.emit("rope", f"{prefix}.q.rope", (q, *angles), (), RopeAttrs(mixer.rope.interleaved, offset=nope))
+    kv = b.linear(f"{prefix}.kv_down", x, rank + rope, mixer.bias)
+    (latent,) = b.emit("slice", f"{prefix}.latent", (kv,), (), SliceAttrs(0, rank))
+    latent = b.norm(f"{prefix}.kv_norm", mixer.norm, latent)
+    (k,) = b.emit("slice", f"{prefix}.k", (kv,), (), SliceAttrs(rank, rope))
+    (k,) = b.emit("split_heads", f"{prefix}.k.heads", (k,), (), SplitHeadsAttrs(1))
+    (k,) = b.emit("rope", f"{prefix}.k.rope", (k, *angles), (), RopeAttrs(mixer.rope.interleaved))
     state = b.state(LatentState(rank, rope))
-    b.emit("latent_write", f"{at}.latent_write", (latent, k), (), LatentWriteAttrs(state))
-    up = b.weight(f"{at}.kv_up.weight", heads * (nope + mixer.value_dim), rank)
+    b.emit("latent_write", f"{prefix}.latent_write", (latent, k), (), LatentWriteAttrs(state))
+    up = b.weight(f"{prefix}.kv_up.weight", heads * (nope + mixer.value_dim), rank)
     attrs = LatentAttentionAttrs(state, mixer.scale)
-    (o,) = b.emit("latent_attention", f"{at}.attention", (q, latent, k), (up,), attrs)
-    return b.linear(f"{at}.o", o, b.spec.hidden_size, mixer.bias)
+    (o,) = b.emit("latent_attention", f"{prefix}.attention", (q, latent, k), (up,), attrs)
+    return b.linear(f"{prefix}.o", o, b.spec.hidden_size, mixer.bias)

@@ -44,7 +44,7 @@ class AddRowAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class SplitHeadsAttrs(Attrs):
-    """[T, heads * head_dim] seen as [T, heads, head_dim]."""
+    """Selects [T, heads * head_dim] seen as [T, heads, head_dim]."""
 
     num_heads: int
 
@@ -61,7 +61,7 @@ class SoftcapAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class SliceAttrs(Attrs):
-    """Columns [offset, offset + size)."""
+    """Selects columns [offset, offset + size)."""
 
     offset: int
     size: int

@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and the experts."""
+"""Implement mixture of experts: routing, and the experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class RouteAttrs(Attrs):
 
     With `normalize` a token's scores are divided by their sum first. With several groups, of consecutive experts, only
     the `top_groups` best of them take part: a group is as good as its best expert, or as its two best together
-    (DeepSeek-V2, arXiv 2405.04434; DeepSeek-V3, arXiv 2412.19437). Of equals the lower number wins.
+    (DeepSeek-V2, arXiv 2405.04434; DeepSeek-V3, arXiv 2412.19437). Among equals the lower number wins.
     """
 
     top_k: int

@@ -26,7 +26,7 @@ from ridgeline.spec.spec import Activation
 
 @dataclass(frozen=True, slots=True)
 class RecurrentAttrs(Attrs):
-    """What the op keeps of a sequence is part `part` of recurrent state number `state`."""
+    """Says what the op keeps of a sequence is part `part` of recurrent state number `state`."""
 
     state: int
     part: int

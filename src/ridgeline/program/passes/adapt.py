@@ -11,8 +11,8 @@ from ridgeline.program.op import ADAPTERS, Op, Program
 
 def adapter_weights(weight: str) -> tuple[str, str]:
     """Return the names of the adapters' two factors on the linear weight of that name."""
-    at = weight.removesuffix(".weight")
-    return f"{at}.lora_a", f"{at}.lora_b"
+    prefix = weight.removesuffix(".weight")
+    return f"{prefix}.lora_a", f"{prefix}.lora_b"
 
 
 def adapted(program: Program, ranks: Mapping[str, int], num_adapters: int) -> Program:

@@ -31,7 +31,7 @@ from ridgeline.server.openai.protocol import (
     ChatMessage,
     ChatRequest,
 )
-from ridgeline.server.openai.responses import Reply, finish_name, respond, timings_body
+from ridgeline.server.openai.responses import Reply, end, respond
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -176,16 +176,14 @@ class _Chat:
             yield event(message)
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        assert completion.finish_reason is not None and completion.timings is not None
-        return ChatChoice(
+        choice = ChatChoice(
             index=completion.index,
             message=AssistantMessage(content=completion.text),
             logprobs=self._logprobs(completion.logprobs or []),
-            finish_reason=finish_name(completion.finish_reason),
-            stop_reason=UNSET if completion.stop_reason is None else completion.stop_reason,
-            timings=timings_body(completion.timings),
             token_ids=completion.token_ids if self.body.return_token_ids else UNSET,
         )
+        end(choice, completion.finish_reason, completion.stop_reason, completion.timings)
+        return choice
 
     def _opening(self, index: int) -> ChatChunk:
         chunk = self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))])
@@ -201,9 +199,7 @@ class _Chat:
             token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
         )
         if delta.finish is not None:
-            choice.finish_reason = finish_name(delta.finish.reason)
-            choice.stop_reason = UNSET if delta.finish.stop_reason is None else delta.finish.stop_reason
-            choice.timings = timings_body(delta.finish.timings)
+            end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
         return choice
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:

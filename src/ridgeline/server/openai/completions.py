@@ -26,7 +26,7 @@ from ridgeline.server.openai.protocol import (
     CompletionRequest,
     UsageBody,
 )
-from ridgeline.server.openai.responses import Reply, finish_name, respond, timings_body
+from ridgeline.server.openai.responses import Reply, end, respond
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -147,9 +147,7 @@ class _Completion:
                     writer = writers[number] = _ChoiceWriter(self, index, scores[index])
                 choice = writer.choice(number, delta.text, delta.token_ids, delta.logprobs)
                 if delta.finish is not None:
-                    choice.finish_reason = finish_name(delta.finish.reason)
-                    choice.stop_reason = UNSET if delta.finish.stop_reason is None else delta.finish.stop_reason
-                    choice.timings = timings_body(delta.finish.timings)
+                    end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
                 yield event(self._message([choice], no_usage))
         if self.usage_chunk:
             yield event(self._message([], reply.usage))
@@ -161,10 +159,7 @@ class _Completion:
             writer = _ChoiceWriter(self, index, scores)
             number = self._number(index, completion.index)
             choice = writer.choice(number, completion.text, completion.token_ids, completion.logprobs or [])
-            assert completion.finish_reason is not None and completion.timings is not None
-            choice.finish_reason = finish_name(completion.finish_reason)
-            choice.stop_reason = UNSET if completion.stop_reason is None else completion.stop_reason
-            choice.timings = timings_body(completion.timings)
+            end(choice, completion.finish_reason, completion.stop_reason, completion.timings)
             if self.body.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs(self.names, scores)
             choices.append(choice)

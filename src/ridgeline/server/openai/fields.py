@@ -1,4 +1,4 @@
-"""Request fields -> SamplingParams, and the refusal of fields that cannot be honoured. No torch, no engine."""
+"""Turn request fields into SamplingParams, and refuse fields that cannot be honoured. No torch, no engine."""
 
 from typing import Any, TypeVar, cast
 

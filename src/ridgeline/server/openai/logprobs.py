@@ -22,7 +22,7 @@ LOWEST = -9999.0  # what OpenAI writes for a token that cannot be chosen; JSON h
 
 
 class TokenNames:
-    """Spelling of tokens; without a tokenizer, "token_id:17"."""
+    """Spells tokens; without a tokenizer, "token_id:17"."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer

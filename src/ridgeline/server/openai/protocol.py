@@ -1,6 +1,6 @@
 """The OpenAI API as types: request bodies as they are decoded, responses and stream chunks as they are encoded.
 
-Requests refuse unknown fields. Of fields of the OpenAI API that Ridgeline cannot honour, NEUTRAL has the values that
+Requests refuse unknown fields. For fields of the OpenAI API that Ridgeline cannot honour, NEUTRAL has the values that
 ask for nothing beyond what it does: these and null are taken, any other is refused by name; see fields.py. Extensions
 are spelled as in vLLM.
 """
@@ -24,7 +24,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both request bodies share, beside the other parameters of SamplingParams, which `with_parameters` adds."""
+    """Holds what both request bodies share, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
     NEUTRAL: ClassVar[Neutral] = {"store": (False,), "service_tier": ("auto", "default")}
 
@@ -111,7 +111,7 @@ FinishName = Literal["stop", "length"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Prompt tokens that the prefix cache served."""
+    """Holds prompt tokens that the prefix cache served."""
 
     cached_tokens: int
 
@@ -126,7 +126,9 @@ class UsageBody(msgspec.Struct, frozen=True):
 
 
 class TimingsBody(msgspec.Struct, frozen=True):
-    """Extension: when things happened to one output, in milliseconds from the request's arrival in the engine."""
+    """Extends OpenAI's body: when things happened to one output, in milliseconds from the request's arrival in the
+    engine.
+    """
 
     queue_ms: float
     ttft_ms: float | None
@@ -136,7 +138,7 @@ class TimingsBody(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """Extension: one candidate for a prompt position, as in vLLM."""
+    """Extends OpenAI's body: one candidate for a prompt position, as in vLLM."""
 
     logprob: float
     rank: int | None
@@ -181,7 +183,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One likely token. `bytes` joined over tokens is the UTF-8 of the text."""
+    """Holds one likely token. `bytes` joined over tokens is the UTF-8 of the text."""
 
     token: str
     logprob: float
@@ -189,7 +191,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    """The chosen token and the likely ones beside it."""
+    """Holds the chosen token and the likely ones beside it."""
 
     token: str
     logprob: float
@@ -205,7 +207,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The model's message."""
+    """Holds the model's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -213,19 +215,19 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One whole choice."""
+    """Holds one whole choice."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName
+    finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     timings: TimingsBody | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatBody(msgspec.Struct, kw_only=True):
-    """A whole chat response."""
+    """Holds a whole chat response."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -238,14 +240,14 @@ class ChatBody(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message."""
+    """Says what a chunk adds to the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to choice `index`."""
+    """Says what a chunk adds to choice `index`."""
 
     index: int
     delta: ChatDelta

@@ -6,20 +6,28 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Request, Timings
-from ridgeline.server.openai.protocol import FinishName, PromptTokensDetails, TimingsBody, UsageBody
+from ridgeline.server.openai.protocol import (
+    ChatChoice,
+    ChatChunkChoice,
+    CompletionChoice,
+    PromptTokensDetails,
+    TimingsBody,
+    UsageBody,
+)
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import EventStream, while_connected
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The deltas of the requests that one HTTP request became: one for each prompt."""
+    """Holds the deltas of the requests that one HTTP request became: one for each prompt."""
 
     service: Service
     requests: Sequence[Request]
@@ -109,13 +117,21 @@ async def respond(body: ResponseBody, reply: Reply, http: HttpRequest, *, stream
     )
 
 
-def finish_name(reason: str) -> FinishName:
-    """Return the finish reason of an output that ended normally, in OpenAI's words."""
+def end(
+    choice: CompletionChoice | ChatChoice | ChatChunkChoice,
+    reason: str | None,
+    stop_reason: str | int | None,
+    timings: Timings | None,
+) -> None:
+    """Write on a choice how its output ended, which it did normally, in OpenAI's words."""
     assert reason in ("stop", "length"), f"{reason} is an error and never reaches an output"
-    return "stop" if reason == "stop" else "length"
+    assert timings is not None
+    choice.finish_reason = "stop" if reason == "stop" else "length"
+    choice.stop_reason = UNSET if stop_reason is None else stop_reason
+    choice.timings = _timings(timings)
 
 
-def timings_body(timings: Timings) -> TimingsBody:
+def _timings(timings: Timings) -> TimingsBody:
     """Convert seconds to milliseconds."""
     return TimingsBody(
         queue_ms=_ms(timings.queue_s),

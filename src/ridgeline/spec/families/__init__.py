@@ -21,7 +21,7 @@ from ridgeline.spec.spec import DecoderSpec, Rename
 
 
 class Family(Protocol):
-    """What every family module provides."""
+    """Says what every family module provides."""
 
     def read(self, config: ConfigReader) -> DecoderSpec: ...
 

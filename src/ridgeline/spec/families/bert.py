@@ -44,20 +44,20 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    layer = "layers.{i}"
     names = {
         "embeddings.word_embeddings": "embed",
         "embeddings.position_embeddings": "positions",
         "embeddings.token_type_embeddings": "types",
         "embeddings.LayerNorm": "embed_norm",
-        "encoder.layer.{i}.attention.self.query": f"{at}.attn.q",
-        "encoder.layer.{i}.attention.self.key": f"{at}.attn.k",
-        "encoder.layer.{i}.attention.self.value": f"{at}.attn.v",
-        "encoder.layer.{i}.attention.output.dense": f"{at}.attn.o",
-        "encoder.layer.{i}.attention.output.LayerNorm": f"{at}.mixer_norm",
-        "encoder.layer.{i}.intermediate.dense": f"{at}.ffn.up",
-        "encoder.layer.{i}.output.dense": f"{at}.ffn.down",
-        "encoder.layer.{i}.output.LayerNorm": f"{at}.ffn_norm",
+        "encoder.layer.{i}.attention.self.query": f"{layer}.attn.q",
+        "encoder.layer.{i}.attention.self.key": f"{layer}.attn.k",
+        "encoder.layer.{i}.attention.self.value": f"{layer}.attn.v",
+        "encoder.layer.{i}.attention.output.dense": f"{layer}.attn.o",
+        "encoder.layer.{i}.attention.output.LayerNorm": f"{layer}.mixer_norm",
+        "encoder.layer.{i}.intermediate.dense": f"{layer}.ffn.up",
+        "encoder.layer.{i}.output.dense": f"{layer}.ffn.down",
+        "encoder.layer.{i}.output.LayerNorm": f"{layer}.ffn_norm",
     }
     stored = module_renames({prefix + source: target for prefix in ("bert.", "") for source, target in names.items()})
     return [*stored, *(Rename(source, ()) for source in (*HEADS, *BUFFERS))]

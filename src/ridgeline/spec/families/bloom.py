@@ -50,7 +50,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, GroupedQueryAttention)
-    at, to = "transformer.h.{i}", "layers.{i}"
+    source, target = "transformer.h.{i}", "layers.{i}"
     return [
         *module_renames(
             {
@@ -58,12 +58,12 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
                 "transformer.word_embeddings_layernorm": "embed_norm",
                 "transformer.ln_f": "final_norm",
                 "lm_head": "head",
-                f"{at}.input_layernorm": f"{to}.mixer_norm",
-                f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
-                f"{at}.self_attention.dense": f"{to}.attn.o",
-                f"{at}.mlp.dense_h_to_4h": f"{to}.ffn.up",
-                f"{at}.mlp.dense_4h_to_h": f"{to}.ffn.down",
+                f"{source}.input_layernorm": f"{target}.mixer_norm",
+                f"{source}.post_attention_layernorm": f"{target}.ffn_norm",
+                f"{source}.self_attention.dense": f"{target}.attn.o",
+                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
+                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
             }
         ),
-        *module_renames({f"{at}.self_attention.query_key_value": fused_qkv(to)}, groups=mixer.num_heads),
+        *module_renames({f"{source}.self_attention.query_key_value": fused_qkv(target)}, groups=mixer.num_heads),
     ]

@@ -82,19 +82,21 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
     layer = spec.layers[0]
     assert isinstance(layer.mixer, GroupedQueryAttention)
     two_norms = isinstance(layer, ParallelLayer) and layer.ffn_norm is not None
-    at, to = "transformer.h.{i}", "layers.{i}"
+    source, target = "transformer.h.{i}", "layers.{i}"
     return [
         *module_renames(
             {
                 "transformer.word_embeddings": "embed",
                 "transformer.ln_f": "final_norm",
                 "lm_head": "head",
-                f"{at}.{'ln_attn' if two_norms else 'input_layernorm'}": f"{to}.mixer_norm",
-                f"{at}.{'ln_mlp' if two_norms else 'post_attention_layernorm'}": f"{to}.ffn_norm",
-                f"{at}.self_attention.dense": f"{to}.attn.o",
-                f"{at}.mlp.dense_h_to_4h": f"{to}.ffn.up",
-                f"{at}.mlp.dense_4h_to_h": f"{to}.ffn.down",
+                f"{source}.{'ln_attn' if two_norms else 'input_layernorm'}": f"{target}.mixer_norm",
+                f"{source}.{'ln_mlp' if two_norms else 'post_attention_layernorm'}": f"{target}.ffn_norm",
+                f"{source}.self_attention.dense": f"{target}.attn.o",
+                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
+                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
             }
         ),
-        *module_renames({f"{at}.self_attention.query_key_value": fused_qkv(to)}, groups=layer.mixer.num_kv_heads),
+        *module_renames(
+            {f"{source}.self_attention.query_key_value": fused_qkv(target)}, groups=layer.mixer.num_kv_heads
+        ),
     ]

@@ -18,7 +18,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return llama_renames(
-        Rename(f"model.{at}.mlp.gate_up_proj.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight")),
+        Rename(f"model.{prefix}.mlp.gate_up_proj.weight", (f"{prefix}.ffn.gate.weight", f"{prefix}.ffn.up.weight")),
     )

@@ -17,9 +17,9 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return [
         *glm.renames(spec),
-        Rename(f"model.{at}.post_self_attn_layernorm.weight", (f"{at}.mixer_post_norm.weight",)),
-        Rename(f"model.{at}.post_mlp_layernorm.weight", (f"{at}.ffn_post_norm.weight",)),
+        Rename(f"model.{prefix}.post_self_attn_layernorm.weight", (f"{prefix}.mixer_post_norm.weight",)),
+        Rename(f"model.{prefix}.post_mlp_layernorm.weight", (f"{prefix}.ffn_post_norm.weight",)),
     ]

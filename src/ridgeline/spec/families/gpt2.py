@@ -54,14 +54,16 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
         Rename("lm_head.weight", ("head.weight",)),
     ]
     for part in ("weight", "bias"):
-        at, to, transpose = "transformer.h.{i}", "layers.{i}", part == "weight"
+        source, target, transpose = "transformer.h.{i}", "layers.{i}", part == "weight"
         layout += [
             Rename(f"transformer.ln_f.{part}", (f"final_norm.{part}",)),
-            Rename(f"{at}.ln_1.{part}", (f"{to}.mixer_norm.{part}",)),
-            Rename(f"{at}.ln_2.{part}", (f"{to}.ffn_norm.{part}",)),
-            Rename(f"{at}.attn.c_attn.{part}", tuple(f"{to}.attn.{x}.{part}" for x in "qkv"), transpose=transpose),
-            Rename(f"{at}.attn.c_proj.{part}", (f"{to}.attn.o.{part}",), transpose=transpose),
-            Rename(f"{at}.mlp.c_fc.{part}", (f"{to}.ffn.up.{part}",), transpose=transpose),
-            Rename(f"{at}.mlp.c_proj.{part}", (f"{to}.ffn.down.{part}",), transpose=transpose),
+            Rename(f"{source}.ln_1.{part}", (f"{target}.mixer_norm.{part}",)),
+            Rename(f"{source}.ln_2.{part}", (f"{target}.ffn_norm.{part}",)),
+            Rename(
+                f"{source}.attn.c_attn.{part}", tuple(f"{target}.attn.{x}.{part}" for x in "qkv"), transpose=transpose
+            ),
+            Rename(f"{source}.attn.c_proj.{part}", (f"{target}.attn.o.{part}",), transpose=transpose),
+            Rename(f"{source}.mlp.c_fc.{part}", (f"{target}.ffn.up.{part}",), transpose=transpose),
+            Rename(f"{source}.mlp.c_proj.{part}", (f"{target}.ffn.down.{part}",), transpose=transpose),
         ]
     return layout

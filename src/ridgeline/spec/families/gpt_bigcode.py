@@ -55,7 +55,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, GroupedQueryAttention)
-    at, to = "transformer.h.{i}", "layers.{i}"
+    source, target = "transformer.h.{i}", "layers.{i}"
     return [
         *module_renames(
             {
@@ -63,12 +63,12 @@ def renames(spec: DecoderSpec) -> Sequence[Rename]:
                 "transformer.wpe": "positions",
                 "transformer.ln_f": "final_norm",
                 "lm_head": "head",
-                f"{at}.ln_1": f"{to}.mixer_norm",
-                f"{at}.ln_2": f"{to}.ffn_norm",
-                f"{at}.attn.c_proj": f"{to}.attn.o",
-                f"{at}.mlp.c_fc": f"{to}.ffn.up",
-                f"{at}.mlp.c_proj": f"{to}.ffn.down",
+                f"{source}.ln_1": f"{target}.mixer_norm",
+                f"{source}.ln_2": f"{target}.ffn_norm",
+                f"{source}.attn.c_proj": f"{target}.attn.o",
+                f"{source}.mlp.c_fc": f"{target}.ffn.up",
+                f"{source}.mlp.c_proj": f"{target}.ffn.down",
             }
         ),
-        *module_renames({f"{at}.attn.c_attn": fused_qkv(to)}, groups=mixer.num_kv_heads),
+        *module_renames({f"{source}.attn.c_attn": fused_qkv(target)}, groups=mixer.num_kv_heads),
     ]

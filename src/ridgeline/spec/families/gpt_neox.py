@@ -35,19 +35,19 @@ def read(config: ConfigReader) -> DecoderSpec:
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, GroupedQueryAttention)
-    at, to = "gpt_neox.layers.{i}", "layers.{i}"
+    source, target = "gpt_neox.layers.{i}", "layers.{i}"
     return [
         *module_renames(
             {
                 "gpt_neox.embed_in": "embed",
                 "gpt_neox.final_layer_norm": "final_norm",
                 "embed_out": "head",
-                f"{at}.input_layernorm": f"{to}.mixer_norm",
-                f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
-                f"{at}.attention.dense": f"{to}.attn.o",
-                f"{at}.mlp.dense_h_to_4h": f"{to}.ffn.up",
-                f"{at}.mlp.dense_4h_to_h": f"{to}.ffn.down",
+                f"{source}.input_layernorm": f"{target}.mixer_norm",
+                f"{source}.post_attention_layernorm": f"{target}.ffn_norm",
+                f"{source}.attention.dense": f"{target}.attn.o",
+                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
+                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
             }
         ),
-        *module_renames({f"{at}.attention.query_key_value": fused_qkv(to)}, groups=mixer.num_heads),
+        *module_renames({f"{source}.attention.query_key_value": fused_qkv(target)}, groups=mixer.num_heads),
     ]

@@ -48,12 +48,12 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames: plain tensors hold experts [E, in, out], MXFP4 [E, out, in], both gate and up in turn."""
-    at, to = "model.layers.{i}", "layers.{i}"
-    layout = [Rename(f"{at}.self_attn.sinks", (f"{to}.attn.sinks",))]
-    layout += [Rename(f"{at}.mlp.router.{part}", (f"{to}.ffn.router.{part}",)) for part in ("weight", "bias")]
+    prefix, to = "model.layers.{i}", "layers.{i}"
+    layout = [Rename(f"{prefix}.self_attn.sinks", (f"{to}.attn.sinks",))]
+    layout += [Rename(f"{prefix}.mlp.router.{part}", (f"{to}.ffn.router.{part}",)) for part in ("weight", "bias")]
     experts = next(layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MixtureOfExperts))
     for stored, matrices, groups in (("gate_up_proj", ("gate", "up"), experts.size), ("down_proj", ("down",), 1)):
-        source = f"{at}.mlp.experts.{stored}"
+        source = f"{prefix}.mlp.experts.{stored}"
         weights, biases = (tuple(f"{to}.ffn.{x}.{part}" for x in matrices) for part in ("weight", "bias"))
         layout += [
             Rename(source, weights, transpose=True, experts=True, groups=groups),

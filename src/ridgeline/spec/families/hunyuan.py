@@ -74,10 +74,10 @@ def _read_feed_forwards(config: ConfigReader) -> tuple[GatedMlp, MixtureOfExpert
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     names = llama_renames(
-        Rename(f"model.{at}.self_attn.query_layernorm.weight", (f"{at}.attn.q_norm.weight",)),
-        Rename(f"model.{at}.self_attn.key_layernorm.weight", (f"{at}.attn.k_norm.weight",)),
+        Rename(f"model.{prefix}.self_attn.query_layernorm.weight", (f"{prefix}.attn.q_norm.weight",)),
+        Rename(f"model.{prefix}.self_attn.key_layernorm.weight", (f"{prefix}.attn.k_norm.weight",)),
     )
-    router = Rename(f"model.{at}.mlp.gate.wg.weight", (f"{at}.ffn.router.weight",))
+    router = Rename(f"model.{prefix}.mlp.gate.wg.weight", (f"{prefix}.ffn.router.weight",))
     return [*names, router, *expert_renames(shared="shared_mlp")]

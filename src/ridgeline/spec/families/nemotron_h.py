@@ -10,7 +10,7 @@ from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"} | {kind: kind for kind in LETTERS.values()}
-# Of mixtures of experts, and of layers that guess further tokens: of no bearing on models that have none of them.
+# For mixtures of experts and layers that guess further tokens: of no bearing on models that have none of them.
 UNUSED = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob"),
     *("n_group", "topk_group", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
@@ -78,8 +78,8 @@ def _mlp(config: ConfigReader) -> Mlp:
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
     """Return the renames: a layer has one norm and one mixer, whose program weights depend on what the layer is."""
-    source, at = "backbone.layers.{i}", "layers.{i}"
-    names = {f"{source}.norm": f"{at}.ffn_norm"}
-    names |= {f"{source}.mixer.{letter}_proj": f"{at}.attn.{letter}" for letter in "qkvo"}
-    names |= {f"{source}.mixer.{matrix}_proj": f"{at}.ffn.{matrix}" for matrix in ("up", "down")}
+    source, prefix = "backbone.layers.{i}", "layers.{i}"
+    names = {f"{source}.norm": f"{prefix}.ffn_norm"}
+    names |= {f"{source}.mixer.{letter}_proj": f"{prefix}.attn.{letter}" for letter in "qkvo"}
+    names |= {f"{source}.mixer.{matrix}_proj": f"{prefix}.ffn.{matrix}" for matrix in ("up", "down")}
     return [*backbone_renames(), *module_renames(names), *mamba2_renames(f"{source}.mixer")]

@@ -23,8 +23,8 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return llama_renames(
-        Rename(f"model.{at}.post_attention_layernorm.weight", (f"{at}.mixer_post_norm.weight",)),
-        Rename(f"model.{at}.post_feedforward_layernorm.weight", (f"{at}.ffn_post_norm.weight",)),
+        Rename(f"model.{prefix}.post_attention_layernorm.weight", (f"{prefix}.mixer_post_norm.weight",)),
+        Rename(f"model.{prefix}.post_feedforward_layernorm.weight", (f"{prefix}.ffn_post_norm.weight",)),
     )

@@ -21,17 +21,17 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at, to = "model.layers.{i}", "layers.{i}"
+    source, target = "model.layers.{i}", "layers.{i}"
     return module_renames(
         {
             "model.embed_tokens": "embed",
             "model.final_layernorm": "final_norm",
             "lm_head": "head",
-            f"{at}.input_layernorm": f"{to}.mixer_norm",
-            **{f"{at}.self_attn.{letter}_proj": f"{to}.attn.{letter}" for letter in "qkv"},
-            **{f"{at}.self_attn.{letter}_layernorm": f"{to}.attn.{letter}_norm" for letter in "qk"},
-            f"{at}.self_attn.dense": f"{to}.attn.o",
-            f"{at}.mlp.fc1": f"{to}.ffn.up",
-            f"{at}.mlp.fc2": f"{to}.ffn.down",
+            f"{source}.input_layernorm": f"{target}.mixer_norm",
+            **{f"{source}.self_attn.{letter}_proj": f"{target}.attn.{letter}" for letter in "qkv"},
+            **{f"{source}.self_attn.{letter}_layernorm": f"{target}.attn.{letter}_norm" for letter in "qk"},
+            f"{source}.self_attn.dense": f"{target}.attn.o",
+            f"{source}.mlp.fc1": f"{target}.ffn.up",
+            f"{source}.mlp.fc2": f"{target}.ffn.down",
         }
     )

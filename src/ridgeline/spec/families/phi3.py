@@ -28,8 +28,8 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return llama_renames(
-        Rename(f"model.{at}.self_attn.qkv_proj.weight", tuple(f"{at}.attn.{x}.weight" for x in "qkv")),
-        Rename(f"model.{at}.mlp.gate_up_proj.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight")),
+        Rename(f"model.{prefix}.self_attn.qkv_proj.weight", tuple(f"{prefix}.attn.{x}.weight" for x in "qkv")),
+        Rename(f"model.{prefix}.mlp.gate_up_proj.weight", (f"{prefix}.ffn.gate.weight", f"{prefix}.ffn.up.weight")),
     )

@@ -25,10 +25,13 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return llama_renames(
         *(
-            Rename(f"model.{at}.self_attn.{letter}_layernorm.norms.{{e}}.weight", (f"{at}.attn.{letter}_norm.weight",))
+            Rename(
+                f"model.{prefix}.self_attn.{letter}_layernorm.norms.{{e}}.weight",
+                (f"{prefix}.attn.{letter}_norm.weight",),
+            )
             for letter in "qk"
         ),
     )

@@ -17,7 +17,7 @@ FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factor
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a GGUF tensor, `{i}` its layer, becomes program weights.
+    """Says how a GGUF tensor, `{i}` its layer, becomes program weights.
 
     `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
     `offset` is added to every element. `change`: a vector there is a matrix of one row here, or x is log(-x) here.
@@ -161,14 +161,21 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
     have is named too.
     """
     replaced = {target for stored in instead for target in stored.rename.targets}
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     names = {"token_embd": "embed", "position_embd": "positions", "output": "head"}
-    norms = {"output_norm": "final_norm", "blk.{i}.attn_norm": f"{at}.mixer_norm", "blk.{i}.ffn_norm": f"{at}.ffn_norm"}
-    norms |= {"blk.{i}.post_attention_norm": f"{at}.mixer_post_norm", "blk.{i}.post_ffw_norm": f"{at}.ffn_post_norm"}
-    norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{at}.attn.{letter}_norm" for letter in "qk"}
-    pairs = {f"blk.{{i}}.attn_{letter}": f"{at}.attn.{letter}" for letter in "qk"}
-    names |= {"blk.{i}.attn_v": f"{at}.attn.v", "blk.{i}.attn_output": f"{at}.attn.o"}
-    names |= {f"blk.{{i}}.ffn_{matrix}": f"{at}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
+    norms = {
+        "output_norm": "final_norm",
+        "blk.{i}.attn_norm": f"{prefix}.mixer_norm",
+        "blk.{i}.ffn_norm": f"{prefix}.ffn_norm",
+    }
+    norms |= {
+        "blk.{i}.post_attention_norm": f"{prefix}.mixer_post_norm",
+        "blk.{i}.post_ffw_norm": f"{prefix}.ffn_post_norm",
+    }
+    norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{prefix}.attn.{letter}_norm" for letter in "qk"}
+    pairs = {f"blk.{{i}}.attn_{letter}": f"{prefix}.attn.{letter}" for letter in "qk"}
+    names |= {"blk.{i}.attn_v": f"{prefix}.attn.v", "blk.{i}.attn_output": f"{prefix}.attn.o"}
+    names |= {f"blk.{{i}}.ffn_{matrix}": f"{prefix}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
     stored = [
         *(one(source, target, offset=norm_offset) for source, target in norms.items()),
         *(one(source, target, "bias") for source, target in norms.items()),
@@ -180,9 +187,11 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
 
 def fused_qkv() -> Sequence[Stored]:
     """Return the tensors of queries, keys and values stored as one."""
-    at = "layers.{i}.attn"
+    prefix = "layers.{i}.attn"
     parts = ("weight", "bias")
-    return [Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"{at}.{x}.{part}" for x in "qkv"))) for part in parts]
+    return [
+        Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"{prefix}.{x}.{part}" for x in "qkv"))) for part in parts
+    ]
 
 
 def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:
@@ -199,16 +208,16 @@ def plus_one_tensors(spec: DecoderSpec) -> Sequence[Stored]:
 
 def expert_tensors() -> Sequence[Stored]:
     """Return the tensors of experts: each matrix of all of them in one, in older files one tensor per expert."""
-    at, to = "blk.{i}.ffn", "layers.{i}.ffn"
-    renames = [Rename(f"{at}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
+    prefix, to = "blk.{i}.ffn", "layers.{i}.ffn"
+    renames = [Rename(f"{prefix}_gate_inp.{part}", (f"{to}.router.{part}",)) for part in ("weight", "bias")]
     for matrix in ("gate", "up", "down"):
         weight = (f"{to}.{matrix}.weight",)
-        renames.append(Rename(f"{at}_{matrix}_exps.weight", weight, experts=True))
-        renames.append(Rename(f"{at}_{matrix}.{{e}}.weight", weight, experts=True))
-        renames.append(Rename(f"{at}_{matrix}_exps.bias", (f"{to}.{matrix}.bias",), experts=True))
-        renames.append(Rename(f"{at}_{matrix}_shexp.weight", (f"{to}.shared.{matrix}.weight",)))
+        renames.append(Rename(f"{prefix}_{matrix}_exps.weight", weight, experts=True))
+        renames.append(Rename(f"{prefix}_{matrix}.{{e}}.weight", weight, experts=True))
+        renames.append(Rename(f"{prefix}_{matrix}_exps.bias", (f"{to}.{matrix}.bias",), experts=True))
+        renames.append(Rename(f"{prefix}_{matrix}_shexp.weight", (f"{to}.shared.{matrix}.weight",)))
     renames.append(Rename("blk.{i}.exp_probs_b.bias", (f"{to}.route.bias",)))
-    shared_gate = Rename(f"{at}_gate_inp_shexp.weight", (f"{to}.shared_gate.weight",))
+    shared_gate = Rename(f"{prefix}_gate_inp_shexp.weight", (f"{to}.shared_gate.weight",))
     return [*(Stored(rename) for rename in renames), Stored(shared_gate, change="one row")]
 
 

@@ -43,7 +43,7 @@ class PackedTensor:
 
 
 class Format(Protocol):
-    """What a module of this folder provides."""
+    """Says what a module of this folder provides."""
 
     def find(self, entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
         """Return all packed tensors among `entries`.

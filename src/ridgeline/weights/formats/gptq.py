@@ -1,6 +1,6 @@
 """GPTQ, as AutoGPTQ and GPTQModel write it: integers of 4 or 8 bits, packed in 32-bit words along the inputs.
 
-Of a layer X with N outputs and K inputs, in groups of g inputs, with n = 32 / bits integers in a word, low bits first:
+For a layer X with N outputs and K inputs, in groups of g inputs, with n = 32 / bits integers in a word, low bits first:
 
     X.qweight int32 [K / n, N]    X.scales [K / g, N]    X.qzeros int32 [K / g, N / n]    X.g_idx int32 [K]
 

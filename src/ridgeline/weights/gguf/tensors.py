@@ -80,7 +80,7 @@ class GgufCheckpoint:
     def _near(self, name: str, tensor: GgufTensor, ranges: Sequence[slice]) -> tuple[GgufTensor, Index]:
         """Return the smallest part of a tensor that holds `ranges` of its rows, and where in it they are.
 
-        Of paired rows 0, 1, 2, 3 ... of a head in the file first come 0, 2 ... and then 1, 3 ...
+        For paired rows 0, 1, 2, 3 ... of a head in the file, first come 0, 2 ... and then 1, 3 ...
         """
         order = np.arange(tensor.shape[0])
         if name in self._changed and self._changed[name].paired_rows:

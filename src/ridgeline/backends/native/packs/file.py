@@ -47,7 +47,7 @@ class PackEntry:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A whole and undamaged file. The mapping lives as long as a view of it does."""
+    """Holds a whole and undamaged file. The mapping lives as long as a view of it does."""
 
     path: Path
     entries: Mapping[str, PackEntry]

@@ -33,7 +33,7 @@ log = get_logger("packcache")
 
 @dataclass(frozen=True, slots=True)
 class PackName:
-    """What a pack is made from. `key` covers all of it; the others tell which packs it replaces."""
+    """Says what a pack is made from. `key` covers all of it; the others tell which packs it replaces."""
 
     model: str
     checkpoint: str

@@ -34,7 +34,7 @@ def decide(default: str, rounds: Sequence[Round], noise: float = 0.0) -> Decisio
 
     `noise` is what `noise_of` finds in the same rounds.
 
-    Of variants that are equally fast the first in the order of the rounds' keys is taken: the one that fetches least.
+    Among equally fast variants, the first in the order of the rounds' keys is taken: the one that fetches least.
     """
     found = [_judged(default, variant, rounds) for variant in rounds[0] if variant != default] if rounds else []
     min_score, min_won = max(MIN_SCORE, exp(MIN_NOISES * noise)), ceil(MIN_WON * len(rounds))

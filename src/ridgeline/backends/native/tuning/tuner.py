@@ -25,7 +25,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     }
 )
 SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15})
-"""Of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
+"""Shares of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
 
 NUM_ROUNDS = 7  # that count; one more before them warms up
 READ, AGAIN = "read", "again"  # what runs beside the variants

@@ -1,4 +1,4 @@
-"""Low-rank adapters on linear layers."""
+"""Implement low-rank adapters on linear layers."""
 
 from collections.abc import Mapping
 

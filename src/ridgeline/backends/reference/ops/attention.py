@@ -1,4 +1,4 @@
-"""Attention over the cache, and rotary positions."""
+"""Implement attention over the cache, and rotary positions."""
 
 from collections.abc import Mapping
 

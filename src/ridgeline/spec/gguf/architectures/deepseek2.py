@@ -42,7 +42,7 @@ def _read_attention(metadata: ConfigReader) -> dict[str, object]:
     scaling = rope.get("rope_scaling")
     if isinstance(scaling, dict) and metadata.has("rope.scaling.yarn_log_multiplier"):
         strength = 10.0 * metadata.number("rope.scaling.yarn_log_multiplier", low=0.0)
-        # Of the two strengths that a config has, every released model has the same.
+        # Every released model has the same value for both strengths of a config.
         rope["rope_scaling"] = {**scaling, "mscale": strength, "mscale_all_dim": strength}
     metadata.ignore("attention.head_count_kv")  # 1 or all: the latent has no heads
     return {
@@ -57,13 +57,13 @@ def _read_attention(metadata: ConfigReader) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    at, to = "blk.{i}.attn", "layers.{i}.attn"
+    prefix, to = "blk.{i}.attn", "layers.{i}.attn"
     compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
     names = {"q_a": "q_down", "q_a_norm": "q_norm", "kv_a_mqa": "kv_down", "kv_a_norm": "kv_norm"}
     names |= {"q_b" if compressed else "q": "q"}
-    up = Rename(f"{at}_kv_b.weight", (f"{to}.kv_up.weight",))
+    up = Rename(f"{prefix}_kv_b.weight", (f"{to}.kv_up.weight",))
     return [
-        *llama_tensors(*(one(f"{at}_{source}", f"{to}.{target}") for source, target in names.items())),
-        Stored(up, split=(f"{at}_k_b.weight", f"{at}_v_b.weight")),
+        *llama_tensors(*(one(f"{prefix}_{source}", f"{to}.{target}") for source, target in names.items())),
+        Stored(up, split=(f"{prefix}_k_b.weight", f"{prefix}_v_b.weight")),
         *expert_tensors(),
     ]

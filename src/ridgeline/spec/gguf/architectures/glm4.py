@@ -16,5 +16,5 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    at = "layers.{i}.ffn"
-    return llama_tensors(Stored(Rename("blk.{i}.ffn_up.weight", (f"{at}.gate.weight", f"{at}.up.weight"))))
+    prefix = "layers.{i}.ffn"
+    return llama_tensors(Stored(Rename("blk.{i}.ffn_up.weight", (f"{prefix}.gate.weight", f"{prefix}.up.weight"))))

@@ -26,11 +26,11 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return [
         *llama_tensors(
-            one("blk.{i}.post_attention_norm", f"{at}.ffn_norm"),
-            Stored(Rename("blk.{i}.attn_sinks.weight", (f"{at}.attn.sinks",))),
+            one("blk.{i}.post_attention_norm", f"{prefix}.ffn_norm"),
+            Stored(Rename("blk.{i}.attn_sinks.weight", (f"{prefix}.attn.sinks",))),
         ),
         *expert_tensors(),
     ]

@@ -8,7 +8,7 @@ from ridgeline.spec.spec import DecoderSpec, Rename
 
 
 def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
-    # Of attention and feed-forwards, which there are none of; and any length will do.
+    # There are no attention and no feed-forwards; and any length will do.
     metadata.ignore("attention.head_count", "feed_forward_length", "context_length")
     sizes, inner = read_sizes(metadata, shapes), metadata.integer("ssm.inner_size")
     hidden = sizes["hidden_size"]
@@ -28,15 +28,15 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    at, to = "blk.{i}.ssm", "layers.{i}.mamba"
+    prefix, to = "blk.{i}.ssm", "layers.{i}.mamba"
     both = ("weight", "bias")
-    inputs = [Rename(f"{at}_in.{part}", tuple(f"{to}.{name}.{part}" for name in "xz")) for part in both]
-    inputs.append(Rename(f"{at}_x.weight", tuple(f"{to}.{name}.weight" for name in ("dt_low", "b", "c"))))
+    inputs = [Rename(f"{prefix}_in.{part}", tuple(f"{to}.{name}.{part}" for name in "xz")) for part in both]
+    inputs.append(Rename(f"{prefix}_x.weight", tuple(f"{to}.{name}.weight" for name in ("dt_low", "b", "c"))))
     names = {"conv1d": "conv", "dt": "dt", "out": "out"}
     return [
         *llama_tensors(),
         *(Stored(rename) for rename in inputs),
-        *(one(f"{at}_{source}", f"{to}.{target}", part) for source, target in names.items() for part in both),
-        Stored(Rename(f"{at}_a", (f"{to}.A_log",)), change="log of negative"),
-        Stored(Rename(f"{at}_d", (f"{to}.D",))),
+        *(one(f"{prefix}_{source}", f"{to}.{target}", part) for source, target in names.items() for part in both),
+        Stored(Rename(f"{prefix}_a", (f"{to}.A_log",)), change="log of negative"),
+        Stored(Rename(f"{prefix}_d", (f"{to}.D",))),
     ]

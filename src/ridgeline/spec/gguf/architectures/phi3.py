@@ -16,8 +16,8 @@ def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
 
 
 def tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    at = "layers.{i}"
+    prefix = "layers.{i}"
     return llama_tensors(
-        Stored(Rename("blk.{i}.attn_qkv.weight", tuple(f"{at}.attn.{letter}.weight" for letter in "qkv"))),
-        Stored(Rename("blk.{i}.ffn_up.weight", (f"{at}.ffn.gate.weight", f"{at}.ffn.up.weight"))),
+        Stored(Rename("blk.{i}.attn_qkv.weight", tuple(f"{prefix}.attn.{letter}.weight" for letter in "qkv"))),
+        Stored(Rename("blk.{i}.ffn_up.weight", (f"{prefix}.ffn.gate.weight", f"{prefix}.ffn.up.weight"))),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ridgeline.cost.speculation import speedup, tokens_per_round
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, limit, ridge
 
 

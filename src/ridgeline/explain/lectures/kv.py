@@ -2,7 +2,7 @@
 
 from ridgeline.cost.account import kv_bytes as kv_bytes_of
 from ridgeline.cost.account import weight_bytes
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import kv_bytes, program
 from ridgeline.program.op import KvState, LatentState
 
@@ -103,10 +103,10 @@ def gqa_mqa(heads: int = 64, kv_heads: int = 8) -> Values:
     reserved=0.8,
 )
 def paging(mean: int = 400, longest: int = 2048, block: int = 16, block_large: int = 32) -> Values:
-    """Compare the tokens of a mean answer with those that are kept free for it."""
+    """Compare the tokens of a mean output with those that are reserved for it."""
 
-    def waste(kept: float) -> float:
-        return kept / (mean + kept)
+    def waste(reserved: float) -> float:
+        return reserved / (mean + reserved)
 
     return {
         "reserved": 1 - mean / longest,

@@ -1,6 +1,6 @@
 """Claims of whole techniques, beside what was measured here, or that nothing was."""
 
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, limit
 
 

@@ -1,9 +1,9 @@
-"""Fewer bits: bytes of weights, what they gain at most, and what they lose. Mixtures of experts."""
+"""Price fewer bits: bytes of weights, what they gain at most, and what they lose. Mixtures of experts."""
 
 import numpy as np
 
 from ridgeline.cost.roofline import WeightKind, bytes_per_weight
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import decode_cost, program
 from ridgeline.program.ops.experts import distinct_experts
 

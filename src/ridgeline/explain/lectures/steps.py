@@ -1,9 +1,9 @@
-"""What a token costs: the floor of decode, prompts, and generation with a cache or without one."""
+"""Estimate what a token costs: the floor of decode, prompts, and generation with a cache or without one."""
 
 from math import ceil
 
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, kv_bytes, limit, memory, peak
 from ridgeline.program.ops.attention import visible_keys
 
@@ -95,9 +95,9 @@ def thousand_users(
     first=4097,
     last=4352,
 )
-def naive_tokens(prompt: int = 4096, answer: int = 256) -> Values:
+def naive_tokens(prompt: int = 4096, output: int = 256) -> Values:
     """Sum the tokens of every pass: the pass that makes a token does not have it yet."""
-    return {"first": prompt, "last": prompt + answer - 1, "computed": sum(range(prompt, prompt + answer))}
+    return {"first": prompt, "last": prompt + output - 1, "computed": sum(range(prompt, prompt + output))}
 
 
 @row(
@@ -108,10 +108,10 @@ def naive_tokens(prompt: int = 4096, answer: int = 256) -> Values:
     "{per_token:1} tokens are computed for each one made, but a cache needs {cached:0} in all: {saved:0x} saved",
     saved=4000,
 )
-def naive_overhead(prompt: int = 4096, answer: int = 256) -> Values:
+def naive_overhead(prompt: int = 4096, output: int = 256) -> Values:
     """Divide the tokens computed without a cache by the tokens computed with one."""
-    computed, cached = sum(range(prompt, prompt + answer)), prompt + answer - 1
-    return {"per_token": computed / answer, "cached": cached, "saved": int(computed / cached)}
+    computed, cached = sum(range(prompt, prompt + output)), prompt + output - 1
+    return {"per_token": computed / output, "cached": cached, "saved": int(computed / cached)}
 
 
 @row(
@@ -125,7 +125,7 @@ def naive_overhead(prompt: int = 4096, answer: int = 256) -> Values:
     step=1,
 )
 def naive_order(tokens: int = 4096) -> Values:
-    """Count query-key pairs of causal attention over a whole answer, and over one twice as long."""
+    """Count query-key pairs of causal attention over a whole output, and over one twice as long."""
 
     def naive(length: int) -> int:
         return sum(visible_keys(pass_length, pass_length, None)[0] for pass_length in range(1, length + 1))

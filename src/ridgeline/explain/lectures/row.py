@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ridgeline.explain.exploration import Provenance
+
 Status = Literal["=", "≈", "✗", "+", "lit"]
 STATUSES: Mapping[Status, str] = {
     "=": "equal",
@@ -13,14 +15,6 @@ STATUSES: Mapping[Status, str] = {
     "✗": "a slip: the right value stands beside it",
     "+": "the text asks, this answers",
     "lit": "a claim from the literature, beside what was measured here if it was",
-}
-Provenance = Literal["measured", "calibrated", "prior", "datasheet", "counted"]
-PROVENANCES: Mapping[Provenance, str] = {
-    "measured": "on a machine that the row names",
-    "calibrated": "the limit, with an efficiency that was fitted on this machine",
-    "prior": "the limit, with an efficiency of this class of machine",
-    "datasheet": "follows from the peaks and the bandwidth that a maker names: a limit",
-    "counted": "follows from the inputs alone: bytes, FLOPs, tokens, probabilities",
 }
 Values = Mapping[str, float]
 Input = float | str | tuple[float, ...]

@@ -1,16 +1,20 @@
-"""The numbers of lectures and texts on inference, recomputed: each row from its inputs, slips with the right value.
+"""Recompute the numbers of lectures and texts on inference: each row from its inputs, slips with the right value.
 
 A row is a function in a file of this folder, decorated with what the text says. `docs/numbers.md` is `page()`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.lecture import batching, claims, kv, precision, roofline, speculation, steps
-from ridgeline.explain.lecture.row import PROVENANCES, STATUSES, Row
+from ridgeline.explain.exploration import PROVENANCES, frame, html_table
+from ridgeline.explain.lectures import batching, claims, kv, precision, roofline, speculation, steps
+from ridgeline.explain.lectures.row import STATUSES, Row
 from ridgeline.explain.limits import H100, bandwidth, memory, peak
 
 CHAPTERS = (steps, roofline, kv, batching, speculation, precision, claims)
+HEAD = ("row", "text", "it says", "", "right", "from")
 TEXTS: Mapping[str, str] = {
     "A": "a practice sheet: 7 questions, 3 tasks, 9 cards",
     "B": "an interactive module",
@@ -18,6 +22,30 @@ TEXTS: Mapping[str, str] = {
     "D": "the lesson on inference of Stanford's CS336, by section",
     "E": "lecture notes",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Lecture:
+    """Rows, in the order in which they are written. In a notebook it shows itself as a table."""
+
+    rows: Sequence[Row]
+
+    def __getitem__(self, id: str) -> Row:
+        """Return the row of an id. Raises ConfigError where there is none."""
+        return find(id)
+
+    def as_json(self) -> Sequence[Mapping[str, Any]]:
+        """Return all rows as plain data."""
+        return [row.as_json() for row in self.rows]
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a record for each row. Raises ConfigError without pandas."""
+        return frame(self.as_json())
+
+    def _repr_html_(self) -> str:
+        slips = sum(row.status == "✗" for row in self.rows)
+        cells = [(row.id, row.texts, row.says, row.status, row.sentence(), row.provenance) for row in self.rows]
+        return html_table(f"{len(cells)} numbers, {slips} slips", HEAD, cells)
 
 
 def rows() -> Sequence[Row]:
@@ -53,7 +81,7 @@ def legend() -> str:
 
 def table() -> str:
     """Return all rows as a table in Markdown."""
-    lines = ["| row | text | it says | | right | from |", "|---|---|---|---|---|---|"]
+    lines = ["| " + " | ".join(HEAD) + " |", "|---|---|---|---|---|---|"]
     for row in rows():
         cells = (row.id, row.texts, row.says, row.status, row.sentence(), row.provenance)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

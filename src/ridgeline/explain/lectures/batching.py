@@ -2,7 +2,7 @@
 
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.speculation import speedup
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, bandwidth, decode_cost, kv_bytes, limit, memory, program
 
 WEIGHTS_13B = 26e9  # as the texts have it: 13e9 parameters of 2 bytes
@@ -167,12 +167,12 @@ def batch_cost(
 @row(
     "static-util",
     "B D4",
-    "(how idle a static batch is with answers of 50 and 500 tokens)",
+    "(how idle a static batch is with outputs of 50 and 500 tokens)",
     "+",
     "{busy:0%} of its slots are busy",
 )
 def static_util(short: int = 50, long: int = 500) -> Values:
-    """Divide the tokens of both answers by the slots that they hold until the longer one ends."""
+    """Divide the tokens of both outputs by the slots that they hold until the longer one ends."""
     return {"busy": (short + long) / (2 * max(short, long))}
 
 

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from math import inf
 
-from ridgeline.explain.lecture.row import Values, row
+from ridgeline.explain.lectures.row import Values, row
 from ridgeline.explain.limits import H100, attention_intensity, bandwidth, limit, linear_intensity, peak, ridge
 from ridgeline.program.ops.attention import visible_keys
 
