@@ -4,15 +4,16 @@ The rules are the op table's; this gives them concrete sizes. Called by `ridgeli
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.program.op import LOGITS, STEP_INPUTS, KvState, Op, Program, RecurrentState, Shape
+from ridgeline.cost.prices import Pricer, step_sizes
+from ridgeline.program.op import KvState, Op, Program, RecurrentState
 from ridgeline.program.ops.attention import AttentionAttrs
-from ridgeline.program.opset import OPSET, float32_weights
+from ridgeline.program.opset import float32_weights
 from ridgeline.program.passes.fuse import Group
-from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, elements
+from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost, elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class KvGroup:
 
 def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008
     """Return the cost of every op of `program` for a step that computes `load`, in the order of computation."""
-    price = _Pricer(program, load, element)
-    return [OpAccount(op, price(op, frozenset())) for op in program.ops]
+    pricer, sizes = Pricer(program, element), step_sizes(load)
+    return [OpAccount(op, pricer.price(op).cost(load, sizes)) for op in program.ops]
 
 
 def account_groups(
@@ -55,61 +56,8 @@ def account_groups(
 
     Values that only a group's own ops read stay in the cores, and what several of them read comes once.
     """
-    price = _Pricer(program, load, element)
-    costs: list[OpCost] = []
-    for group in groups:
-        here = set(price.inner_values(group))
-        cost = OpCost()
-        for op in group.ops:
-            cost += price(op, here)
-            here.update(op.inputs)
-        costs.append(cost)
-    return costs
-
-
-class _Pricer:
-    """Prices ops in one step, with the bytes of each value's elements."""
-
-    def __init__(self, program: Program, load: Load, element: ElementBytes) -> None:
-        self._program, self._load, self._element = program, load, element
-        self._sizes = {"T": load.num_tokens, "R": load.num_rows}
-        self._value_bytes: dict[str, float] = dict.fromkeys(STEP_INPUTS, INDEX_BYTES)
-        self._readers: dict[str, set[str]] = {}
-        for op in program.ops:
-            width = FLOAT32_BYTES if OPSET[op.kind].float32_outputs else element.activation
-            self._value_bytes.update(dict.fromkeys(op.outputs, width))
-            # Attention takes keys, values and latents from the cache; the operands say which.
-            for name in op.inputs[:1] if op.kind in ("attention", "latent_attention") else op.inputs:
-                self._readers.setdefault(name, set()).add(op.label)
-
-    def __call__(self, op: Op, here: Set[str]) -> OpCost:
-        """Count the cost of `op` where the values named in `here` are in the cores."""
-
-        def widths(names: Sequence[str]) -> tuple[float, ...]:
-            return tuple(0 if name in here else self._value_bytes[name] for name in names)
-
-        row = OPSET[op.kind]
-        return row.cost(
-            Operands(
-                attrs=op.attrs,
-                inputs=tuple(self._concrete(self._program.shapes[name]) for name in op.inputs),
-                outputs=tuple(self._concrete(self._program.shapes[name]) for name in op.outputs),
-                weights=tuple(self._program.weights[name] for name in op.weights),
-                input_bytes=widths(op.inputs),
-                output_bytes=widths(op.outputs),
-                load=self._load,
-                element=replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element,
-            )
-        )
-
-    def inner_values(self, group: Group) -> Iterable[str]:
-        """Return what the group makes and nothing outside reads."""
-        members = {op.label for op in group.ops}
-        made = {name for op in group.ops for name in op.outputs} & self._readers.keys()
-        return (name for name in made - {LOGITS} if self._readers[name] <= members)
-
-    def _concrete(self, shape: Shape) -> tuple[int, ...]:
-        return tuple(dim if isinstance(dim, int) else self._sizes[dim] for dim in shape)
+    pricer, sizes = Pricer(program, element), step_sizes(load)
+    return [sum((price.cost(load, sizes) for price in pricer.group(group)), OpCost()) for group in groups]
 
 
 def total(accounts: Iterable[OpAccount]) -> OpCost:

@@ -7,12 +7,13 @@ FLOPs here are those of matrix products alone where texts count so; a multiply-a
 from collections.abc import Mapping
 from functools import cache
 
-from ridgeline.cost.account import account, total
 from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.prices import PriceList
 from ridgeline.cost.roofline import Prediction, Roofline
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, Plain, Program
 from ridgeline.program.opset import OPSET
+from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost, Operands
 from ridgeline.spec.families import read_spec
 
@@ -41,7 +42,12 @@ def program(model: str) -> Program:
 @cache
 def decode_cost(model: str, batch: int, context: int) -> OpCost:
     """Return the cost of a decode step of one of MODELS in bf16, `context` tokens with the new one."""
-    return total(account(program(model), Load.decode(batch, context)))
+    return _prices(model).total(Load.decode(batch, context))
+
+
+@cache
+def _prices(model: str) -> PriceList:
+    return PriceList(program(model), fuse(program(model)), ElementBytes())
 
 
 def limit(card: str, *, flops: float = 0, weight_bytes: float = 0, kv_bytes: float = 0) -> Prediction:

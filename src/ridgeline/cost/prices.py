@@ -1,0 +1,159 @@
+"""Price steps of a program over and over: ops that cost the same in every step are priced once.
+
+A rule of the op table sees shapes, bytes per element and the load, never a layer's number, so a model of many equal
+layers has few distinct ops. There is no formula here: every price is that of a row of the op table. No torch.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, replace
+
+from ridgeline.program.op import LOGITS, STEP_INPUTS, Attrs, Op, Program, Shape
+from ridgeline.program.opset import OPSET
+from ridgeline.program.passes.fuse import Group
+from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, WeightShape
+
+
+@dataclass(frozen=True, slots=True)
+class OpPrice:
+    """Holds all that the cost of an op depends on but the load; equal prices cost the same in every step."""
+
+    kind: str
+    attrs: Attrs
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    weights: tuple[WeightShape, ...]
+    input_bytes: tuple[float, ...]
+    output_bytes: tuple[float, ...]
+    element: ElementBytes
+
+    def cost(self, load: Load, sizes: Mapping[str, int]) -> OpCost:
+        """Return the cost in a step that computes `load`, whose `step_sizes` are `sizes`."""
+        return OPSET[self.kind].cost(
+            Operands(
+                self.attrs,
+                _concrete(self.inputs, sizes),
+                _concrete(self.outputs, sizes),
+                self.weights,
+                self.input_bytes,
+                self.output_bytes,
+                load,
+                self.element,
+            )
+        )
+
+
+def step_sizes(load: Load) -> Mapping[str, int]:
+    """Return the sizes of a program's symbolic dimensions in a step."""
+    return {"T": load.num_tokens, "R": load.num_rows}
+
+
+def _concrete(shapes: tuple[Shape, ...], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in shapes)
+
+
+class Pricer:
+    """Makes the prices of a program's ops, with the bytes of each value's elements."""
+
+    def __init__(self, program: Program, element: ElementBytes) -> None:
+        self._program, self._element = program, element
+        self._value_bytes: dict[str, float] = dict.fromkeys(STEP_INPUTS, INDEX_BYTES)
+        self._readers: dict[str, set[str]] = {}
+        for op in program.ops:
+            width = FLOAT32_BYTES if OPSET[op.kind].float32_outputs else element.activation
+            self._value_bytes.update(dict.fromkeys(op.outputs, width))
+            # Attention takes keys, values and latents from the cache; the operands say which.
+            for name in op.inputs[:1] if op.kind in ("attention", "latent_attention") else op.inputs:
+                self._readers.setdefault(name, set()).add(op.label)
+
+    def price(self, op: Op, here: Set[str] = frozenset()) -> OpPrice:
+        """Return the price of `op` where the values named in `here` are in the cores."""
+
+        def widths(names: Sequence[str]) -> tuple[float, ...]:
+            return tuple(0 if name in here else self._value_bytes[name] for name in names)
+
+        shapes, row = self._program.shapes, OPSET[op.kind]
+        return OpPrice(
+            kind=op.kind,
+            attrs=op.attrs,
+            inputs=tuple(shapes[name] for name in op.inputs),
+            outputs=tuple(shapes[name] for name in op.outputs),
+            weights=tuple(self._program.weights[name] for name in op.weights),
+            input_bytes=widths(op.inputs),
+            output_bytes=widths(op.outputs),
+            element=replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element,
+        )
+
+    def group(self, group: Group) -> tuple[OpPrice, ...]:
+        """Return the prices of a group's ops: what only they read stays in the cores, what several read comes once."""
+        here = set(self._inner_values(group))
+        prices: list[OpPrice] = []
+        for op in group.ops:
+            prices.append(self.price(op, here))
+            here.update(op.inputs)
+        return tuple(prices)
+
+    def _inner_values(self, group: Group) -> Iterable[str]:
+        """Return what the group makes and nothing outside reads."""
+        members = {op.label for op in group.ops}
+        made = {name for op in group.ops for name in op.outputs} & self._readers.keys()
+        return (name for name in made - {LOGITS} if self._readers[name] <= members)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPrice:
+    """Holds groups of a program that cost the same in every step: the first one's label, and how many they are."""
+
+    kind: str
+    label: str
+    count: int
+    ops: tuple[OpPrice, ...]
+
+
+class PriceList:
+    """Prices steps of a program whose ops run in `groups`; costs are those of `account_groups`."""
+
+    def __init__(self, program: Program, groups: Sequence[Group], element: ElementBytes) -> None:
+        pricer = Pricer(program, element)
+        first: dict[tuple[str, tuple[OpPrice, ...]], str] = {}
+        counts: Counter[tuple[str, tuple[OpPrice, ...]]] = Counter()
+        for group in groups:
+            key = (group.kind, tuple(_without_state(price) for price in pricer.group(group)))
+            first.setdefault(key, group.label)
+            counts[key] += 1
+        self.groups: Sequence[GroupPrice] = tuple(
+            GroupPrice(kind, first[kind, ops], count, ops) for (kind, ops), count in counts.items()
+        )
+        distinct = dict.fromkeys(price for group in self.groups for price in group.ops)
+        self._distinct: tuple[OpPrice, ...] = tuple(distinct)
+        times: Counter[OpPrice] = Counter()
+        for group in self.groups:
+            for price in group.ops:
+                times[price] += group.count
+        self._times = tuple(times[price] for price in self._distinct)
+
+    def costs(self, load: Load) -> list[OpCost]:
+        """Return the cost of one group of each of `groups` in a step that computes `load`."""
+        sizes = step_sizes(load)
+        priced = {price: price.cost(load, sizes) for price in self._distinct}
+        return [sum((priced[price] for price in group.ops), OpCost()) for group in self.groups]
+
+    def total(self, load: Load) -> OpCost:
+        """Return the cost of the whole step."""
+        sizes = step_sizes(load)
+        flops = weight = kv_read = kv_write = activation = 0.0
+        for price, times in zip(self._distinct, self._times):
+            cost = price.cost(load, sizes)
+            flops += times * cost.flops
+            weight += times * cost.weight_bytes
+            kv_read += times * cost.kv_read_bytes
+            kv_write += times * cost.kv_write_bytes
+            activation += times * cost.activation_bytes
+        return OpCost(flops, weight, kv_read, kv_write, activation)
+
+
+def _without_state(price: OpPrice) -> OpPrice:
+    """Return the price with state 0: rules do not look at which state an op reads or writes."""
+    if any(field.name == "state" for field in fields(price.attrs)):
+        return replace(price, attrs=replace(price.attrs, state=0))
+    return price
