@@ -46,6 +46,29 @@ def lecture(
     typer.echo("\n" + " · ".join(f"{mark} {what}" for mark, what in STATUSES.items()))
 
 
+@explain.command()
+def price(
+    model: Annotated[str, typer.Argument(help="A config.json, its folder, a bundled model, or llama-3-70b and such.")],
+    card: Annotated[str, typer.Option(help="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of the step.")] = 1,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each in a decode step.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt: a prefill step instead.")] = 0,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what a step of a model costs on a card at least, by kind of group."""
+    from ridgeline.explain.pricing import HEAD
+    from ridgeline.explain.pricing import price as price_of
+
+    found = price_of(model, card=card, batch=batch, context=context, prompt=prompt, dtype=dtype)
+    if json:
+        typer.echo(json_format.dumps(found.as_json(), ensure_ascii=False))
+        return
+    typer.echo(f"{found.sentence} [datasheet]")
+    for name, *cells in (HEAD, *found.lines()):
+        typer.echo(f"  {name:16}" + "".join(f"{cell:>14}" for cell in cells))
+
+
 def _explorer(name: str) -> Callable[[typer.Context], None]:
     """Return a command that imports the explorer once it is asked for, and lets it read its own options."""
 

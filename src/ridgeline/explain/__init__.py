@@ -1,4 +1,4 @@
-"""Estimate what inference costs at least, and why: `explore` one idea, `lecture` the numbers that texts name.
+"""Estimate what inference costs at least, and why: `explore` one idea, `price` a step, `lecture` the numbers of texts.
 
 Results are typed, show themselves in a notebook, and become frames with `to_pandas()`. Must not import torch.
 """
@@ -10,8 +10,9 @@ from ridgeline.explain import explorers
 if TYPE_CHECKING:
     from ridgeline.explain.exploration import Exploration
     from ridgeline.explain.lectures import Lecture
+    from ridgeline.explain.pricing import price
 
-__all__ = ["explore", "lecture"]
+__all__ = ["explore", "lecture", "price"]
 
 
 def explore(name: str, **inputs: Any) -> "Exploration":
@@ -27,3 +28,12 @@ def lecture() -> "Lecture":
     from ridgeline.explain.lectures import Lecture, rows
 
     return Lecture(rows())
+
+
+def __getattr__(name: str) -> object:
+    """Return `price` once it is asked for: it needs numpy, which the help of a command does not wait for."""
+    if name == "price":
+        from ridgeline.explain.pricing import price
+
+        return price
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

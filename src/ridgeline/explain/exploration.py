@@ -60,7 +60,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """The result of one set of inputs. In a notebook it shows itself as a table."""
+    """Holds what one set of inputs gives. In a notebook it shows itself as a table."""
 
     name: str
     inputs: Mapping[str, object]

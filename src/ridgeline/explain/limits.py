@@ -33,7 +33,7 @@ MODELS: Mapping[str, Mapping[str, object]] = {
 
 
 @cache
-def program(model: str) -> Program:
+def lowered(model: str) -> Program:
     """Return the program of one of MODELS."""
     common = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     return lower(read_spec({**MODELS[model], **common}))
@@ -47,7 +47,7 @@ def decode_cost(model: str, batch: int, context: int) -> OpCost:
 
 @cache
 def _prices(model: str) -> PriceList:
-    return PriceList(program(model), fuse(program(model)), ElementBytes())
+    return PriceList(lowered(model), fuse(lowered(model)), ElementBytes())
 
 
 def limit(card: str, *, flops: float = 0, weight_bytes: float = 0, kv_bytes: float = 0) -> Prediction:

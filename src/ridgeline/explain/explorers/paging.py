@@ -10,7 +10,7 @@ from ridgeline.explain.exploration import Exploration, Figure, Series
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sequences of a mean length, and what is reserved for them."""
+    """Describes sequences of a mean length, and the room that they get."""
 
     mean: Annotated[float, Meta(ge=1, le=1 << 24, description="Mean tokens of a sequence.")] = 400
     reserved: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens reserved without paging.")] = 2048

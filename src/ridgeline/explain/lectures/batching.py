@@ -3,7 +3,7 @@
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.speculation import speedup
 from ridgeline.explain.lectures.row import Values, row
-from ridgeline.explain.limits import H100, bandwidth, decode_cost, kv_bytes, limit, memory, program
+from ridgeline.explain.limits import H100, bandwidth, decode_cost, kv_bytes, limit, lowered, memory
 
 WEIGHTS_13B = 26e9  # as the texts have it: 13e9 parameters of 2 bytes
 SEQUENCE_BYTES = 838_860_800.0  # 40 layers of 40 heads of 128 entries, 1,024 tokens
@@ -130,7 +130,7 @@ def table_config(model: str = "llama-2-13b", context: int = 1024, card: str = H1
     )
     read = costs[0].weight_bytes
     return {
-        "parameters": program(model).num_parameters,
+        "parameters": lowered(model).num_parameters,
         "read_bytes": read,
         "one_s": one,
         "some_s": some,

@@ -3,7 +3,7 @@
 from ridgeline.cost.account import kv_bytes as kv_bytes_of
 from ridgeline.cost.account import weight_bytes
 from ridgeline.explain.lectures.row import Values, row
-from ridgeline.explain.limits import kv_bytes, program
+from ridgeline.explain.limits import kv_bytes, lowered
 from ridgeline.program.op import KvState, LatentState
 
 
@@ -49,11 +49,11 @@ def kv_70b_prod(batch: int = 64, context: int = 32_768, weights: float = 140e9, 
 )
 def kv_8b(model: str = "llama-3-8b", context: int = 131_072) -> Values:
     """Sum the states and the weights of the model's program."""
-    lowered = program(model)
+    found = lowered(model)
     return {
-        "token_bytes": kv_bytes_of(lowered, 1, 2),
-        "kv_bytes": kv_bytes_of(lowered, context, 2),
-        "weight_bytes": weight_bytes(lowered, 2),
+        "token_bytes": kv_bytes_of(found, 1, 2),
+        "kv_bytes": kv_bytes_of(found, context, 2),
+        "weight_bytes": weight_bytes(found, 2),
         "context": context,
     }
 

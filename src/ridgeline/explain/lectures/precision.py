@@ -4,7 +4,7 @@ import numpy as np
 
 from ridgeline.cost.roofline import WeightKind, bytes_per_weight
 from ridgeline.explain.lectures.row import Values, row
-from ridgeline.explain.limits import decode_cost, program
+from ridgeline.explain.limits import decode_cost, lowered
 from ridgeline.program.ops.experts import distinct_experts
 
 
@@ -24,7 +24,7 @@ def _int4(group: int = 128) -> float:
 )
 def formats_70b(model: str = "llama-3-70b", group: int = 128, consumer_bytes: float = 32e9) -> Values:
     """Multiply the parameters by the bytes of a weight with its scale."""
-    parameters = program(model).num_parameters
+    parameters = lowered(model).num_parameters
     kinds: tuple[WeightKind, ...] = ("f32", "bf16", "int8")
     sizes = {f"{kind}_bytes": parameters * bytes_per_weight(kind, 8192) for kind in kinds}
     return {**sizes, "int4_bytes": parameters * _int4(group), "group": group, "consumer_bytes": consumer_bytes}
@@ -114,4 +114,4 @@ def moe(model: str = "mixtral-8x7b", some: int = 8, many: int = 32) -> Values:
     for name, batch in (("one", 1), ("some", some), ("many", many)):
         values[name] = distinct_experts(8, 2, batch)
         values[f"{name}_bytes"] = decode_cost(model, batch, 1024).weight_bytes
-    return {**values, "all_bytes": 2 * program(model).num_parameters}
+    return {**values, "all_bytes": 2 * lowered(model).num_parameters}

@@ -1,0 +1,146 @@
+"""Price a step of a model on a card: FLOPs, bytes and the least time, by kind of group. Must not import torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.prices import PriceList
+from ridgeline.cost.roofline import Bound, Roofline
+from ridgeline.explain.exploration import Figure, frame, html_table
+from ridgeline.explain.limits import MODELS, lowered
+from ridgeline.program.lower import lower
+from ridgeline.program.op import Program
+from ridgeline.program.passes.fuse import fuse
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
+from ridgeline.spec.families import read_spec
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+HEAD = ("group", "count", "FLOP", "bytes", "limit", "bound by")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimit:
+    """Holds equal groups of ops: what they cost together, and the least time that they take."""
+
+    kind: str
+    label: str
+    count: int
+    cost: OpCost
+    limit_s: float
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Holds the limit of a step, a sum over its groups. In a notebook it shows itself as a table."""
+
+    model: str
+    card: str
+    load: Load
+    groups: Sequence[GroupLimit]
+    is_peak_known: bool
+
+    @property
+    def cost(self) -> OpCost:
+        """FLOPs and bytes of the step."""
+        return sum((group.cost for group in self.groups), OpCost())
+
+    @property
+    def limit_s(self) -> float:
+        """The least time of the step in seconds; from a datasheet, so no cache is counted."""
+        return sum(group.limit_s for group in self.groups)
+
+    @property
+    def sentence(self) -> str:
+        """The limit in words."""
+        cost, known = self.cost, "" if self.is_peak_known else "; its peak of arithmetic is unknown and not counted"
+        return (
+            f"{self.load.num_tokens:,} tokens of {self.model} on {self.card} take at least "
+            f"{self.limit_s * 1e3:,.3f} ms, {self.load.num_tokens / self.limit_s:,.0f} tokens/s: "
+            f"{cost.flops / 1e9:,.4g} GFLOP and {cost.num_bytes / 1e9:,.4g} GB{known}."
+        )
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return everything as plain data; all limits are of the datasheet."""
+        return {**asdict(self), "limit_s": self.limit_s, "provenance": "datasheet", "sentence": self.sentence}
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a record for each kind of group. Raises ConfigError without pandas."""
+        plain = ({**asdict(group), **asdict(group.cost)} for group in self.groups)
+        return frame([{name: value for name, value in record.items() if name != "cost"} for record in plain])
+
+    def lines(self) -> Sequence[Sequence[str]]:
+        """Return the cells of a table with the columns HEAD."""
+
+        def text(value: float, unit: str) -> str:
+            return Figure("", value, unit, "", "datasheet").text
+
+        return [
+            (
+                group.label if group.count == 1 else group.kind,
+                str(group.count),
+                text(group.cost.flops, "FLOP"),
+                text(group.cost.num_bytes, "B"),
+                text(group.limit_s, "s"),
+                group.bound,
+            )
+            for group in self.groups
+        ]
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.sentence} [datasheet]", HEAD, self.lines())
+
+
+def price(
+    model: str | Mapping[str, object],
+    *,
+    card: str = "h100-sxm",
+    batch: int = 1,
+    context: int = 1024,
+    prompt: int = 0,
+    dtype: str = "bfloat16",
+) -> Price:
+    """Return the limit of a decode step of `batch` sequences at `context` tokens, or with `prompt` of that prefill.
+
+    `model` is one of `limits.MODELS`, a config.json or its folder, a bundled model, or the config itself. Raises
+    ConfigError for a model, a card or a size that cannot be.
+    """
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigError(f"dtype must be {' or '.join(ELEMENT_BYTES)}, got {dtype!r}")
+    for name, value, low in (("batch", batch, 1), ("context", context, 1), ("prompt", prompt, 0)):
+        if not low <= value <= 1 << 30:
+            raise ConfigError(f"{name} must be between {low} and {1 << 30}, got {value}")
+    sheet, size = datasheet(card), ELEMENT_BYTES[dtype]
+    found = _program(model)
+    load = Load(((prompt, prompt),) * batch, batch) if prompt else Load.decode(batch, context)
+    prices = PriceList(found, fuse(found), ElementBytes(size, size, size))
+    costs = prices.costs(load)
+    roofline = Roofline(sheet, 1, sum(cost.num_bytes for cost in costs))
+    groups: list[GroupLimit] = []
+    for group, cost in zip(prices.groups, costs):
+        one = roofline.predict(cost, "f32" if dtype == "float32" else "bf16")
+        whole = sum([cost] * group.count, OpCost())
+        groups.append(GroupLimit(group.kind, group.label, group.count, whole, group.count * one.seconds, one.bound))
+    name = model if isinstance(model, str) else str(model.get("model_type", "a model"))
+    known = sheet.peak("f32" if dtype == "float32" else "bf16", 1) is not None
+    return Price(name, card, load, groups, known)
+
+
+def _program(model: str | Mapping[str, object]) -> Program:
+    if isinstance(model, Mapping):
+        return lower(read_spec(model))
+    if model in MODELS:
+        return lowered(model)
+    from ridgeline.weights.folder import BUNDLED_MODELS
+    from ridgeline.weights.jsonfile import read_json_object
+
+    bundled = {config.parent.name: config for config in BUNDLED_MODELS.glob("*/config.json")}
+    path = bundled.get(model, Path(model).expanduser())
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        known = ", ".join([*MODELS, *sorted(bundled)])
+        raise ConfigError(f"{model[:80]!r} is no config.json, no folder with one, and none of {known}")
+    return lower(read_spec(read_json_object(path)))
