@@ -146,6 +146,41 @@ Readings peak(const std::string& level, const std::string& kind, int num_threads
   return totals;
 }
 
+// Makes the compiler forget what it knows of an integer, at no cost.
+inline void forget(uint64_t& value) { __asm__ volatile("" : "+r"(value)); }
+
+constexpr int64_t kScalarRounds = 10'000;  // some 20 to 100 us a window
+
+// Additions one after the other: one a cycle, and so the clock.
+double chained_seconds() {
+  uint64_t sum = 0;
+  const Clock::time_point start = Clock::now();
+  for (int64_t round = 0; round < kScalarRounds; round++)
+    for (int i = 0; i < 8; i++) sum += 3, forget(sum);
+  return seconds_between(start, Clock::now());
+}
+
+// As many additions that do not depend on one another.
+double independent_seconds() {
+  uint64_t a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0;
+  const Clock::time_point start = Clock::now();
+  for (int64_t round = 0; round < kScalarRounds; round++) {
+    a += 3, b += 3, c += 3, d += 3, e += 3, f += 3, g += 3, h += 3;
+    forget(a), forget(b), forget(c), forget(d), forget(e), forget(f), forget(g), forget(h);
+  }
+  return seconds_between(start, Clock::now());
+}
+
+Readings scalar_per_cycle(int windows) {
+  require(1 <= windows && windows <= 1'000'000, "windows must be from 1 to 1000000");
+  Readings ratios;
+  for (int window = 0; window < windows; window++) {
+    const double chained = chained_seconds();
+    ratios.push_back(chained / independent_seconds());
+  }
+  return ratios;
+}
+
 uint64_t read_words(const std::string& level, const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>& bytes) {
   return kernels_of(level).probe.read(bytes.data(), (int64_t)bytes.shape(0));
 }
@@ -160,6 +195,8 @@ void bind_probe(nb::module_& module) {
              "seconds"_a, "repeats"_a,
              "Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about "
              "`seconds` in all threads; `kind` is f32, bf16, int16 or int8.");
+  module.def("scalar_per_cycle", &scalar_per_cycle, nb::call_guard<nb::gil_scoped_release>(), "windows"_a,
+             "Independent additions per cycle of this thread's core, in each of so many windows of some 50 us.");
   module.def("read_words", &read_words, "level"_a, "bytes"_a.noconvert(),
              "The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.");
   module.def(

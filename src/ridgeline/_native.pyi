@@ -130,6 +130,11 @@ def peak(level: str, kind: str, num_threads: int, seconds: float, repeats: int) 
     Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about `seconds` in all threads; `kind` is f32, bf16, int16 or int8.
     """
 
+def scalar_per_cycle(windows: int) -> list[float]:
+    """
+    Independent additions per cycle of this thread's core, in each of so many windows of some 50 us.
+    """
+
 def read_words(level: str, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> int:
     """
     The exclusive or of the 64-bit words of `bytes`: what `read_bandwidth` computes.

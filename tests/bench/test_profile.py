@@ -21,16 +21,18 @@ from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.build import build_engine
 from ridgeline.program.pricing import ElementBytes, Load
 
-CEILING = {1: Ceiling(1e9, 1e9)}
+CEILING = {1: Ceiling.of([1e9])}
 HARDWARE = Hardware(
     machine=Machine(cpu_model="Some CPU", num_cores=1, memory_bytes=2**34, isa_level="avx2"),
     probe_version=PROBE_VERSION,
     measured_at="2026-11-21T12:00:00+00:00",
     stream_buffer_bytes=2**28,
     cache_bytes=2**10,
+    cached_buffer_bytes=2**9,
     stream_bytes_per_s=CEILING,
     cached_bytes_per_s=CEILING,
     ops_per_s={"f32": CEILING},
+    scalar_per_cycle=None,
 )
 
 

@@ -74,14 +74,17 @@ def test_processor_and_caches(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz \n")
     monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
-    assert machine.cpu_model() == "Some CPU @ 2 GHz"
+    assert machine.cpu_model() == "Some CPU @ 2 GHz" and machine.microcode() == ""
+    cpuinfo.write_text("microcode\t: 0xa101148\nprocessor\t: 1\nmicrocode\t: 0xa101148\n")
+    assert machine.microcode() == "0xa101148"
     for index, size in enumerate(("32K\n", "1024K\n", "32768K\n")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size)
+        (tmp_path / f"index{index}" / "level").write_text(f"{index + 1}\n")
     monkeypatch.setattr(machine, "_CACHES", tmp_path)
-    assert machine.last_level_cache_bytes() == 32 << 20
+    assert machine.last_level_cache_bytes() == 32 << 20 and machine.level_2_cache_bytes() == 1 << 20
     monkeypatch.setattr(machine, "_CACHES", tmp_path / "absent")
-    assert machine.last_level_cache_bytes() is None
+    assert machine.last_level_cache_bytes() is None and machine.level_2_cache_bytes() is None
 
 
 def test_tests_keep_nothing_in_the_cache_of_the_user(tmp_path_factory):

@@ -6,9 +6,13 @@ import msgspec
 import pytest
 
 from ridgeline.cost import hardware
-from ridgeline.cost.hardware import Ceiling, Hardware, KernelTuning, Machine, TunedChoice
+from ridgeline.cost.hardware import Ceiling, Hardware, KernelTuning, Machine, Spread, TunedChoice
 
 MACHINE = Machine(cpu_model="Some CPU", num_cores=8, memory_bytes=2**34, isa_level="avx2")
+
+
+def ceiling(per_s, median_per_s):
+    return Ceiling(per_s, median_per_s, p10_per_s=median_per_s, best_per_s=per_s)
 
 
 def measured(machine=MACHINE, **changes):
@@ -18,9 +22,11 @@ def measured(machine=MACHINE, **changes):
         "measured_at": "2026-11-21T12:00:00+00:00",
         "stream_buffer_bytes": 2**28,
         "cache_bytes": 2**25,
-        "stream_bytes_per_s": {1: Ceiling(10e9, 9e9), 2: Ceiling(20e9, 20e9), 8: Ceiling(32e9, 32e9)},
-        "cached_bytes_per_s": {1: Ceiling(50e9, 50e9)},
-        "ops_per_s": {"f32": {1: Ceiling(100e9, 50e9), 8: Ceiling(800e9, 800e9)}},
+        "cached_buffer_bytes": 2**19,
+        "stream_bytes_per_s": {1: ceiling(10e9, 9e9), 2: ceiling(20e9, 20e9), 8: ceiling(32e9, 32e9)},
+        "cached_bytes_per_s": {1: ceiling(50e9, 50e9)},
+        "ops_per_s": {"f32": {1: ceiling(100e9, 50e9), 8: ceiling(800e9, 800e9)}},
+        "scalar_per_cycle": Spread(p10=3.9, median=4.0, p90=4.0),
     }
     return Hardware(**values | changes)
 
@@ -32,8 +38,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_ceiling_is_the_90th_percentile():
-    assert Ceiling.of([float(value) for value in range(11)]) == Ceiling(9.0, 5.0)
-    assert Ceiling.of([3.0]) == Ceiling(3.0, 3.0)
+    assert Ceiling.of([float(value) for value in range(11)]) == Ceiling(9.0, 5.0, 1.0, 10.0)
+    assert Ceiling.of([3.0]) == Ceiling(3.0, 3.0, 3.0, 3.0)
 
 
 def test_between_thread_counts_on_a_line():
@@ -120,3 +126,9 @@ def test_ceilings_and_tunings_share_a_file(cache):
     assert hardware.load(MACHINE) == measured() and not hardware.cached_tunings(MACHINE)
     assert len(list(cache.iterdir())) == 1
     assert not hardware.cached_tunings(dataclasses.replace(MACHINE, microcode="0x2b"))
+
+
+def test_a_shared_core_does_now_more_now_less():
+    assert not measured().is_shared and not measured(scalar_per_cycle=None).is_shared
+    assert measured(scalar_per_cycle=Spread(p10=2.4, median=3.4, p90=4.2)).is_shared
+    assert Spread.of([float(value) for value in range(11)]) == Spread(p10=1.0, median=5.0, p90=9.0)

@@ -23,6 +23,8 @@ def hardware(**changes):
         "measured_at": "2026-11-21T12:00:00+00:00",
         "stream_buffer_bytes": 2**28,
         "cache_bytes": 10**6,
+        "cached_buffer_bytes": 10**5,
+        "scalar_per_cycle": None,
         "stream_bytes_per_s": {1: _ceiling(10), 2: _ceiling(20)},
         "cached_bytes_per_s": {1: _ceiling(100), 2: _ceiling(200)},
         "ops_per_s": {"bf16": {1: _ceiling(1000), 2: _ceiling(2000)}},
@@ -31,7 +33,7 @@ def hardware(**changes):
 
 
 def _ceiling(giga_per_s):
-    return Ceiling(giga_per_s * GIGA, giga_per_s * GIGA)
+    return Ceiling.of([giga_per_s * GIGA])
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,25 @@ import numpy as np
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.machine import cpu_model, last_level_cache_bytes, memory_bytes, microcode, usable_cores
+from ridgeline.core.machine import (
+    cpu_model,
+    last_level_cache_bytes,
+    level_2_cache_bytes,
+    memory_bytes,
+    microcode,
+    usable_cores,
+)
 from ridgeline.cost import hardware
-from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, ByThreads, Ceiling, Hardware, Machine
+from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, ByThreads, Ceiling, Hardware, InputKind, Machine, Spread
 
 log = get_logger("hardware")
 
 ROUNDS, REPEATS = 4, 5
 PEAK_S = 0.01
 MIN_STREAM_BYTES, MAX_STREAM_BYTES = 256 << 20, 2 << 30
-DEFAULT_CACHE_BYTES = 16 << 20
+DEFAULT_CACHE_BYTES, DEFAULT_LEVEL_2_BYTES = 16 << 20, 1 << 20
+SCALAR_WINDOWS = 200
+MIN_MOMENT_BYTES, MAX_MOMENT_BYTES, MOMENT_S = 128 << 20, 512 << 20, 0.002
 Probe = Callable[[], Sequence[float]]
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -99,6 +108,7 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
     """
     machine, module = machine or this_machine(native), native.module
     cache_bytes = last_level_cache_bytes() or DEFAULT_CACHE_BYTES
+    cached_bytes = (level_2_cache_bytes() or DEFAULT_LEVEL_2_BYTES) // 2
     wanted = min(max(4 * cache_bytes, MIN_STREAM_BYTES), MAX_STREAM_BYTES)
     stream_bytes = min(wanted, machine.memory_bytes // 8)
     counts = thread_counts(machine.num_cores)
@@ -107,15 +117,18 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
     probes: dict[tuple[str, int], Probe] = {}
     for count in counts:
         probes["stream", count] = partial(read, count, stream_bytes, REPEATS)
-        probes["cached", count] = partial(read, count, cache_bytes // 2, REPEATS)
+        probes["cached", count] = partial(read, count, count * cached_bytes, REPEATS)
     if module is not None:
         for kind, count in itertools.product(INPUT_KINDS, ends):
             probes[kind, count] = partial(module.peak, machine.isa_level, kind, count, PEAK_S, REPEATS)
 
     readings: dict[tuple[str, int], list[float]] = {key: [] for key in probes}
+    scalar: list[float] = []
     for _ in range(ROUNDS):
         for key, probe in probes.items():
             readings[key] += probe()
+        if module is not None:
+            scalar += module.scalar_per_cycle(SCALAR_WINDOWS)
 
     def found(what: str) -> ByThreads:
         return {count: Ceiling.of(per_s) for (probed, count), per_s in readings.items() if probed == what}
@@ -126,10 +139,36 @@ def measure(native: NativeModule, machine: Machine | None = None) -> Hardware:
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         stream_buffer_bytes=stream_bytes,
         cache_bytes=cache_bytes,
+        cached_buffer_bytes=cached_bytes,
         stream_bytes_per_s=found("stream"),
         cached_bytes_per_s=found("cached"),
         ops_per_s={kind: found(kind) for kind in INPUT_KINDS} if module else {},
+        scalar_per_cycle=Spread.of(scalar) if module else None,
     )
+
+
+class Moment:
+    """Measures the ceilings of a moment: a read of memory and a loop of products, some milliseconds each.
+
+    Beside them a step of the same second says what share of the machine it reached, whoever else uses it.
+    """
+
+    def __init__(self, native: NativeModule, level: str, num_threads: int) -> None:
+        assert native.module is not None
+        self._module, self._level, self._num_threads = native.module, level, num_threads
+        self._pool = native.module.Pool(num_threads)
+        wanted = max(MIN_MOMENT_BYTES, 2 * (last_level_cache_bytes() or DEFAULT_CACHE_BYTES))
+        self._memory = np.ones(min(wanted, MAX_MOMENT_BYTES, memory_bytes() // 16) // 64 * 8, dtype=np.int64)
+
+    def read(self) -> tuple[float, dict[InputKind, float]]:
+        """Return one reading of memory in bytes per second, and one of each kind of products in operations."""
+        started = time.perf_counter()
+        self._module.read_all(self._level, self._pool, self._memory.ctypes.data, self._memory.nbytes)
+        bytes_per_s = self._memory.nbytes / (time.perf_counter() - started)
+        ops: dict[InputKind, float] = {
+            kind: self._module.peak(self._level, kind, self._num_threads, MOMENT_S, 1)[0] for kind in INPUT_KINDS
+        }
+        return bytes_per_s, ops
 
 
 def thread_counts(num_cores: int) -> list[int]:

@@ -12,10 +12,11 @@ from statistics import fmean, median
 
 import numpy as np
 
+from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.hardware import Hardware
+from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Roofline, costs_of
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
@@ -24,6 +25,7 @@ from ridgeline.engine.request import Request
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2
+READINGS = 4  # of the ceilings, before the steps and after them
 MIN_CHUNK = 256  # tokens of a prompt that a step has room for beside the sequences that decode
 LAYER = re.compile(r"^layers\.\d+\.")
 LAYERS = "layers.*."  # in front of what is the same in every layer
@@ -59,6 +61,7 @@ class StepProfile:
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
     `rest_s` has what is outside the ops: the engine's parts by name, in the order in which they run.
+    `stream_bytes_per_s` and `ops_per_s` are the ceilings that the ops are compared with.
     `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
 
@@ -68,6 +71,8 @@ class StepProfile:
     step_s: float
     timed_step_s: float
     untimed_step_s: float
+    stream_bytes_per_s: float
+    ops_per_s: dict[InputKind, float]
     ops: Sequence[OpProfile]
     rest_s: dict[str, float]
 
@@ -107,8 +112,17 @@ class _Timer:
 class Profiler:
     """Runs steps of an engine that nobody else uses."""
 
-    def __init__(self, engine: Engine, hardware: Hardware, num_threads: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        hardware: Hardware,
+        num_threads: int,
+        seed: int = 0,
+        moment: Moment | None = None,
+    ) -> None:
+        """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s."""
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
+        self._moment, self._now = moment, hardware
         self._timer = engine.executor.observer = _Timer()
         self._loop = engine.loop
         self._random = np.random.default_rng(seed)
@@ -158,11 +172,19 @@ class Profiler:
 
     def _alternate(self, num_steps: int, before: Callable[[], None]) -> list[_Step]:
         """Run warm steps, which are left out, then `num_steps` of each kind in turn, those without a clock first."""
+        self._now, readings = self._hardware, self._readings()
         steps: list[_Step] = []
         for index in range(WARM_STEPS + 2 * num_steps):
             before()
             steps.append(self._step(times_ops=index % 2 == 1))
+        readings += self._readings()
+        if readings:
+            ops: dict[InputKind, list[float]] = {kind: [each[kind] for _, each in readings] for kind in readings[0][1]}
+            self._now = self._hardware.measured_now(self._num_threads, [read for read, _ in readings], ops)
         return steps[WARM_STEPS:]
+
+    def _readings(self) -> list[tuple[float, dict[InputKind, float]]]:
+        return [self._moment.read() for _ in range(READINGS)] if self._moment else []
 
     def _step(self, *, times_ops: bool) -> _Step:
         self._timer.times_ops, self._timer.last = times_ops, None
@@ -198,6 +220,8 @@ class Profiler:
             step_s=step_s,
             timed_step_s=median(step.step_s for step in all_timed),
             untimed_step_s=median(step.step_s for step in steps if not step.times.ops),
+            stream_bytes_per_s=self._now.stream(self._num_threads),
+            ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
             rest_s=rest,
         )
@@ -208,7 +232,7 @@ class Profiler:
         for step in steps:
             costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.times.ops], step.load)
             memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
-            roofline = Roofline(self._hardware, self._num_threads, memory_bytes)
+            roofline = Roofline(self._now, self._num_threads, memory_bytes)
             for timing, cost in zip(step.times.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 prediction = roofline.predict(cost, timing.inputs)

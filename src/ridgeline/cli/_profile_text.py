@@ -47,6 +47,8 @@ def _print(console: Console, profile: StepProfile) -> None:
         f"median with a clock at every op {_ms(profile.timed_step_s)} ms, "
         f"without {_ms(profile.untimed_step_s)} ms ({clock:+.1%})"
     )
+    peaks = ", ".join(f"{kind} {peak / 1e9:,.0f}" for kind, peak in profile.ops_per_s.items())
+    console.print(f"ceilings of these seconds: {profile.stream_bytes_per_s / 1e9:.1f} GB/s from memory; Gop/s {peaks}")
     table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("op", "kind"):
         table.add_column(name, overflow="fold")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.backends.probe import NativeModule
-    from ridgeline.cost.hardware import ByThreads, Hardware, KernelTuning
+    from ridgeline.cost.hardware import ByThreads, Ceiling, Hardware, KernelTuning
 
 
 def hardware(
@@ -76,16 +76,34 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
     console.print(f"Measured {hardware.measured_at}")
     with suppress(ConfigError):
         console.print(f"Cached in {cache_path(machine)}")
-    cached = f"last-level cache, of {hardware.cache_bytes >> 20} MiB"
+    cached = f"second-level cache, {hardware.cached_buffer_bytes >> 10} KiB a thread"
     streams = {"memory": hardware.stream_bytes_per_s, cached: hardware.cached_bytes_per_s}
     _print_table(console, "Memory bandwidth (reads), GB/s", streams, {})
+    console.print("(in brackets: 10th percentile, median and best of the readings)")
     ridges = {kind: hardware.ridge(kind, machine.num_cores) for kind in hardware.ops_per_s}
     _print_table(console, "Register-only products, Gop/s", {**hardware.ops_per_s}, ridges)
+    _print_core(console, hardware)
     _print_tunings(console, cached_tunings(machine))
     if hardware.was_busy:
         console.print(
             f"\nThe machine was busy: readings fell to {hardware.steadiness:.0%} of their ceilings. "
             "Measure again when it is idle: ridgeline hardware --again"
+        )
+
+
+def _print_core(console: "Console", hardware: "Hardware") -> None:
+    """Print what the core does of plain instructions, and whether somebody else's work takes part of it."""
+    scalar = hardware.scalar_per_cycle
+    if scalar is None:
+        return
+    console.print(
+        f"\nScalar additions a cycle: {scalar.p10:.1f} at the 10th percentile, {scalar.median:.1f} at the median, "
+        f"{scalar.p90:.1f} at the 90th"
+    )
+    if hardware.is_shared:
+        console.print(
+            "Shared core: at times somebody else's work runs on the same core, and kernels get less of it than the "
+            "loops above, which need few of its parts."
         )
 
 
@@ -108,6 +126,12 @@ def _print_tunings(console: "Console", tunings: "Sequence[KernelTuning]") -> Non
                 )
 
 
+def _spread(ceiling: "Ceiling") -> str:
+    """Return the ceiling, and in brackets the 10th percentile, the median and the best of its readings, in giga."""
+    low, middle, best = (each / 1e9 for each in (ceiling.p10_per_s, ceiling.median_per_s, ceiling.best_per_s))
+    return f"{ceiling.per_s / 1e9:.1f} ({low:.1f} · {middle:.1f} · {best:.1f})"
+
+
 def _print_table(
     console: "Console", title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
 ) -> None:
@@ -126,7 +150,7 @@ def _print_table(
     if ridges:
         table.add_column("ridge, op/byte", justify="right")
     for name, by_threads in rows.items():
-        cells = [f"{by_threads[count].per_s / 1e9:.1f}" for count in counts]
+        cells = [_spread(by_threads[count]) for count in counts]
         ridge = ridges.get(name)
         table.add_row(name, *cells, *([] if ridge is None else [f"{ridge:.1f}"]))
     console.print()

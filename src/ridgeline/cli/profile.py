@@ -38,7 +38,7 @@ def profile(
     Real steps run through the engine, with random prompts and nothing cached. The machine's ceilings, those of --isa
     where it is given, are measured first where that has not been done yet.
     """
-    from ridgeline.backends.probe import ceilings, find_native
+    from ridgeline.backends.probe import Moment, ceilings, find_native
     from ridgeline.bench.profile import Profiler, scheduler_config
     from ridgeline.core.errors import RequestError
     from ridgeline.core.machine import usable_cores
@@ -56,7 +56,9 @@ def profile(
     )
     engine = build_engine(config, lambda deltas: None)
     hardware = ceilings(find_native(), config.backend.isa)
-    profiler = Profiler(engine, hardware, threads)
+    level = hardware.machine.isa_level
+    moment = Moment(find_native(), level, threads) if level else None
+    profiler = Profiler(engine, hardware, threads, moment=moment)
     profiles: list[StepProfile] = []
     if batch:
         profiles.append(profiler.decode(batch, context, steps, by_layer=all_ops))

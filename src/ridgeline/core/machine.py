@@ -49,8 +49,22 @@ def memory_bytes() -> int:
 
 def last_level_cache_bytes() -> int | None:
     """Return the size of the largest cache that core 0 reads through; None where the system does not tell."""
-    sizes = [int(size[:-1]) * 1024 for path in _CACHES.glob("index*/size") if (size := path.read_text().strip())]
-    return max(sizes, default=None)
+    return max(_cache_bytes().values(), default=None)
+
+
+def level_2_cache_bytes() -> int | None:
+    """Return the size of core 0's second-level cache; None where the system does not tell."""
+    return _cache_bytes().get(2)
+
+
+def _cache_bytes() -> dict[int, int]:
+    """Return the size of the largest cache of each level that core 0 reads through."""
+    sizes: dict[int, int] = {}
+    for path in _CACHES.glob("index*/size"):
+        size, level = path.read_text().strip(), int((path.parent / "level").read_text())
+        if size:
+            sizes[level] = max(sizes.get(level, 0), int(size[:-1]) * 1024)
+    return sizes
 
 
 def cache_folder() -> Path:

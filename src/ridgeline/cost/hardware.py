@@ -22,7 +22,7 @@ from ridgeline.core.machine import cache_folder
 
 log = get_logger("hardware")
 
-PROBE_VERSION = 2  # raised when the probe measures something else: results of another version are not used
+PROBE_VERSION = 3  # raised when the probe measures something else: results of another version are not used
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
 CEILING_QUANTILE = 0.9
@@ -51,15 +51,30 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Bytes or operations per second: the ceiling, and the median of the readings, which is lower on a busy machine."""
+    """Bytes or operations per second of repeated readings: the ceiling, and how far readings lie from it."""
 
     per_s: float
     median_per_s: float
+    p10_per_s: float
+    best_per_s: float
 
     @classmethod
     def of(cls, readings_per_s: Sequence[float]) -> "Ceiling":
-        high, middle = np.quantile(readings_per_s, (CEILING_QUANTILE, 0.5)).tolist()
-        return cls(high, middle)
+        return cls(*np.quantile(readings_per_s, (CEILING_QUANTILE, 0.5, 0.1, 1.0)).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Quantiles of repeated readings of one thing."""
+
+    p10: float
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, readings: Sequence[float]) -> "Spread":
+        p10, middle, p90 = np.quantile(readings, (0.1, 0.5, 0.9)).tolist()
+        return cls(p10=p10, median=middle, p90=p90)
 
 
 ByThreads = Mapping[int, Ceiling]  # number of threads -> what they reach together
@@ -75,17 +90,19 @@ class Hardware:
     probe_version: int
     measured_at: str  # ISO 8601, UTC
     stream_buffer_bytes: int
-    cache_bytes: int  # of the last-level cache; half of it is the buffer of the cached stream
+    cache_bytes: int  # of the last-level cache, as the system says: a virtual machine may not have all of it
+    cached_buffer_bytes: int  # of each thread's cached stream: half of its second-level cache
     stream_bytes_per_s: ByThreads  # reading memory
-    cached_bytes_per_s: ByThreads  # reading what the last-level cache holds
+    cached_bytes_per_s: ByThreads  # reading what the second-level caches hold
     ops_per_s: Mapping[InputKind, ByThreads]
+    scalar_per_cycle: Spread | None  # independent additions on one core; None without the native module
 
     def stream(self, num_threads: int) -> float:
         """Return the bytes per second that `num_threads` threads read from memory."""
         return _at(self.stream_bytes_per_s, num_threads)
 
     def cached(self, num_threads: int) -> float:
-        """Return the bytes per second that `num_threads` threads read from the last-level cache."""
+        """Return the bytes per second that `num_threads` threads read from their caches."""
         return _at(self.cached_bytes_per_s, num_threads)
 
     def peak(self, kind: InputKind, num_threads: int) -> float | None:
@@ -97,6 +114,22 @@ class Hardware:
         """Return the operations per byte of memory above which `num_threads` threads are limited by arithmetic."""
         peak = self.peak(kind, num_threads)
         return None if peak is None else peak / self.stream(num_threads)
+
+    def measured_now(
+        self, num_threads: int, stream_bytes_per_s: Sequence[float], ops_per_s: Mapping[InputKind, Sequence[float]]
+    ) -> "Hardware":
+        """Return ceilings of `num_threads` threads from readings of some other moment, beside the older ones."""
+        return replace(
+            self,
+            stream_bytes_per_s={num_threads: Ceiling.of(stream_bytes_per_s)},
+            ops_per_s={**self.ops_per_s, **{kind: {num_threads: Ceiling.of(ops)} for kind, ops in ops_per_s.items()}},
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether somebody else's work runs on the core at the same time: it retires now more, now less a cycle."""
+        scalar = self.scalar_per_cycle
+        return scalar is not None and scalar.p10 < STEADY * scalar.p90
 
     @property
     def was_busy(self) -> bool:
@@ -161,7 +194,7 @@ def _at(by_threads: ByThreads, num_threads: int) -> float:
 
 
 def save(hardware: Hardware) -> Path:
-    """Cache ceilings for the next start, whole or not at all. Raises OSError and ConfigError."""
+    """Save ceilings for the next start, whole or not at all. Raises OSError and ConfigError."""
     return _write(replace(_read(hardware.machine), ceilings=hardware))
 
 
@@ -174,7 +207,7 @@ def load(machine: Machine) -> Hardware | None:
 
 
 def save_tunings(machine: Machine, tunings: Sequence[KernelTuning]) -> Path:
-    """Cache the choices of kernels, instead of those that were cached. Raises OSError and ConfigError."""
+    """Save the choices of kernels, instead of those that were cached. Raises OSError and ConfigError."""
     return _write(replace(_read(machine), tunings=tuple(tunings)))
 
 

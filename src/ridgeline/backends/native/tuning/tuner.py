@@ -29,7 +29,7 @@ SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "s
 
 NUM_ROUNDS = 7  # that count; one more before them warms up
 READ, AGAIN = "read", "again"  # what runs beside the variants
-MIN_READ_BYTES = 1 << 20
+MIN_READ_BYTES = 8 << 20
 MIN_BUFFER_BYTES, MAX_BUFFER_BYTES, BUFFER_BYTES_PER_THREAD = 256 << 20, 1 << 30, 128 << 20
 
 

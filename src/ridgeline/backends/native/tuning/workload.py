@@ -44,14 +44,13 @@ class Bench:
         self._memory = allocate(buffer_bytes)
         with ThreadPoolExecutor(num_threads) as threads:  # physical pages, on the nodes of several threads
             list(threads.map(_fill, np.array_split(self._memory, num_threads)))
-        self._halves = cycle(range(2))
 
     def read_run(self, num_bytes: int) -> Run:
-        """Return the reading of `num_bytes`, a multiple of 64 up to half of the buffer, by all threads."""
-        half = len(self._memory) // 2 // 64 * 64
+        """Return the reading of `num_bytes`, a multiple of 64, by all threads: the next of the buffer each time."""
+        places = cycle(range(0, len(self._memory) - num_bytes + 1, num_bytes))
 
         def run() -> float:
-            at = address(self._memory) + next(self._halves) * half
+            at = address(self._memory) + next(places)
             started = time.perf_counter()
             _native.read_all(self._level, self._pool, at, num_bytes)
             return time.perf_counter() - started
@@ -59,19 +58,19 @@ class Bench:
         return run
 
     def product_run(self, form: MatrixFormat, variants: Mapping[str, str], workload: Workload, num_bytes: int) -> Run:
-        """Return products of about `num_bytes` of weights; those from memory lie in each half of the buffer in turn."""
+        """Return products of about `num_bytes` of weights; those from memory are the next in the buffer each time."""
         size = CACHED_BYTES if workload.cached else MATRIX_BYTES
         panel_bytes = empty_matrix(form, PANEL, INPUTS).panel_bytes
         outputs = max(1, size // panel_bytes) * PANEL
         matrix_bytes = outputs // PANEL * panel_bytes
-        half = len(self._memory) // 2 // 64 * 64
         step = -(-matrix_bytes // 64) * 64
         count = max(1, num_bytes // matrix_bytes)
         if workload.cached:
             places = [[0] * count]
         else:
-            count = min(count, half // step)
-            places = [[start + i * step for i in range(count)] for start in (0, half)]
+            offsets = range(0, len(self._memory) - matrix_bytes + 1, step)
+            count = min(count, len(offsets) // 2)
+            places = [offsets[at : at + count] for at in range(0, len(offsets) - count + 1, count)]
         tapes = cycle([self._tape(form, variants, outputs, offsets) for offsets in places])
         block = _block(workload.num_rows)
         logits = np.empty((0, PANEL), dtype=np.float32)
