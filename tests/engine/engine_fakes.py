@@ -16,7 +16,7 @@ from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import BlockTable, SampledToken, StepPlan, StepResult, TokenLogprob
+from ridgeline.core.step import PENDING, BlockTable, SampledToken, StepPlan, StepResult, TokenLogprob
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.batch import BatchBuilder
@@ -64,8 +64,11 @@ class FakeExecutor:
     plan is computed when it is collected, over the block tables as they were when it was submitted.
     """
 
-    def __init__(self, layout, depth=1):
+    def __init__(self, layout, depth=1, *, chains=False):
         self.depth = depth
+        self.chains = chains
+        self.sampled = {}  # by step and sequence
+        self.num_pending = 0
         self.observer = None
         self.in_flight = deque()
         self.layout = layout
@@ -100,6 +103,7 @@ class FakeExecutor:
 
     def compute(self, plan: StepPlan) -> StepResult:
         size = self.layout.block_size
+        plan = plan._replace(spans=tuple(map(self.resolved, plan.spans)))
         for copy in plan.copies:
             for offset in range(size):
                 source = (copy.group, copy.source * size + offset)
@@ -118,8 +122,18 @@ class FakeExecutor:
             token = next_token(seen, row.seed, row.num_output)
             logprob = TokenLogprob(token, -1.0, 1, ()) if row.params.logprobs is not None else None
             samples.append(SampledToken(row.seq_id, token, logprob))
+            self.sampled[plan.step, row.seq_id] = token
         scored = tuple(TokenLogprob(row.token_id, -2.0, 1, ()) for row in plan.prompt_rows)
         return StepResult(plan.step, tuple(samples), scored)
+
+    def resolved(self, span):
+        """The span with the token that an earlier step has sampled: as a device would, which does not wait for it."""
+        assert (PENDING in span.token_ids) == (span.token_ids[-1] == PENDING) == bool(span.pending)
+        if not span.pending:
+            return span
+        self.num_pending += 1
+        token = self.sampled.get((span.pending, span.seq_id), 0)  # of a step that failed: any token will do
+        return span._replace(token_ids=[*span.token_ids[:-1], token], pending=0)
 
     def advance(self, group, slot, span):
         before = self.memory[group, slot] if span.start else ()
@@ -225,6 +239,7 @@ class Driver:
         max_model_len=1000,
         max_num_rows=None,
         depth=1,
+        chains=False,
         **config,
     ):
         config.setdefault("max_num_seqs", 4)
@@ -233,12 +248,12 @@ class Driver:
         self.clock = clock or Clock()
         self.max_model_len = max_model_len
         self.cache = CacheManager(layout, prefix_caching=prefix_caching)
-        self.executor = FakeExecutor(layout, depth)
+        self.executor = FakeExecutor(layout, depth, chains=chains)
         self.in_flight = deque()
         self.strategy = strategy or Autoregressive()
         self.max_num_rows = max_num_rows or self.config.max_num_seqs
         self.scheduler = Scheduler(
-            self.config, self.cache, self.strategy, max_model_len, self.max_num_rows, self.clock, depth
+            self.config, self.cache, self.strategy, max_model_len, self.max_num_rows, self.clock, depth, chains=chains
         )
         self.requests, self.tokens, self.reasons, self.prompt_logprobs = {}, {}, {}, {}
         self.finished, self.finish_events = [], []

@@ -14,11 +14,12 @@ from ridgeline.engine.scheduler import Scheduler
 PROMPTS = {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5, 6, 7, 8, 9], "c": [20], "d": [30, 31, 32, 33, 34]}
 
 
+@pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("blocks", [64, 9])
-def test_tokens_do_not_depend_on_the_depth(depth, blocks):
+def test_tokens_do_not_depend_on_the_depth(depth, blocks, chains):
     """Also where blocks are so few that sequences in flight are preempted."""
-    driver = Driver(make_layout((blocks,)), depth=depth, max_num_seqs=6, max_num_batched_tokens=6)
+    driver = Driver(make_layout((blocks,)), depth=depth, chains=chains, max_num_seqs=6, max_num_batched_tokens=6)
     for name, prompt in PROMPTS.items():
         driver.add(name, prompt, max_tokens=9, n=2 if name == "c" else 1)
     driver.run()
@@ -26,6 +27,7 @@ def test_tokens_do_not_depend_on_the_depth(depth, blocks):
     driver.check()
     assert set(driver.reasons.values()) == {FinishReason.LENGTH}
     assert (driver.executor.num_overlapping > 5) == (depth > 1)
+    assert (driver.executor.num_pending > 5) == (depth > 1 and chains)
     assert (driver.scheduler.stats().num_preemptions > 0) == (blocks == 9)
 
 
@@ -81,6 +83,42 @@ def test_the_carrier_of_a_prompt_ends_while_it_is_computed():
     driver.check()
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 5)])
+def test_one_sequence_alone_keeps_the_executor_busy_where_it_chains(windows):
+    """Every token but the first is computed from one that nobody has seen yet, up to the one known to be the last."""
+    driver = Driver(make_layout((64,) * len(windows), windows), depth=3, chains=True)
+    driver.add("a", [1, 2, 3, 4, 5], max_tokens=20)
+    driver.run()
+    driver.assert_answers()
+    driver.check()
+    assert len(driver.executor.plans) == 20
+    assert driver.executor.num_pending == 19
+    assert driver.executor.num_overlapping == 19
+
+
+def test_a_stop_token_in_flight_ends_its_sequence_and_what_was_planned_behind_it_is_dropped():
+    driver = Driver(make_layout((64,)), depth=3, chains=True, max_num_seqs=3)
+    for number in range(12):
+        driver.add(str(number), [number, 9, 9], max_tokens=30, ignore_eos=False)
+    driver.run()
+    driver.assert_answers()
+    driver.check()
+    assert FinishReason.STOP in driver.reasons.values()
+    num_computed = sum(plan.num_tokens for plan in driver.executor.plans)
+    num_used = sum(3 + len(tokens) - 1 for tokens in driver.tokens.values())
+    assert num_used < num_computed <= num_used + 2 * 12  # at most two plans were in flight behind an end
+
+
+def test_what_hangs_on_the_token_before_waits_for_it():
+    driver = Driver(make_layout((64,)), depth=2, chains=True, max_num_seqs=8)
+    driver.add("penalised", [1, 2], max_tokens=6, repetition_penalty=1.3)
+    driver.add("forked", [3, 4], max_tokens=1, n=2)
+    driver.add("scored", [5] * 14, max_tokens=1, prompt_logprobs=0)
+    driver.run()
+    driver.assert_answers()
+    assert driver.executor.num_pending == 0
+
+
 class Breaking(FakeExecutor):
     """Fails to compute the plans numbered in `broken`."""
 
@@ -94,13 +132,13 @@ class Breaking(FakeExecutor):
         return result
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_loop_keeps_plans_in_flight_and_a_failed_one_ends_its_own_requests(depth):
+@pytest.mark.parametrize(("depth", "chains"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
+def test_the_loop_keeps_plans_in_flight_and_a_failed_one_ends_its_own_requests(depth, chains):
     layout, clock, deltas = make_layout((64,)), Clock(), []
-    executor = Breaking(layout, depth)
+    executor = Breaking(layout, depth, chains=chains)
     executor.broken = (5,)
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
-    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock, depth)
+    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock, depth, chains=chains)
     loop = EngineLoop(scheduler, executor, Renderer(None), deltas.extend, clock)
     for name in "abcd":
         loop.submit(make_request(name, [ord(name)], clock, max_tokens=12))

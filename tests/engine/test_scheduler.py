@@ -308,6 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     caching = True
     drafts = False
     plans_in_flight = 1
+    chains = False
 
     def __init__(self):
         super().__init__()
@@ -321,6 +322,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             strategy=Guesses() if self.drafts else None,
             max_num_rows=5,
             depth=self.plans_in_flight,
+            chains=self.chains,
             max_model_len=min(24, max_sequence_tokens(layout)),
         )
         self.names = (f"r{i}" for i in itertools.count())
@@ -397,6 +399,12 @@ VARIANTS = {
     "three_in_flight_uncached": {"plans_in_flight": 3, "policy": "priority", "caching": False, "blocks": (8,)},
     "two_in_flight_hybrid": {"plans_in_flight": 2, "blocks": (12, 9), "windows": (None, 5)},
     "two_in_flight_recurrent": {"plans_in_flight": 2, "blocks": (12, 5), "windows": (None, "recurrent")},
+    "two_chained": {"plans_in_flight": 2, "chains": True},
+    "three_chained": {"plans_in_flight": 3, "chains": True},
+    "three_chained_uncached": {"plans_in_flight": 3, "chains": True, "policy": "priority", "caching": False},
+    "three_chained_hybrid": {"plans_in_flight": 3, "chains": True, "blocks": (12, 9), "windows": (None, 5)},
+    "two_chained_recurrent": {"plans_in_flight": 2, "chains": True, "blocks": (12, 5), "windows": (None, "recurrent")},
+    "two_chained_drafts": {"plans_in_flight": 2, "chains": True, "drafts": True},
     "two_in_flight_drafts": {"plans_in_flight": 2, "drafts": True},
 }
 

@@ -169,23 +169,26 @@ class CacheManager:
         seq.reserved = max(seq.reserved, end)
         return copies
 
-    def advance(self, seq_ids: Sequence[int]) -> Advance:
-        """Do `reserve` one position for each of sequences whose last computed token was a step of its own, since when
-        none of them was forked. Its copies must run, also where it is not done."""
+    def advance(self, seq_ids: Sequence[int], positions: Sequence[int]) -> Advance:
+        """Do `reserve` one position of each sequence, the one after a token that is, or will be, a step of its own.
+
+        None of the sequences was forked since that step was planned. The copies must run, also where it is not done.
+        """
         size = self.layout.block_size
         copies: list[BlockCopy] = []
         tables: list[tuple[int, tuple[BlockTable, ...]]] = []
-        for index, seq_id in enumerate(seq_ids):
+        for index, (seq_id, position) in enumerate(zip(seq_ids, positions, strict=True)):
             seq = self._sequences[seq_id]
-            offset = seq.computed % size
+            offset = position % size
             if offset == 0:
-                copied = self.reserve(seq_id, seq.computed + 1)
+                copied = self.reserve(seq_id, position + 1)
                 if copied is None:
                     return Advance(False, copies, tables)
                 copies += copied
             else:  # the block of the token before, which was written in place
-                seq.reserved = max(seq.reserved, seq.computed + 1)
-            if offset < 2 or self._has_windows:  # a recurrent group's table moves on with the first token of a block
+                seq.reserved = max(seq.reserved, position + 1)
+            ahead = position - seq.computed  # a table changes where a block begins, and when that is committed
+            if offset < 2 + ahead or self._has_windows:
                 tables.append((index, self.tables(seq_id)))
         return Advance(True, copies, tables)
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ridgeline.core.params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
+PENDING = -1  # in a span, the token that a step in flight samples
 Vectors = npt.NDArray[np.float32]
 
 
@@ -41,6 +42,7 @@ class Span(NamedTuple):
     num_optional: int = 0
     pooled: bool = False
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
+    pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property
     def num_tokens(self) -> int:

@@ -125,10 +125,12 @@ class Strategy(Protocol):
         ...
 
 
-def sample_row(view: SequenceView, row: int) -> SampleRow:
-    """Return the row that decides the token after the last known one."""
+def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> SampleRow:
+    """Return the row that decides the token after the last known one, or after `num_output` of them, if some are still
+    to be sampled."""
     num_prompt, params = len(view.prompt_ids), view.params
-    num_output = len(view.token_ids) - num_prompt
+    if num_output is None:
+        num_output = len(view.token_ids) - num_prompt
     return SampleRow(
         seq_id=view.seq_id,
         row=row,

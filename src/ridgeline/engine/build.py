@@ -62,6 +62,7 @@ def build_engine(
         sizing.limits.num_rows,
         clock,
         executor.depth,
+        chains=executor.chains,
     )
     return Engine(
         info=info,

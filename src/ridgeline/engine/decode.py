@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from typing import get_args
 
 from ridgeline.cache.manager import Advance
-from ridgeline.core.step import BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
+from ridgeline.core.step import PENDING, BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
 from ridgeline.decoding.strategy import sample_row
 from ridgeline.engine.request import Sequence
 
@@ -31,12 +31,33 @@ def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
     )
 
 
+def may_chain(seq: Sequence, num_pending: int, max_model_len: int) -> bool:
+    """Return whether a sequence goes on for sure after `num_pending` tokens in flight, and its next one may be sampled
+    by what is known without them."""
+    return (
+        not seq.params.needs_history
+        and seq.num_output + num_pending < seq.max_tokens
+        and len(seq.token_ids) + num_pending < max_model_len
+    )
+
+
 def next_decode(
-    last: StepPlan, running: Items[Sequence], advance: Advance, step: int, head_waits: WaitReason | None
+    last: StepPlan, running: Items[Sequence], advance: Advance, step: int, head_waits: WaitReason | None, *, chain: bool
 ) -> StepPlan:
-    """Return the plan of `step` after `last`, a committed decode step of `running`, for what the cache has reserved."""
+    """Return the plan of `step` after `last`, a decode step of `running`, for what the cache has reserved.
+
+    `chain`: `last` is in flight, and samples the tokens that this step computes. Otherwise it is committed.
+    """
+    pending = last.step if chain else 0
     spans = [
-        Span(span.seq_id, span.start + 1, (seq.token_ids[-1],), 1, 1, 0, False, span.adapter)
+        Span(
+            span.seq_id,
+            span.start + 1,
+            (PENDING if chain else seq.token_ids[-1],),
+            1,
+            adapter=span.adapter,
+            pending=pending,
+        )
         for seq, span in zip(running, last.spans)
     ]
     rows: list[SampleRow] = []
@@ -45,7 +66,7 @@ def next_decode(
         params = row.params
         if row.num_output < params.min_tokens or params.needs_history:
             follows = 0  # its token was not, or will not be, sampled by the same rules
-            rows.append(sample_row(seq, row.row))
+            rows.append(sample_row(seq, row.row, row.num_output + 1))
         else:
             rows.append(SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ()))
     return StepPlan(

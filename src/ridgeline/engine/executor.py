@@ -53,8 +53,17 @@ class Executor(Protocol):
         """How many plans may be in flight, that is submitted and not yet collected; at least 1."""
         ...
 
+    @property
+    def chains(self) -> bool:
+        """Whether a plan may go on from plans in flight, with tokens that they sample (`Span.pending`) as its inputs.
+
+        Otherwise a sequence is in one plan in flight at a time. Where such a token could not be sampled, what follows
+        from it is not used: any token will do.
+        """
+        ...
+
     def submit(self, plan: StepPlan) -> None:
-        """Take in a plan. Its sequences are in no other plan in flight; its block tables change with the next plan."""
+        """Take in a plan. Its block tables change with the next plan."""
         ...
 
     def collect(self) -> StepResult:
@@ -69,6 +78,7 @@ class InlineExecutor:
     """Model and sampler in this thread; the step is computed when it is collected."""
 
     depth = 1
+    chains = False
 
     def __init__(self, executable: Executable, sampler: Sampler, layout: CacheLayout, clock: Clock) -> None:
         self.observer: StepObserver | None = None

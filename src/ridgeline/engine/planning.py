@@ -4,7 +4,9 @@ Called by the scheduler, which decides the order. No torch, no clock.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.step import (
@@ -23,6 +25,13 @@ from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_
 from ridgeline.engine.request import Sequence
 
 NO_DECISIONS = Decisions()
+
+
+class Flight(NamedTuple):
+    """Names a span in flight and the step that computes it."""
+
+    step: int
+    span: Span
 
 
 @dataclass(slots=True)
@@ -132,10 +141,10 @@ class StepDraft:
             first_row += span.num_logit_rows
         return tuple(samples), tuple(prompt_rows), tuple(vector_rows)
 
-    def give_back(self, in_flight: Mapping[int, Span]) -> bool:
+    def give_back(self, in_flight: Mapping[int, Items[Flight]]) -> bool:
         """Drop every optional token, and free all blocks reserved beyond the spans and those of earlier plans
         that are `in_flight`, by sequence; return whether there were any."""
-        ends = {seq_id: span.end for seq_id, span in in_flight.items()}
+        ends = {seq_id: flights[-1].span.end for seq_id, flights in in_flight.items()}
         for index, (seq, span) in enumerate(self.spans):
             if span.num_optional:
                 self._take(seq, span, -1)

@@ -7,17 +7,19 @@ sequence and touches no other. No torch, no clock of its own, no I/O.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
+from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.committing import StepCommit
-from ridgeline.engine.decode import is_decode, next_decode
-from ridgeline.engine.planning import StepDraft
+from ridgeline.engine.decode import is_decode, may_chain, next_decode
+from ridgeline.engine.planning import Flight, StepDraft
+from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import (
     Event,
@@ -36,8 +38,10 @@ class Scheduler:
     """Admits, batches, preempts and finishes sequences over one cache.
 
     `max_model_len` bounds prompt plus output of a sequence, in tokens, `max_num_rows` the rows of logits that a step
-    decides tokens from; `clock` gives monotonic seconds; up to `depth` plans, of disjoint sequences, may be made before
-    the first is committed. Raises ConfigError for a strategy that rolls back over a cache that cannot.
+    decides tokens from; `clock` gives monotonic seconds; up to `depth` plans may be made before the first is committed,
+    of disjoint sequences unless the executor `chains` plans.
+
+    Raises ConfigError for a strategy that rolls back over a cache that cannot.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class Scheduler:
         max_num_rows: int,
         clock: Clock,
         depth: int = 1,
+        *,
+        chains: bool = False,
     ) -> None:
         if strategy.rolls_back and (kinds := cache.kinds_without_rollback()):
             raise ConfigError(
@@ -62,10 +68,12 @@ class Scheduler:
         self._max_num_rows = max_num_rows
         self._clock = clock
         self._depth = depth
+        self._chains = chains and not cache.kinds_without_rollback()  # a checkpoint is made of a state at its commit
         self._waiting = WaitingQueue(use_priority=config.policy == "priority")
         self._running: list[Sequence] = []  # sorted by the queue's key
-        self._in_flight: dict[int, Span] = {}  # by sequence, what was planned for it and is not committed
+        self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what was planned and is not committed, in order
         self._decode: StepPlan | None = None  # the last plan, if it is a decode step of all that still run
+        self._decodes: set[int] = set()  # steps not committed that are one token of each of their sequences
         self._unfinished = Unfinished()
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
@@ -131,11 +139,10 @@ class Scheduler:
             draft.head_waits = self._plan_waiting(draft)
         else:  # the next victim would be admitted in the same breath
             draft.head_waits = "just_preempted"
-        samples, prompt_rows, vector_rows = draft.rows(self.fault)
+        samples, prompt_rows, vector_rows = draft.rows(self._fault_planned)
         if not draft.spans:
             return None
         self._step += 1
-        self._in_flight.update((span.seq_id, span) for _, span in draft.spans)
         tables: list[tuple[BlockTable, ...]] = [self._cache.tables(seq.seq_id) for seq, _ in draft.spans]
         plan = StepPlan(
             step=self._step,
@@ -147,8 +154,16 @@ class Scheduler:
             vector_rows=vector_rows,
             decisions=draft.decisions(),
         )
-        one_by_one = self._depth == 1 and self._strategy.one_token
-        self._decode = plan if one_by_one and is_decode(plan, self._running) else None
+        one_by_one = (self._depth == 1 or self._chains) and self._strategy.one_token
+        return self._planned(plan, decodes=one_by_one and is_decode(plan, self._running))
+
+    def _planned(self, plan: StepPlan, *, decodes: bool) -> StepPlan:
+        """Note what is in flight with the plan."""
+        for span in plan.spans:
+            self._in_flight.setdefault(span.seq_id, []).append(Flight(plan.step, span))
+        self._decode = plan if decodes else None
+        if decodes:
+            self._decodes.add(plan.step)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, seconds: float) -> list[Event]:
@@ -158,7 +173,8 @@ class Scheduler:
         """
         self.num_final.clear()
         step = StepCommit(self, self._cache, self._strategy, self._max_model_len, self._clock)
-        if plan is self._decode:
+        if plan.step in self._decodes:
+            self._decodes.remove(plan.step)
             step.decode(self._landed(plan), result)
         else:
             step.spans(self._landed(plan), plan, result)
@@ -172,8 +188,11 @@ class Scheduler:
         """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
         by_id = {seq.seq_id: seq for seq in self._running}
         for index, span in enumerate(plan.spans):
-            if self._in_flight.get(span.seq_id) is span:
-                del self._in_flight[span.seq_id]
+            flights = self._in_flight.get(span.seq_id)
+            if flights is not None and flights[0].span is span:
+                del flights[0]
+                if not flights:
+                    del self._in_flight[span.seq_id]
                 yield index, by_id[span.seq_id], span
 
     def fail(self, plan: StepPlan | None, message: str) -> list[Event]:
@@ -181,11 +200,15 @@ class Scheduler:
         if plan is None:
             requests = self._unfinished.request_ids()
         else:
-            planned = {span.seq_id for span in plan.spans if self._in_flight.get(span.seq_id) is span}
+            self._decodes.discard(plan.step)
+            planned = {span.seq_id for span in plan.spans if self._is_in_flight(plan.step, span.seq_id)}
             requests = list(dict.fromkeys(s.request.request_id for s in self._running if s.seq_id in planned))
         for seq in [seq for request_id in requests for seq in self._unfinished.of(request_id)]:
             self.end(seq, FinishReason.ERROR, error=message)
         return self.take_events()
+
+    def _is_in_flight(self, step: int, seq_id: int) -> bool:
+        return any(flight.step == step for flight in self._in_flight.get(seq_id, ()))
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's blocks away; it waits, and recomputes its tokens when it is admitted again."""
@@ -225,25 +248,43 @@ class Scheduler:
         """Plan spans for the running sequences, oldest first.
 
         Each leaves a token and a row for every sequence behind it, so that a long prompt never stalls a decode. Those
-        in flight are passed over, and a plan takes no more than its share: the next one has to have some as well.
+        in flight go on from there where they can; else they are passed over, and a plan takes no more than its share:
+        the next one has to have some as well.
         """
-        share = -(-len(self._running) // self._depth)
+        share = len(self._running) if self._chains else -(-len(self._running) // self._depth)
         position = 0
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
-            if seq.seq_id in self._in_flight:
+            flights = self._in_flight.get(seq.seq_id)
+            ahead = seq if flights is None else self._ahead(seq, flights)
+            if ahead is None:
                 position += 1
                 continue
             try:
-                span = draft.next_span(seq, len(self._running) - position - 1)
+                span = draft.next_span(ahead, len(self._running) - position - 1)
                 if span is None and not draft.spans:  # the oldest may take all
-                    span = draft.next_span(seq)
+                    span = draft.next_span(ahead)
             except Exception as error:
                 self.fault(seq, error)
                 continue
-            if span is not None and not self._place(seq, span, draft):
+            if span is not None and flights is not None and span.end > len(seq.token_ids):
+                span = span._replace(pending=flights[-1].step)
+            if span is not None and not self._place(ahead, span, draft):
                 return
             position += 1
+
+    def _ahead(self, seq: Sequence, flights: list[Flight]) -> Sequence | None:
+        """Return the sequence as it will be after its spans in flight, with PENDING for tokens that they sample.
+
+        None where it has to wait for them: others fork from it, scores are owed, or more hangs on the tokens.
+        """
+        if not self._chains or not self._strategy.one_token or seq.siblings or owes_scores(seq):
+            return None
+        end = flights[-1].span.end
+        num_pending = max(0, end - len(seq.token_ids) + 1)
+        if num_pending and not may_chain(seq, num_pending, self._max_model_len):
+            return None
+        return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
 
     def _place(self, seq: Sequence, span: Span, draft: StepDraft) -> bool:
         """Reserve blocks for a span. Where they run out optional tokens go, then the youngest sequences are preempted.
@@ -255,7 +296,7 @@ class Scheduler:
             victim = self._running[-1]
             self.preempt(victim)
             draft.preempted.append(Preemption(victim.seq_id, seq.seq_id))
-            if victim is seq:
+            if victim.seq_id == seq.seq_id:
                 return False
             placed = draft.place(seq, span.required())
         return True
@@ -290,19 +331,21 @@ class Scheduler:
         Otherwise None: `copies` gets what has to be copied for those that did get a block.
         """
         num_running, config = len(self._running), self._config
-        waiting = len(self._waiting) > 0
-        if self._in_flight or not self._strategy.one_token or (waiting and num_running < config.max_num_seqs):
+        waiting, chain = len(self._waiting) > 0, len(self._in_flight) > 0
+        if not self._strategy.one_token or (waiting and num_running < config.max_num_seqs):
             return None
-        advance = self._cache.advance([seq.seq_id for seq in self._running])
+        if chain and not all(
+            may_chain(seq, len(self._in_flight[seq.seq_id]), self._max_model_len) for seq in self._running
+        ):
+            return None
+        advance = self._cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
         if not advance.done:
             copies.extend(advance.copies)
             return None
         self._step += 1
         full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
-        plan = next_decode(last, self._running, advance, self._step, full if waiting else None)
-        self._in_flight.update((span.seq_id, span) for span in plan.spans)
-        self._decode = plan
-        return plan
+        plan = next_decode(last, self._running, advance, self._step, full if waiting else None, chain=chain)
+        return self._planned(plan, decodes=True)
 
     def insert_running(self, seq: Sequence) -> None:
         self._decode = None
@@ -310,6 +353,10 @@ class Scheduler:
         self._running.sort(key=self._waiting.key)
 
     # ---- ends
+
+    def _fault_planned(self, seq: Sequence, error: Exception) -> None:
+        """Do `fault` for a sequence as it was planned, which may be ahead of the one that runs."""
+        self.fault(next((member for member in self._running if member.seq_id == seq.seq_id), seq), error)
 
     def fault(self, seq: Sequence, error: Exception) -> None:
         """End this sequence for an error that concerns it alone; the step goes on without it."""
