@@ -77,7 +77,7 @@ class Strategy(Protocol):
     def one_token(self) -> bool:
         """Whether a sequence that lacks its newest token alone computes it, samples one by `sample_row` and gains that.
 
-        Then decode steps may go on without `begin`, and without asking for spans, rows, and what to accept.
+        Then decode steps may go on without asking for spans, rows, and what to accept.
         """
         ...
 

@@ -125,14 +125,14 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        copies: list[BlockCopy] = []
-        if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
-            return plan
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
         num_running, num_preemptions = len(self._running), self._num_preemptions
         self._strategy.begin(
             self._running, Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
         )
+        copies: list[BlockCopy] = []
+        if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
+            return plan
         draft = StepDraft(self._cache, self._strategy, self._max_model_len, num_tokens, num_rows, copies=copies)
         self._plan_running(draft)
         if self._num_preemptions == num_preemptions:
