@@ -130,6 +130,13 @@ class SchedulerConfig:
     policy: SchedulingPolicy = option(
         "fcfs", "Serve first come, first served, or by each request's priority, lower first.", name="scheduling_policy"
     )
+    max_itl_s: float | None = option(
+        None,
+        "Bound on the seconds between tokens of running sequences: prompts beside them are cut in chunks that keep it. "
+        "Default: none, for the highest throughput.",
+        above=0,
+        high=60,
+    )
     max_queued_requests: int = option(1024, "Maximum number of waiting requests; a server refuses more.", low=1)
 
     def __post_init__(self) -> None:
@@ -272,6 +279,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     scheduling_policy: SchedulingPolicy
+    max_itl_s: float | None
     max_queued_requests: int
     quantize: str | None
     quantize_group_size: int | None

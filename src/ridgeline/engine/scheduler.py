@@ -18,6 +18,7 @@ from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import is_decode, may_chain, next_decode
+from ridgeline.engine.pacing import Pacing
 from ridgeline.engine.planning import Flight, StepDraft
 from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
@@ -77,6 +78,7 @@ class Scheduler:
         self._unfinished = Unfinished()
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
+        self._pacing = Pacing(config.max_itl_s)
         self._step = 0
         self._num_preemptions = 0
 
@@ -125,7 +127,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
+        num_tokens, num_rows = self._max_tokens(), self._max_num_rows
         num_running, num_preemptions = len(self._running), self._num_preemptions
         self._strategy.begin(
             self._running, Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
@@ -178,11 +180,21 @@ class Scheduler:
             step.decode(self._landed(plan), result)
         else:
             step.spans(self._landed(plan), plan, result)
+        self._pacing.observe(plan, seconds)
         try:
             self._strategy.observe(plan, result, seconds)
         except Exception:
             log.exception("the strategy could not observe step %d", plan.step)
         return self.take_events()
+
+    def _max_tokens(self) -> int:
+        """Return how many tokens the step may have: fewer where prompts would make running sequences wait too long."""
+        num_tokens = self._config.max_num_batched_tokens
+        if self._config.max_itl_s is None:
+            return num_tokens
+        num_decoding = sum(len(seq.token_ids) - seq.num_computed == 1 for seq in self._running)
+        num_prompt = self._pacing.max_prompt_tokens(num_decoding)
+        return num_tokens if num_prompt is None else min(num_tokens, len(self._running) + num_prompt)
 
     def _landed(self, plan: StepPlan) -> Iterator[tuple[int, Sequence, Span]]:
         """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
