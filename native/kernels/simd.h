@@ -262,6 +262,31 @@ RL_INLINE Ints dot_u8s8(Ints acc, Ints u, Ints s) {
 #endif
 }
 
+// The products above with the 4 bytes at `word` in every lane as one factor, which the level's instructions read from
+// memory themselves: one instruction, where compilers make two as soon as two products share the word.
+#if defined(__AVX512VNNI__)
+#define RL_BROADCAST(name, Sum, instruction, Factor)                                                         \
+  RL_INLINE Sum name(Sum acc, Factor factor, const void* word) {                                             \
+    typedef int32_t __attribute__((may_alias, aligned(1))) Word;                                             \
+    __asm__(instruction " %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(factor), "m"(*(const Word*)word));          \
+    return acc;                                                                                              \
+  }
+RL_BROADCAST(fma_broadcast, Floats, "vfmadd231ps", Floats)
+RL_BROADCAST(dot_i16_broadcast, Ints, "vpdpwssd", Ints)
+RL_BROADCAST(dot_u8s8_broadcast, Ints, "vpdpbusd", Ints)  // the word's bytes are signed
+#undef RL_BROADCAST
+#else
+RL_INLINE Floats fma_broadcast(Floats acc, Floats factor, const void* word) {
+  return fma((Floats)splat_word(word), factor, acc);
+}
+RL_INLINE Ints dot_i16_broadcast(Ints acc, Ints factor, const void* word) {
+  return dot_i16(acc, factor, splat_word(word));
+}
+RL_INLINE Ints dot_u8s8_broadcast(Ints acc, Ints factor, const void* word) {
+  return dot_u8s8(acc, factor, splat_word(word));
+}
+#endif
+
 // e^x within 2 units in the last place for x <= 88; 0 below -87.3; NaN stays NaN.
 // exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2, by Cephes' polynomial of degree 6.
 RL_INLINE Floats exp(Floats x) {

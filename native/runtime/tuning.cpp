@@ -47,6 +47,12 @@ const Row kRows[] = {
     {{"stream", "4x2048"}, kAll, Needs::wide, stream<4, 2048>},
     {{"stream", "4x4096"}, kAll, Needs::wide, stream<4, 4096>},
     {{"stream", "4x8192"}, kAll, Needs::wide, stream<4, 8192>},
+    // Rows x vectors of a block of rows.
+    {{"block", "8x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 8; }},
+    {{"block", "12x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 12; }},
+    // What multiplies bfloat16: the one choice that changes bits.
+    {{"product", "pairs"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = false; }},
+    {{"product", "float32"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = true; }},
     // Whose turn it is after a group of 5 to 64 rows' products: the next block of rows, or the block's next group.
     {{"turns", "group"}, kIntegers, Needs::nothing, [](Tuning& tuning) { tuning.turns = true; }},
     {{"turns", "panel"}, kIntegers, Needs::nothing, [](Tuning& tuning) { tuning.turns = false; }},

@@ -20,9 +20,15 @@ inline constexpr int kMaxRows = 3;
 inline constexpr int kMaxRows = 1;
 #endif
 
+// Rows from which on inputs come from memory with every product: fewer leave the loads to bind.
+inline constexpr int kRowsFromMemory = kLanes == 16 ? 4 : 1000;
+
 // How a step's words of weights and of one row's inputs enter a sum. `kPasses` words of inputs belong to a step.
+// `kFromMemory`: products read their word of inputs from memory, which saves Intel's cores instructions that they lack
+// (Zen 4 loses 2 to 4 %, so that what runs there by default does not).
 struct Float32 {
   static constexpr int kPasses = 1;
+  static constexpr bool kFromMemory = false;
   template <int Pass>
   RL_INLINE Floats weights(Ints words) {
     return (Floats)words;
@@ -31,24 +37,28 @@ struct Float32 {
 };
 
 #if defined(__AVX512BF16__)
-struct Bfloat16 {
+struct Bfloat16Pairs {
   static constexpr int kPasses = 1;
+  static constexpr bool kFromMemory = false;
   template <int Pass>
   RL_INLINE Ints weights(Ints words) {
     return words;
   }
   RL_INLINE Floats dot(Floats acc, Ints x, Ints w) { return dot_bf16(acc, x, w); }
 };
-#else
-struct Bfloat16 {
+#endif
+
+// The inputs, rounded to bfloat16, are float32.
+struct Bfloat16Floats {
   static constexpr int kPasses = 2;
+  static constexpr bool kFromMemory = true;
   template <int Pass>
   RL_INLINE Floats weights(Ints words) {
     return Pass == 0 ? bf16_low((Words)words) : bf16_high((Words)words);
   }
   RL_INLINE Floats dot(Floats acc, Ints x, Floats w) { return fma((Floats)x, w, acc); }
+  RL_INLINE Floats dot_from(Floats acc, const uint8_t* x, Floats w) { return fma_broadcast(acc, w, x); }
 };
-#endif
 
 // A block's panels and its rows of inputs.
 struct Operands {
@@ -101,7 +111,9 @@ struct RowPointers {
     }
     return x;
   }
-  __attribute__((always_inline)) Ints word(int row, int64_t offset) const { return splat_word(at[row / 4] + row % 4 * stride + offset); }
+  __attribute__((always_inline)) const uint8_t* word(int row, int64_t offset) const {
+    return at[row / 4] + row % 4 * stride + offset;
+  }
 };
 
 template <int Rows, int Panels>
@@ -122,14 +134,18 @@ RL_INLINE void add_pass(Block<Rows, Panels>& block, const uint8_t* words, int64_
       for (int v = 0; v < kParts; v++) w[v] = Dot::template weights<Pass>(load<Ints>(line + v * kVectorBytes));
 #pragma GCC unroll 12
       for (int r = 0; r < Rows; r++) {
-        const Ints word = x.word(r, offset);
+        const uint8_t* word = x.word(r, offset);
 #pragma GCC unroll 2
-        for (int v = 0; v < kParts; v++) block.sums[p][r][v] = Dot::dot(block.sums[p][r][v], word, w[v]);
+        for (int v = 0; v < kParts; v++)
+          if constexpr (Dot::kFromMemory && Rows >= kRowsFromMemory)
+            block.sums[p][r][v] = Dot::dot_from(block.sums[p][r][v], word, w[v]);
+          else
+            block.sums[p][r][v] = Dot::dot(block.sums[p][r][v], splat_word(word), w[v]);
       }
     } else {  // the rows' inputs in registers, one vector of weights at a time
       Ints word[Rows];
 #pragma GCC unroll 12
-      for (int r = 0; r < Rows; r++) word[r] = x.word(r, offset);
+      for (int r = 0; r < Rows; r++) word[r] = splat_word(x.word(r, offset));
 #pragma GCC unroll 8
       for (int v = 0; v < kParts; v++) {
         const auto w = Dot::template weights<Pass>(load<Ints>(line + v * kVectorBytes));

@@ -15,10 +15,13 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
   const uint8_t* rows = (const uint8_t*)input;
   if (matrix.kind == WeightKind::f32) return multiply_blocks<Float32>(matrix, rows, num_rows, begin, end, epilogue);
 #if RIDGELINE_TILES
-  if (num_rows >= kMinTileBatch && !exact_batch)
+  if (num_rows >= kMinTileBatch && !exact_batch && in_pairs(matrix))
     return multiply_tiles(matrix, rows, num_rows, begin, end, epilogue);
 #endif
-  multiply_blocks<Bfloat16>(matrix, rows, num_rows, begin, end, epilogue);
+#if defined(__AVX512BF16__)
+  if (in_pairs(matrix)) return multiply_blocks<Bfloat16Pairs>(matrix, rows, num_rows, begin, end, epilogue);
+#endif
+  multiply_blocks<Bfloat16Floats>(matrix, rows, num_rows, begin, end, epilogue);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL::linear_float

@@ -13,12 +13,16 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_float {
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 inline constexpr int64_t kChunk = 32;  // bfloat16 inputs are padded to whole chunks
 
-// Levels without a product of bfloat16 pairs hold the inputs, rounded to bfloat16, as float32.
 #if defined(__AVX512BF16__)
 inline constexpr bool kPairs = true;
 #else
 inline constexpr bool kPairs = false;
 #endif
+
+// Whether a matrix is multiplied by products of bfloat16 pairs. Elsewhere the inputs, rounded to bfloat16, are float32.
+RL_INLINE bool in_pairs(const Matrix& matrix) {
+  return kPairs && matrix.kind == WeightKind::bf16 && !matrix.tuning.float32;
+}
 
 RL_INLINE int64_t num_steps(WeightKind kind, int64_t inputs) {
   return kind == WeightKind::f32 ? inputs : (inputs + kChunk - 1) / kChunk * (kChunk / 2);
@@ -71,21 +75,21 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
 // Bytes from one row of inputs to the next: an odd number of cache lines, so that the rows of a block do not fall into
 // the same sets of the cache.
 RL_INLINE int64_t input_stride(const Matrix& matrix) {
-  const bool pairs = kPairs && matrix.kind == WeightKind::bf16;
+  const bool pairs = in_pairs(matrix);
   const int64_t padded = (matrix.inputs + kChunk - 1) / kChunk * kChunk;
   return ((padded * (pairs ? 2 : 4) / 64) | 1) * 64;
 }
 
 static inline int64_t input_bytes(const Matrix& matrix, int64_t rows) { return rows * input_stride(matrix); }
 
-RL_INLINE void round_to_bf16(float* x, int64_t width) {
-  for (int64_t i = 0; i < width; i++) x[i] = from_bf16(to_bf16(x[i]));
+RL_INLINE void round_to_bf16(float (&x)[kChunk]) {
+  for (int64_t i = 0; i < kChunk; i += kLanes) store(x + i, bf16_bits(load<Floats>(x + i)) << 16);
 }
 
 static inline void prepare_input(const Matrix& matrix, const Norm& norm, const float* x, int64_t stride,
                                  const int64_t* index, int64_t begin, int64_t end, int64_t, void* input) {
   const int64_t inputs = matrix.inputs, to_stride = input_stride(matrix);
-  const bool bf16 = matrix.kind == WeightKind::bf16, pairs = kPairs && bf16;
+  const bool bf16 = matrix.kind == WeightKind::bf16, pairs = in_pairs(matrix);
   for (int64_t r = begin; r < end; r++) {
     const float* from = x + (index ? index[r] : r) * stride;
     uint8_t* to = (uint8_t*)input + r * to_stride;
@@ -99,7 +103,7 @@ static inline void prepare_input(const Matrix& matrix, const Norm& norm, const f
         for (int64_t i = 0; i < kChunk; i += 2 * kLanes)
           store_bf16((uint16_t*)to + k + i, load<Floats>(chunk + i), load<Floats>(chunk + i + kLanes));
       } else {
-        if (bf16) round_to_bf16(chunk, kChunk);
+        if (bf16) round_to_bf16(chunk);
         __builtin_memcpy((float*)to + k, chunk, sizeof chunk);
       }
     }

@@ -109,13 +109,17 @@ RL_INLINE Prefetch streamed(const Tuning& tuning) { return {tuning.ahead, 64, kS
 // each, so that memory works during all products and not during the first block's alone.
 inline constexpr int64_t kMinAhead = 2048;
 
-RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, int64_t block, int64_t num_blocks) {
+RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, bool turns, int64_t block,
+                               int64_t num_blocks) {
   if (num_blocks == 1) return streamed(tuning);
   if (block >= 2) return {0, 0, 0};
-  const int64_t turn_bytes = tuning.turns ? layout.group_bytes : layout.bytes;
+  const int64_t turn_bytes = turns ? layout.group_bytes : layout.bytes;
   const int64_t ahead = turn_bytes < kMinAhead ? kMinAhead : turn_bytes;
   return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2};
 }
+
+// Rows from which on inputs come from memory with every product: fewer leave the loads to bind.
+inline constexpr int kRowsFromMemory = kLanes == 16 ? 4 : 1000;
 
 // sums += the steps' weights times the rows' inputs.
 template <WeightKind kind, bool bytes, int rows, int vectors>
@@ -137,11 +141,14 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
       for (int d = 0; d < dots; d++) {
-        const Ints q = splat_word(inputs + (r * dots + d) * 4);
+        const uint8_t* word = inputs + (r * dots + d) * 4;
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
           Ints& sum = turns && d % 2 ? second[v] : sums[r][v];
-          sum = bytes ? dot_u8s8(sum, w[v][d], q) : dot_i16(sum, w[v][d], q);
+          if constexpr (rows >= kRowsFromMemory)
+            sum = bytes ? dot_u8s8_broadcast(sum, w[v][d], word) : dot_i16_broadcast(sum, w[v][d], word);
+          else
+            sum = bytes ? dot_u8s8(sum, w[v][d], splat_word(word)) : dot_i16(sum, w[v][d], splat_word(word));
         }
       }
     weights += kStepBytes;
@@ -177,7 +184,7 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
     }
 }
 
-template <WeightKind kind, bool bytes, bool zero_points, int rows = kBlockRows>
+template <WeightKind kind, bool bytes, bool zero_points, int rows = kMaxBlockRows>
 RL_INLINE void multiply_rows(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
                              int64_t end, Prefetch prefetch, float* totals) {
   if (block.rows == rows)
@@ -194,6 +201,8 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
   const PanelLayout layout = panel_layout(matrix);
   const InputLayout inputs = input_layout(matrix, layout, num_rows);
   const int64_t size = inputs.block_rows, turn_rows = kTurnRows / size * size;
+  // More rows are bound by products, not by memory: a group's end, and beginning the next one, weigh more than overlap.
+  const bool turns = matrix.tuning.turns && num_rows <= kTurnRows;
   alignas(64) float totals[kTurnRows * kPanel];
   for (int64_t p = begin; p < end; p++) {
     const uint8_t* panel = matrix.data + p * matrix.panel_bytes;
@@ -202,14 +211,14 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
     for (int64_t first = 0; first < num_rows; first += turn_rows) {
       const int64_t rows = num_rows - first < turn_rows ? num_rows - first : turn_rows;
       const int64_t blocks = (rows + size - 1) / size;
-      const int64_t groups = blocks == 1 || !matrix.tuning.turns ? layout.groups : 1;
+      const int64_t groups = blocks == 1 || !turns ? layout.groups : 1;
       __builtin_memset(totals, 0, (size_t)(rows * kPanel) * sizeof(float));
       for (int64_t g = 0; g < layout.groups; g += groups)
         for (int64_t b = 0; b < blocks; b++) {
           const InputBlock block = input_block(inputs, layout.groups, input, num_rows, first + b * size);
           if (g + groups == layout.groups) prefetch_results(epilogue, block.first, block.rows, p);
           multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
-                                                  prefetch_of(matrix.tuning, layout, b, blocks),
+                                                  prefetch_of(matrix.tuning, layout, turns, b, blocks),
                                                   totals + b * size * kPanel);
         }
       finish_rows(matrix, layout, epilogue, totals, first, rows, p);

@@ -20,11 +20,11 @@ inline constexpr bool kByteDots = true;
 inline constexpr bool kByteDots = false;
 #endif
 
-// Rows that one pass over a panel serves; bound by the registers that hold their sums.
+// Rows that one pass over a panel serves, if the tuning does not say it: at most as many as have sums in registers.
 #if defined(__AVX512F__)
-inline constexpr int kBlockRows = 8;
+inline constexpr int kBlockRows = 8, kMaxBlockRows = 12;
 #else
-inline constexpr int kBlockRows = 4;
+inline constexpr int kBlockRows = 4, kMaxBlockRows = 4;
 #endif
 
 #if RIDGELINE_TILES
@@ -48,10 +48,15 @@ struct InputLayout {
   int64_t total_bytes;
 };
 
+RL_INLINE int64_t block_rows_of(const Tuning& tuning) {
+  const int64_t chosen = tuning.block_rows ? tuning.block_rows : kBlockRows;
+  return chosen < kMaxBlockRows ? chosen : kMaxBlockRows;
+}
+
 static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& panel, int64_t num_rows) {
   InputLayout layout{};
   const bool tiled = in_tiles(num_rows), int16 = matrix.input == InputKind::int16;
-  const int64_t most = tiled ? 16 : kBlockRows, blocks = (num_rows + most - 1) / most;
+  const int64_t most = tiled ? 16 : block_rows_of(matrix.tuning), blocks = (num_rows + most - 1) / most;
   layout.block_rows = (num_rows + blocks - 1) / blocks;
   layout.bytes = tiled || (kByteDots && !int16);
   layout.planes = tiled && int16 ? 2 : 1;

@@ -249,6 +249,7 @@ def _attention(compiler: Compiler, group: Group) -> None:
         attrs.softcap or 0.0,
         sinks=_sinks(compiler, op),
         slopes=_slopes(compiler, op.label, attrs),
+        float32=compiler.settings.multiplies_bf16_in_float32,
     )
     compiler.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
 

@@ -112,6 +112,11 @@ class NativeSettings:
         return self.prequantized.get(weight, self.embeddings)
 
     @property
+    def multiplies_bf16_in_float32(self) -> bool:
+        """Tell whether attention, like the products of bfloat16 weights, multiplies bfloat16 in float32."""
+        return self.variants.get("bf16", {}).get("product") == "float32"
+
+    @property
     def plain(self) -> MatrixFormat:
         """Return the format of weights that quantization leaves alone."""
         kind = "bf16" if self.dtype == "bfloat16" else "f32"
