@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Bytes or operations per second of repeated readings: the ceiling, and how far readings lie from it."""
+    """Holds bytes or operations per second of repeated readings: the ceiling, and how far readings lie from it."""
 
     per_s: float
     median_per_s: float
@@ -65,7 +65,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Quantiles of repeated readings of one thing."""
+    """Holds quantiles of repeated readings of one thing."""
 
     p10: float
     median: float
