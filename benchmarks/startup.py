@@ -88,6 +88,7 @@ def run_start(arguments: argparse.Namespace, kind: str, repeat: int, cache: str)
     command = [sys.executable, str(Path(__file__).with_name("startup_child.py"))]
     command += [arguments.model, str(arguments.threads), json.dumps(arguments.options)]
     environment = {**os.environ, "XDG_CACHE_HOME": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     clock = repr(time.perf_counter())
     done = subprocess.run([*command, clock], stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:

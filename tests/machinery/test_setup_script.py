@@ -95,3 +95,22 @@ def test_a_change_installs_again(checkout, change):
     assert "installing into .venv" in done.stderr
     assert done.returncode != 0
     assert not list((checkout / ".venv").glob("*.stamp"))
+
+
+FAKE_PYTHON = """case "$1 $2" in
+"-m venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+"-m pip") echo "$@" >>pip.log ;;
+"-m compileall") ;;
+"-c import ridgeline._native") exit {native} ;;
+*) exec {python} "$@" ;;
+esac"""
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_torch_comes_where_no_native_code_does(checkout, native):
+    fake = script(checkout / "fake-python", FAKE_PYTHON.format(native=0 if native else 1, python=sys.executable))
+    done = setup(checkout, fake, "run")
+    assert done.returncode == 0, done.stderr
+    assert ("no C++ compiler or no Python headers here" in done.stderr) == (not native)
+    assert ("torch==" in (checkout / "pip.log").read_text()) == (not native)
+    assert (checkout / ".venv" / "ridgeline-run.stamp").exists()
