@@ -105,6 +105,7 @@ class PerplexityReport(Report):
 
     model: str
     isa: str
+    kernels: str  # of the last format: the product of bfloat16 changes bits
     text: TextFacts
     formats: list[FormatQuality]
 
@@ -243,6 +244,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport
         name=f"perplexity-{llm.engine.info.model_name}",
         model=llm.engine.info.model_name,
         isa=llm.engine.info.choices["isa"].value,
+        kernels=llm.engine.info.choices["kernels"].value,
         text=TextFacts(
             source=source,
             sha256=hashlib.sha256(json.dumps(list(texts.items())).encode()).hexdigest(),

@@ -1,5 +1,7 @@
 """A StepProfile as a table: 100 columns where there is no terminal, and then plain text."""
 
+from collections.abc import Mapping
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +15,7 @@ NUMBERS = ("Mop", "MB", "bound by", "limit ms", "ms", "% roof", "% step")
 
 
 def print_profiles(
-    profiles: list[StepProfile], hardware: Hardware, num_threads: int, kernels: Choice | None = None
+    profiles: list[StepProfile], hardware: Hardware, num_threads: int, choices: Mapping[str, Choice]
 ) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
@@ -32,8 +34,9 @@ def print_profiles(
         console.print("No peaks of arithmetic: without the native module only memory bounds are known")
     if hardware.was_busy:
         console.print("They were measured on a busy machine, and may be higher: ridgeline hardware --again")
-    if kernels is not None:
-        console.print(f"Kernels: {kernels.value} ({kernels.reason})")
+    for name in ("kernels", "huge_pages"):
+        if choice := choices.get(name):
+            console.print(f"{name.replace('_', ' ').capitalize()}: {choice.value} ({choice.reason})")
     for profile in profiles:
         console.print()
         _print(console, profile)

@@ -69,7 +69,7 @@ def profile(
     else:
         from ridgeline.cli._profile_text import print_profiles
 
-        print_profiles(profiles, hardware, threads, engine.info.choices.get("kernels"))
+        print_profiles(profiles, hardware, threads, engine.info.choices)
 
 
 def _as_json(engine: "Engine", hardware: "Hardware", num_threads: int, profiles: "list[StepProfile]") -> str:

@@ -146,6 +146,10 @@ class NativePlan:
         )
         if store is not None:
             store.commit()
+        share = executable.huge_page_share() if store is not None else None
+        if share is not None and store is not None:
+            where = "mapped from the pack" if store.was_found else "anonymous memory"
+            self.choices = {**self.choices, "huge_pages": Choice(f"{share:.0%}", f"of the packed weights, {where}")}
         if self._config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
         return executable

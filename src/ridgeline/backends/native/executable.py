@@ -10,7 +10,7 @@ import numpy as np
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
 from ridgeline.backends.native.emit import EMITTERS
-from ridgeline.backends.native.memory import address, allocate, kv_memory, logits_width
+from ridgeline.backends.native.memory import address, allocate, huge_page_share, kv_memory, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
@@ -81,6 +81,10 @@ class NativeExecutable:
     def workspace_bytes(self) -> int:
         """The bytes that the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
+
+    def huge_page_share(self) -> float | None:
+        """Return the share of the packed weights' memory in huge pages; None where the system does not tell."""
+        return huge_page_share(self._weights.largest_parts(MAX_READ_BYTES))
 
     def read_bandwidth(self) -> float | None:
         """Measure the bytes per second at which all threads read weights; None where caches could hold them."""

@@ -2,7 +2,10 @@
 
 import contextlib
 import mmap
-from collections.abc import Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +14,9 @@ from ridgeline.backends.native.settings import KvKind
 from ridgeline.program.op import LOGITS, KvState, LatentState, Program
 
 ALIGNMENT = 64
+SMAPS = Path("/proc/self/smaps")
+MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+SIZE = re.compile(r"(Rss|AnonHugePages|ShmemPmdMapped|FilePmdMapped): +(\d+) kB")
 PANEL = 32  # outputs of a matrix product are whole panels
 
 
@@ -30,6 +36,27 @@ def allocate(num_bytes: int) -> np.ndarray:
 def address(array: np.ndarray) -> int:
     """Return the address of the array's first byte. The caller keeps the array."""
     return array.ctypes.data
+
+
+def huge_page_share(parts: Iterable[np.ndarray], smaps: Path = SMAPS) -> float | None:
+    """Return the share in huge pages of the mappings that hold `parts`; None where the system does not tell."""
+    starts = sorted(address(part) for part in parts)
+    try:
+        lines = smaps.read_text().splitlines()
+    except OSError:
+        return None
+    total = huge = 0
+    holds = False
+    for line in lines:
+        if mapping := MAPPING.match(line):
+            begin, end = (int(bound, 16) for bound in mapping.groups())
+            at = bisect_left(starts, begin)
+            holds = at < len(starts) and starts[at] < end
+        elif holds and (size := SIZE.match(line)):
+            kind, num_bytes = size[1], int(size[2]) << 10
+            total += num_bytes if kind == "Rss" else 0
+            huge += 0 if kind == "Rss" else num_bytes
+    return huge / total if total else None
 
 
 def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, location: int) -> _native.KvMemory:
