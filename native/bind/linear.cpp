@@ -55,9 +55,7 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
     require(!has_zero_points || matrix.kind == WeightKind::int4, "zero points belong to int4 weights");
-    require(matrix.kind != WeightKind::int8 || group == kInt8Group,
-            "int8 weights have inputs in groups of " + std::to_string(kInt8Group) + ", got " + std::to_string(group));
-    require(group > 0 && group % 32 == 0 && group <= kInt8Group,
+    require(group > 0 && group % 32 == 0 && group <= kMaxInputGroup,
             "a group is a multiple of 32 inputs up to 256, got " + std::to_string(group));
   }
   require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");

@@ -117,6 +117,39 @@ RL_INLINE Floats round_even(Floats v) {
   return (v + magic) - magic;
 }
 
+// The same as integers.
+RL_INLINE Ints nearest(Floats v) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtps_epi32((__m512)v);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)v);
+#elif defined(__SSE2__)
+  return (Ints)_mm_cvtps_epi32((__m128)v);
+#else
+  return truncate_to_ints(round_even(v));
+#endif
+}
+
+RL_INLINE int32_t sum(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t total = 0;
+  for (int lane = 0; lane < kLanes; lane++) total += v[lane];
+  return total;
+#endif
+}
+
+RL_INLINE int32_t largest(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t most = v[0];
+  for (int lane = 1; lane < kLanes; lane++) most = v[lane] > most ? v[lane] : most;
+  return most;
+#endif
+}
+
 RL_INLINE float sum(Floats v) {
   float total = 0;
   for (int lane = 0; lane < kLanes; lane++) total += v[lane];

@@ -34,7 +34,7 @@ struct Matrix {
   WeightKind kind;
   InputKind input;
   bool has_zero_points;
-  int32_t group;       // inputs per scale of the inputs, and of the weights but for int8: see kInt8Group
+  int32_t group;       // inputs per scale of the inputs, and of the weights but for int8; up to kMaxInputGroup
   int64_t outputs;     // N, padding not counted
   int64_t inputs;      // K, padding not counted
   int64_t num_panels;  // ceil(N / 32)
@@ -43,8 +43,8 @@ struct Matrix {
   Tuning tuning{};
 };
 
-// Inputs of an int8 matrix share a scale in groups of this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.
-inline constexpr int32_t kInt8Group = 256;
+// Inputs share a scale in groups of at most this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.
+inline constexpr int32_t kMaxInputGroup = 256;
 
 // Bytes of inputs that prepare_input may need beyond those of single rows: the end of a last tile, and what is lost to
 // alignment. A multiple of 64.

@@ -82,8 +82,8 @@ struct Format {
 constexpr Format kFormats[] = {
     {"f32", WeightKind::f32, InputKind::f32, 0, false},
     {"bf16", WeightKind::bf16, InputKind::bf16, 0, false},
-    {"int8 by int16", WeightKind::int8, InputKind::int16, kInt8Group, false},
-    {"int8 by int8", WeightKind::int8, InputKind::int8, kInt8Group, false},
+    {"int8 by int16", WeightKind::int8, InputKind::int16, kMaxInputGroup, false},
+    {"int8 by int8", WeightKind::int8, InputKind::int8, kMaxInputGroup, false},
     {"int8 in groups by int16", WeightKind::int8_groups, InputKind::int16, 32, false},
     {"int4 by int16", WeightKind::int4, InputKind::int16, 32, false},
     {"int4 with minima", WeightKind::int4_minima, InputKind::int16, 32, false},

@@ -109,13 +109,22 @@ def test_every_level_that_runs_may_be_asked_for(level):
         ({"backend": {"deterministic": True}}, ABSENT, "deterministic needs the native backend"),
         ({"kv_dtype": "int8"}, ABSENT, "kv_dtype=int8 needs the native backend"),
         ({"kv_dtype": "float32"}, ABSENT, "kv_dtype=float32 needs the native backend"),
-        ({"quantize": {"scheme": "int8", "inputs": "int8"}}, ABSENT, "quantize_inputs=int8 needs the native backend"),
+        ({"quantize": {"inputs": "int8"}}, HERE, "quantize_inputs=int8 is for matrices of integers"),
+        ({"quantize": {"inputs": "int16"}}, ABSENT, "no matrix of this model is quantized; add quantize=int8"),
     ],
 )
 def test_what_cannot_be_had_is_refused(settings, support, words):
     with pytest.raises(ConfigError) as refused:
         choose(config(**settings), model("bfloat16"), support)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("support", [HERE, ABSENT], ids=["native", "reference"])
+@pytest.mark.parametrize(("asked", "inputs"), [("auto", "int8"), ("int8", "int8"), ("int16", "int16")])
+def test_inputs_of_integers_have_8_bits_unless_asked_otherwise(asked, inputs, support):
+    _, plan, _ = choose(config(quantize={"scheme": "int4", "inputs": asked}), model("bfloat16"), support)
+    assert plan.choices["quantize_inputs"].value == inputs
+    assert (plan.choices["quantize_inputs"].reason == "as asked") == (asked != "auto")
 
 
 def test_names_are_those_of_the_folders():
@@ -182,8 +191,12 @@ def logprobs(shared_data, **options):
 def test_the_reference_computes_with_what_the_integers_mean(shared_data):
     """int8 answers nearly as float32 does, int4 less nearly."""
     plain, text = logprobs(shared_data, backend="reference")
-    int8, text_int8 = logprobs(shared_data, backend="reference", quantize="int8")
-    int4, _ = logprobs(shared_data, backend="reference", quantize="int4", quantize_group_size=32)
+    int8, text_int8 = logprobs(shared_data, backend="reference", quantize="int8", quantize_inputs="int16")
+    int4, _ = logprobs(
+        shared_data, backend="reference", quantize="int4", quantize_group_size=32, quantize_inputs="int16"
+    )
+    rounded, _ = logprobs(shared_data, backend="reference", quantize="int8")
+    assert 0 < (rounded - int8).abs().max() < 0.05
     assert text_int8 == text
     assert 0 < (int8 - plain).abs().max() < 0.05
     assert (int4 - plain).abs().max() > (int8 - plain).abs().max()
@@ -202,10 +215,31 @@ def test_the_reference_computes_with_what_the_integers_mean(shared_data):
 def test_native_quantization_is_that_of_the_reference(shared_data, options):
     """Within the rounding of the layers' inputs to 16 bits."""
     pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    options = {**options, "quantize_inputs": "int16"}
     expected, text = logprobs(shared_data, backend="reference", **options)
     actual, native_text = logprobs(shared_data, backend="native", **options)
     assert native_text == text
     assert (actual - expected).abs().max() < 2e-3
+
+
+PROMPTS = ["Once upon a time", "The dog", "Lily was", "A big red ball", "Tom and", "One day a cat", "She", "He ran"]
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"quantize": "int4", "quantize_group_size": 32}])
+def test_inputs_of_8_bits_are_those_of_the_reference(shared_data, options):
+    """All but the few between two integers: most prompts meet none, and what follows one is off by 1 in 127."""
+    pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    path, params = (
+        str(shared_data / "models/stories260K"),
+        SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0),
+    )
+    logprobs = {}
+    for backend in ("reference", "native"):
+        llm = LLM(path, dtype="float32", num_threads=1, max_model_len=64, backend=backend, **options)
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        logprobs[backend] = [torch.tensor([x.logprob for x in out.prompt_logprobs[1:]]) for out in outputs]
+    errors = torch.stack([(a - b).abs().max() for a, b in zip(logprobs["native"], logprobs["reference"])])
+    assert errors.median() < 1e-4 and errors.max() < 0.1
 
 
 @pytest.mark.parametrize("scheme", [None, "int8"])

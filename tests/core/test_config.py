@@ -10,10 +10,9 @@ from ridgeline.core.errors import ConfigError
     ("config", "options", "words"),
     [
         (QuantizeConfig, {"scheme": "int3"}, "quantize must be one of int4, int8, got 'int3'"),
-        (QuantizeConfig, {"scheme": "int4", "inputs": "int4"}, "quantize_inputs must be one of int16, int8"),
+        (QuantizeConfig, {"scheme": "int4", "inputs": "int4"}, "quantize_inputs must be one of auto, int16, int8"),
         (QuantizeConfig, {"group_size": 64}, "without a scheme"),
         (QuantizeConfig, {"zero_points": True}, "without a scheme"),
-        (QuantizeConfig, {"inputs": "int8"}, "without a scheme"),
         (QuantizeConfig, {"embeddings": False}, "without a scheme"),
         (
             EngineConfig,

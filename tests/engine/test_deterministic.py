@@ -15,8 +15,14 @@ FORMATS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantize": "int8"},
-    "int8 W8A8": {"quantize": "int8", "quantize_inputs": "int8"},
-    "int4": {"quantize": "int4", "quantize_group_size": 32, "quantize_zero_points": True},
+    "int8 W8A16": {"quantize": "int8", "quantize_inputs": "int16"},
+    "int4": {"quantize": "int4"},
+    "int4 W4A16": {
+        "quantize": "int4",
+        "quantize_group_size": 32,
+        "quantize_zero_points": True,
+        "quantize_inputs": "int16",
+    },
     "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)

@@ -164,7 +164,7 @@ def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
     kind = draw(st.sampled_from(KINDS))
-    group = 256 if kind == "int8" else draw(st.sampled_from([32, 64, 128]))
+    group = draw(st.sampled_from([32, 64, 128, 256]))
     outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
     rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
     seed = draw(st.integers(0, 2**32))
@@ -207,6 +207,8 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
 @pytest.mark.parametrize(
     ("kind", "group", "zero_point"),
     [
+        ("int8", 32, None),
+        ("int8", 64, None),
         ("int8", 256, None),
         ("int8_groups", 256, None),
         ("int4", 128, None),

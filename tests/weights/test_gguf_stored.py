@@ -52,7 +52,7 @@ def opened(path):
 
 def kinds(stored, program):
     """The native kinds of the matrices that stay."""
-    return {name: form.kind for name, form in prequantized_formats(stored.formats, program).items()}
+    return {name: form.kind for name, form in prequantized_formats(stored.formats, program, "int16").items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,9 +115,10 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("inputs", ["int16", "int8"])
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_backends_say_the_same(kind, experts, tmp_path):
+def test_both_backends_say_the_same(kind, experts, inputs, tmp_path):
     """The native one computes with the integers, the reference with what they mean, in float32."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     path = tmp_path / "model.gguf"
@@ -125,7 +126,8 @@ def test_both_backends_say_the_same(kind, experts, tmp_path):
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
     completions, choices = {}, {}
     for backend in ("native", "reference"):
-        llm = LLM(str(path), backend=backend, dtype="float32", num_threads=1)
+        llm = LLM(str(path), backend=backend, dtype="float32", quantize_inputs=inputs, num_threads=1)
+        assert llm.engine.info.choices["quantize_inputs"].value == inputs
         completions[backend] = llm.generate([[1, 5, 9, 20]], greedy, use_tqdm=False)[0].outputs[0].token_ids
         choices[backend] = llm.engine.info.choices["quantize"]
     assert completions["native"] == completions["reference"]
@@ -166,7 +168,9 @@ def test_experts_of_two_types(tmp_path):
     }
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     completions = [
-        LLM(str(path), backend=backend, dtype="float32", num_threads=1).generate([[1, 5, 9]], greedy, use_tqdm=False)
+        LLM(str(path), backend=backend, dtype="float32", quantize_inputs="int16", num_threads=1).generate(
+            [[1, 5, 9]], greedy, use_tqdm=False
+        )
         for backend in ("native", "reference")
     ]
     assert completions[0][0].outputs[0].token_ids == completions[1][0].outputs[0].token_ids

@@ -124,8 +124,10 @@ def test_native_computes_with_the_integers(tmp_path, case, config):
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     gptq(tmp_path, config, **case)
     completions, choices = {}, {}
+    decodes = case.get("scales", np.float16) is not np.float16 or (case["bits"] == 8 and not case.get("sym", True))
+    inputs = "auto" if decodes else "int16"
     for backend in ("native", "reference"):
-        llm = LLM(str(tmp_path), backend=backend, dtype="float32", num_threads=1)
+        llm = LLM(str(tmp_path), backend=backend, dtype="float32", quantize_inputs=inputs, num_threads=1)
         params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
         completions[backend] = llm.generate([[1, 5, 9, 20]], params, use_tqdm=False)[0].outputs[0]
         choices[backend] = llm.engine.info.choices["quantize"].value
@@ -134,7 +136,6 @@ def test_native_computes_with_the_integers(tmp_path, case, config):
         torch.tensor([x.logprob for x in completions[name].logprobs]) for name in ("native", "reference")
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    decodes = case.get("scales", np.float16) is not np.float16 or (case["bits"] == 8 and not case.get("sym", True))
     assert choices == {"native": "none" if decodes else "as stored", "reference": "none"}
 
 

@@ -106,8 +106,7 @@ static inline Quantized quantize(const float* x, int64_t count, float limit, int
     const Ints magnitude = load<Ints>(x + i) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  int32_t bits = 0;
-  for (int lane = 0; lane < kLanes; lane++) bits = most[lane] > bits ? most[lane] : bits;
+  const int32_t bits = largest(most);
   float magnitude;
   __builtin_memcpy(&magnitude, &bits, 4);
   const float scale = magnitude / limit;
@@ -119,13 +118,11 @@ static inline Quantized quantize(const float* x, int64_t count, float limit, int
   typedef int16_t Half __attribute__((vector_size(2 * kLanes)));
   Ints total{};
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Ints rounded = truncate_to_ints(round_even(load<Floats>(x + i) / scale));
-    total += rounded;
-    store(q + i, __builtin_convertvector(rounded, Half));
+    const Ints integers = nearest(load<Floats>(x + i) / scale);
+    total += integers;
+    store(q + i, __builtin_convertvector(integers, Half));
   }
-  int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; lane++) sum += total[lane];
-  return {scale, sum};
+  return {scale, sum(total)};
 }
 
 // 8 inputs in the order in which a word of weights, once masked and shifted, yields them.
@@ -151,12 +148,34 @@ static inline void write_units(const uint8_t* from, int64_t count, int64_t size,
   }
 }
 
+// Writes inputs of 8 bits in units of `size` bytes, `stride` apart.
+template <bool int8_weights>
+RL_INLINE void write_bytes(const int16_t* q, int64_t count, int64_t size, uint8_t* to, int64_t stride) {
+  typedef int8_t EightBytes __attribute__((vector_size(8)));
+  for (int64_t i = 0; i < count; i += 8) {
+    const EightBytes bytes = __builtin_convertvector(in_word_order(load<Eight>(q + i), int8_weights, true), EightBytes);
+    if (size > 8) {
+      store(to + i / size * stride + i % size, bytes);
+    } else if (size == 8) {
+      store(to + i / 8 * stride, bytes);
+    } else {
+      uint8_t words[8];
+      store(words, bytes);
+      __builtin_memcpy(to + i / 4 * stride, words, 4);
+      __builtin_memcpy(to + (i / 4 + 1) * stride, words + 4, 4);
+    }
+  }
+}
+
 // Stores one group of a row: `to` is where its first unit goes.
 static inline void store_group(const Matrix& matrix, const InputLayout& layout, const int16_t* q, int64_t count,
                                uint8_t* to, int64_t stride) {
   typedef int8_t EightBytes __attribute__((vector_size(8)));
   const bool int8_weights = !is_int4(matrix.kind);
-  alignas(64) uint8_t elements[2 * kMaxGroup];
+  if (layout.bytes && layout.planes == 1)
+    return int8_weights ? write_bytes<true>(q, count, layout.unit_bytes, to, stride)
+                        : write_bytes<false>(q, count, layout.unit_bytes, to, stride);
+  alignas(64) uint8_t elements[2 * kMaxInputGroup];
   const int64_t units = count / layout.unit_inputs, plane_bytes = layout.unit_bytes / layout.planes;
   if (!layout.bytes) {
     for (int64_t i = 0; i < count; i += 8)
@@ -164,7 +183,7 @@ static inline void store_group(const Matrix& matrix, const InputLayout& layout, 
     return write_units(elements, units, plane_bytes, to, stride);
   }
   for (int64_t plane = 0; plane < layout.planes; plane++) {
-    const int shift = layout.planes == 2 && plane == 0 ? 8 : 0;
+    const int shift = plane == 0 ? 8 : 0;
     for (int64_t i = 0; i < count; i += 8) {
       const Eight ordered = in_word_order(load<Eight>(q + i), int8_weights, true) >> shift;
       store(elements + i, __builtin_convertvector(ordered, EightBytes));
@@ -202,14 +221,17 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
   const int64_t stride = block.rows * layout.unit_bytes;
   uint8_t* to = const_cast<uint8_t*>(block.values) + (row - block.first) * layout.unit_bytes;
   for (int64_t g = 0; g < panel.groups; g++) {
-    alignas(64) float values[kMaxGroup];
-    alignas(64) int16_t q[kMaxGroup];
+    alignas(64) float values[kMaxInputGroup];
+    alignas(64) int16_t q[kMaxInputGroup];
     const int64_t first = g * panel.group, left = width - first, padded_left = panel.inputs - first;
     const int64_t count = left < panel.group ? left : panel.group;
     const int64_t padded = padded_left < panel.group ? padded_left : panel.group;
-    normalize_part(norm, mean, factor, x, first, count, values);
-    __builtin_memset(values + count, 0, (size_t)(padded - count) * sizeof(float));
-    const Quantized quantized = quantize(values, padded, limit, q);
+    const bool as_it_is = norm.kind == NormKind::none && count == padded;
+    if (!as_it_is) {
+      normalize_part(norm, mean, factor, x, first, count, values);
+      __builtin_memset(values + count, 0, (size_t)(padded - count) * sizeof(float));
+    }
+    const Quantized quantized = quantize(as_it_is ? x + first : values, padded, limit, q);
     store_group(matrix, layout, q, padded, to + first / layout.unit_inputs * stride, stride);
     const int64_t at = g * block.rows + row - block.first;
     const_cast<float*>(block.scales)[at] = quantized.scale;

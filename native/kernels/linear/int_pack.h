@@ -8,7 +8,6 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
 // A step is the smallest run of inputs that fills whole words: 4 of 8 bits, 8 of int4, for the panel's 32 outputs.
 inline constexpr int64_t kStepBytes = 4 * kPanel;
-inline constexpr int32_t kMaxGroup = 256;
 
 RL_INLINE constexpr bool is_int4(WeightKind kind) {
   return kind == WeightKind::int4 || kind == WeightKind::int4_minima;
@@ -41,7 +40,7 @@ struct PanelLayout {
 static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points) {
   PanelLayout layout{};
   const bool by_group = scales_by_group(kind);
-  layout.group = by_group ? group : kInt8Group;
+  layout.group = group;
   layout.groups = (inputs + layout.group - 1) / layout.group;
   layout.inputs = round_up(inputs, by_group ? layout.group : 64);
   layout.group_bytes = layout.group / step_inputs(kind) * kStepBytes;

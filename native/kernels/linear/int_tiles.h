@@ -14,7 +14,7 @@ inline constexpr int64_t kChunkRows = 128;  // whose totals are held at once, fo
 struct alignas(64) TileScratch {
   float totals[kChunkRows][kPanel];
   int32_t products[2][2][kTileRows][16];  // [operand A][half of the panel]
-  uint8_t weights[kMaxGroup * kPanel];    // a group of int4 in int8's layout
+  uint8_t weights[kMaxInputGroup * kPanel];    // a group of int4 in int8's layout
 };
 inline constexpr int64_t kScratchBytes = sizeof(TileScratch);
 

@@ -55,8 +55,6 @@ def describe_quantize(quantize: QuantizeConfig) -> Choice:
     parts, form = [quantize.scheme], chosen_format(quantize)
     if form.group:
         parts.append(f"groups of {form.group}{' with zero points' if form.zero == 'points' else ''}")
-    if quantize.inputs != "int16":
-        parts.append(f"{quantize.inputs} inputs")
     if not quantize.embeddings:
         parts.append("but for embeddings and head")
     return Choice(", ".join(parts), "as asked")

@@ -2,8 +2,8 @@
 
 import math
 
-from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.cli._inspection import Inspection, StoredTensors
+from ridgeline.quant import prequantized_matrices
 from ridgeline.weights.checkpoint import FLOATS
 from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.gguf.tensors import GgufCheckpoint
@@ -38,4 +38,4 @@ def _stored(model: GgufModel, inspection: Inspection) -> set[str]:
     checkpoint, program = GgufCheckpoint(model, inspection.spec), inspection.program
     sources = followed(checkpoint.entries.keys(), expand(checkpoint.renames, inspection.spec), program)
     stored = PrequantizedWeights(checkpoint, sources, program)
-    return {tensor for name in prequantized_formats(stored.formats, program) for tensor in stored.tensors(name)}
+    return {tensor for name in prequantized_matrices(stored.formats, program) for tensor in stored.tensors(name)}

@@ -15,7 +15,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Task = Literal["auto", "generate", "embed"]
-InputBits = Literal["int16", "int8"]
+InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
@@ -74,13 +74,15 @@ class QuantizeConfig:
         None, "int4: number of weights that share a scale, 32, 64 or 128. Default: 128.", low=1
     )
     zero_points: bool = option(False, "int4: store a zero point beside each scale.")
-    inputs: InputBits = option("int16", "Type of quantized layers' inputs; int8 (W8A8, W4A8) is faster, less exact.")
+    inputs: InputBits = option(
+        "auto", "Type of quantized layers' inputs; auto takes int8 (W8A8, W4A8), int16 is slower and more exact."
+    )
     embeddings: bool = option(True, "Quantize the embedding and the LM head too.")
 
     def __post_init__(self) -> None:
         _check(self)
-        options = (self.group_size, self.zero_points, self.inputs, self.embeddings)
-        if self.scheme is None and options != (None, False, "int16", True):
+        options = (self.group_size, self.zero_points, self.embeddings)  # a checkpoint's own integers have inputs too
+        if self.scheme is None and options != (None, False, True):
             raise ConfigError("options of quantization were given without a scheme; add quantize=int8 or int4")
         if self.scheme is not None and self.scheme not in scheme_names():
             raise ConfigError(f"quantize must be one of {', '.join(scheme_names())}, got {self.scheme!r}")

@@ -3,7 +3,7 @@
 Called by backends while they lay weights out. A scheme is a file of `schemes/`; its name is the scheme's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from ridgeline.core.config import QuantizeConfig
 from ridgeline.core.dtypes import Array, Float32s, float32, to_dtype
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import TOKEN_IDS, Program
-from ridgeline.program.ops.experts import routers
+from ridgeline.program.ops.dense import MATRIX_OPS
+from ridgeline.program.ops.experts import expert_matrices, routers
+from ridgeline.program.passes.fuse import fuse
+from ridgeline.quant.inputs import is_multiplied_in_integers
 from ridgeline.quant.scheme import Scheme, scheme
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize, joined
 
@@ -22,6 +25,7 @@ __all__ = [
     "chosen_format",
     "dequantize",
     "dequantized_weights",
+    "prequantized_matrices",
     "quantize",
     "quantized_names",
     "scheme",
@@ -76,6 +80,33 @@ def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = {op.weights[0] for op in program.ops if op.kind == "embed" and op.inputs == (TOKEN_IDS,)}
     return frozenset(layers | heads | tables if embeddings else layers - heads - tables)
+
+
+def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, StoredFormat]:
+    """Return the matrices that are computed with as a checkpoint stores them, of those that it stores in `forms`.
+
+    Weights that run as one matrix are among them where all of these are stored alike.
+    """
+    found: dict[str, StoredFormat] = {}
+    for names in _matrices(program):
+        alike = {forms.get(name) for name in names}
+        form = alike.pop()
+        if not alike and form is not None and is_multiplied_in_integers(form):
+            found |= dict.fromkeys(names, form)
+    return found
+
+
+def _matrices(program: Program) -> Iterator[Sequence[str]]:
+    """Yield the weights that are read as matrices, those of one matrix together; a router's is never among them."""
+    for group in fuse(program):
+        names = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
+        if names and names[0] not in routers(program):
+            yield names
+        for op in group.ops:
+            if op.kind == "embed" and op.inputs == (TOKEN_IDS,):
+                yield op.weights[:1]
+            elif op.kind == "experts":
+                yield from expert_matrices(op)
 
 
 def dequantized_weights(

@@ -40,6 +40,7 @@ from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.quant import chosen_format, quantized_names
+from ridgeline.quant.inputs import chosen_inputs, describe_inputs
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.lora import stacked
 from ridgeline.weights.stored import PrequantizedWeights, prequantized
@@ -216,7 +217,8 @@ class NativeBackend:
         level, why_level = _choose_level(config.backend.isa, self.support)
         num_threads, why_threads = choose_threads(config)
         stored = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
-        formats = prequantized_formats(stored.formats, model.base) if stored is not None else {}
+        forms = stored.formats if stored is not None else {}
+        formats = prequantized_formats(forms, model.base, chosen_inputs(config.quantize.inputs))
         stored = stored if formats else None
         quantized = describe_quantize(config.quantize)
         if stored is not None:
@@ -226,6 +228,7 @@ class NativeBackend:
             **({"deterministic": Choice("on", "as asked")} if config.backend.deterministic else {}),
             "kv_dtype": Choice(kv_dtype, "the model's dtype" if config.cache.kv_dtype == "auto" else "as asked"),
             "quantize": quantized,
+            **describe_inputs(config.quantize.inputs, has_integers=bool(config.quantize.scheme or formats)),
             "threads": why_threads,
             "dtype": why_dtype,
         }

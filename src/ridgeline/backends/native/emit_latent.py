@@ -1,6 +1,7 @@
 """Implement multi-head latent attention as instructions of a tape, and its weights by head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,8 +50,10 @@ def _matrices(compiler: Compiler, name: str, sizes: LatentSizes) -> tuple[_nativ
     plain = compiler.settings.plain
     absorb = compiler.weights.rows(f"{name}.absorb", keys_turned, _by_panels(heads, [sizes.latent_dim]), nope, plain)
     order = _by_panels(heads, [nope, value])
+    # The lengths of a span choose the form, and only this one would see inputs of 8 bits.
+    finer = replace(form, inputs="int16") if form.inputs == "int8" else form
     return absorb, compiler.weights.rows(
-        f"{name}.expand", lambda _: compiler.weights.tensor(name), order, sizes.latent_dim, form
+        f"{name}.expand", lambda _: compiler.weights.tensor(name), order, sizes.latent_dim, finer
     )
 
 

@@ -2,24 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.backends.host import DtypeName
 from ridgeline.core.config import EngineConfig, QuantizeConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import TOKEN_IDS, Program
+from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices, routers
-from ridgeline.program.passes.fuse import fuse
-from ridgeline.quant import StoredFormat, chosen_format, scheme
-
-INT8_GROUP = 256  # inputs that share a scale with int8 weights, as native/kernels/types.h says
+from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, scheme
+from ridgeline.quant.inputs import chosen_inputs, input_group, is_multiplied_in_integers
 
 LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
-
-MAX_GROUP = 256  # inputs that share a scale
 
 KvKind = Literal["f32", "bf16", "int8"]
 MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
@@ -49,6 +45,11 @@ class MatrixFormat:
         return self.scheme or self.kind
 
     @property
+    def input_group(self) -> int:
+        """Consecutive inputs that share a scale; of floats, which have none, 0."""
+        return input_group(self.group, self.inputs) if self.inputs in ("int16", "int8") else 0
+
+    @property
     def stored_format(self) -> StoredFormat:
         """The format that the scheme makes."""
         return scheme(self.scheme_name).stored_format(self.group or None, self.zero_points)
@@ -70,19 +71,13 @@ def matrix_format(
     form: StoredFormat, inputs: InputKind, *, stored: bool = False, scheme: str = ""
 ) -> MatrixFormat | None:
     """Return the format in which native matrices hold what `form` stores exactly; None where there is none."""
-    in_groups = form.scale == "float16" and form.group % 32 == 0 and 0 < form.group <= MAX_GROUP
+    if not is_multiplied_in_integers(form):
+        return None
     kind: MatrixKind
-    match form.code, form.bits, form.zero:
-        case "uniform", 8, "fixed" if form.scale == "float32" and form.group == 0:
-            kind = "int8"
-        case "uniform", 8, "fixed" if in_groups:
-            kind = "int8_groups"
-        case "uniform", 4, "fixed" | "points" if in_groups:
-            kind = "int4"
-        case "uniform", 4, "minima" if in_groups:
-            kind = "int4_minima"
-        case _:
-            return None
+    if form.bits == 8:
+        kind = "int8_groups" if form.group else "int8"
+    else:
+        kind = "int4_minima" if form.zero == "minima" else "int4"
     points, other = form.zero == "points", "" if scheme == kind else scheme
     return MatrixFormat(kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other)
 
@@ -154,7 +149,7 @@ def _quantized_format(quantize: QuantizeConfig) -> MatrixFormat | None:
     if quantize.scheme is None:
         return None
     form = chosen_format(quantize)
-    matrices = matrix_format(form, quantize.inputs, scheme=quantize.scheme)
+    matrices = matrix_format(form, chosen_inputs(quantize.inputs), scheme=quantize.scheme)
     if matrices is None:
         raise ConfigError(f"quantize={quantize.scheme}: the native backend has no matrices of {form}")
     return matrices
@@ -193,29 +188,10 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
     return total
 
 
-def prequantized_formats(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, MatrixFormat]:
-    """Return the weights that native matrices hold as a checkpoint stores them, of those that it stores in `forms`.
-
-    Weights that run as one matrix stay prequantized where all of them are stored alike.
-    """
-    formats: dict[str, MatrixFormat] = {}
-    for names in _matrices(program):
-        alike = {forms.get(name) for name in names}
-        form = alike.pop()
-        kind = None if alike or form is None else matrix_format(form, "int16", stored=True)
-        if kind is not None:
-            formats |= dict.fromkeys(names, kind)
-    return formats
-
-
-def _matrices(program: Program) -> Iterator[Sequence[str]]:
-    """Yield the weights that are read as matrices, those of one matrix together; a router's is never among them."""
-    for group in fuse(program):
-        names = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
-        if names and names[0] not in routers(program):
-            yield names
-        for op in group.ops:
-            if op.kind == "embed" and op.inputs == (TOKEN_IDS,):
-                yield op.weights[:1]
-            elif op.kind == "experts":
-                yield from expert_matrices(op)
+def prequantized_formats(
+    forms: Mapping[str, StoredFormat], program: Program, inputs: InputKind
+) -> Mapping[str, MatrixFormat]:
+    """Return the weights that native matrices hold as a checkpoint stores them, of those that it stores in `forms`."""
+    found = prequantized_matrices(forms, program)
+    formats = {name: matrix_format(form, inputs, stored=True) for name, form in found.items()}
+    return {name: form for name, form in formats.items() if form is not None}

@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import address, allocate
-from ridgeline.backends.native.settings import INT8_GROUP, MatrixFormat, Variants, kind_name
+from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
 from ridgeline.quant import StoredMatrix, quantize
 from ridgeline.quant.stored import joined
@@ -164,10 +164,11 @@ class NativeWeights:
     ) -> _native.Matrix:
         """Pack rows `order` of what `make` returns for expert 0; the other experts' lie behind it."""
         if name not in self._matrices:
-            group = INT8_GROUP if form.kind == "int8" else form.group
 
             def describe(location: int) -> _native.Matrix:
-                matrix = _native.Matrix(form.kind, form.inputs, len(order), inputs, group, form.zero_points, location)
+                matrix = _native.Matrix(
+                    form.kind, form.inputs, len(order), inputs, form.input_group, form.zero_points, location
+                )
                 return _native.tuned(self._level, matrix, self._variants.get(kind_name(form), {}))
 
             def packed() -> np.ndarray:

@@ -20,10 +20,13 @@ from ridgeline.backends.host import (
     retain_freed_memory,
 )
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
-from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import TORCH_IS_MISSING
 from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import Program, RecurrentState, State
+from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
+from ridgeline.quant.inputs import describe_inputs
+from ridgeline.weights.stored import prequantized
 
 if TYPE_CHECKING:
     from ridgeline.backends.step import Executable
@@ -38,6 +41,7 @@ class ReferencePlan:
     dtype: DtypeName
     num_threads: int
     choices: Mapping[str, Choice]
+    integers: Mapping[str, StoredFormat]  # the matrices whose inputs are rounded, as they are stored
 
     @property
     def weight_bytes(self) -> int:
@@ -60,10 +64,12 @@ class ReferencePlan:
         import torch
 
         from ridgeline.backends.reference.paged import ReferenceExecutable
+        from ridgeline.backends.reference.rounding import roundings_of, with_rounded_inputs
         from ridgeline.backends.reference.weights import read_weights
 
         retain_freed_memory()
         torch.set_num_threads(self.num_threads)
+        program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
         return ReferenceExecutable(program, read_weights(self.model, self.dtype, self.config.quantize), layout)
 
 
@@ -84,7 +90,6 @@ class ReferenceBackend:
             "deterministic": config.backend.deterministic,
             f"tuning={config.backend.tuning}": config.backend.tuning not in ("auto", "default"),
             f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
-            f"quantize_inputs={config.quantize.inputs}": config.quantize.inputs != "int16",
         }
         return next(
             (f"{option} needs the native backend; leave it out" for option, asked in lacking.items() if asked), None
@@ -94,13 +99,24 @@ class ReferenceBackend:
         dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
         num_threads, why_threads = choose_threads(config)
         why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
+        integers = _integers(model, config.quantize)
         choices = {
             "kv_dtype": Choice(dtype, why_kv),
             "quantize": describe_quantize(config.quantize),
+            **describe_inputs(config.quantize.inputs, has_integers=bool(integers)),
             "threads": why_threads,
             "dtype": why_dtype,
         }
-        return ReferencePlan(model, config, dtype, num_threads, choices)
+        return ReferencePlan(model, config, dtype, num_threads, choices, integers)
 
 
 BACKEND = ReferenceBackend()
+
+
+def _integers(model: ModelSource, quantize: QuantizeConfig) -> Mapping[str, StoredFormat]:
+    """Return the matrices that a scheme rounds, or that the checkpoint stores as integers."""
+    if quantize.scheme is not None:
+        names = quantized_names(model.program, embeddings=quantize.embeddings)
+        return dict.fromkeys(names, chosen_format(quantize))
+    stored = prequantized(model.folder, model.spec, model.base)
+    return {} if stored is None else prequantized_matrices(stored.formats, model.base)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import PANEL, address, allocate
-from ridgeline.backends.native.settings import INT8_GROUP, MatrixFormat
+from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.backends.step import StepBatch, StepShape
 
 INPUTS = 2048  # of every matrix; where they end matters little
@@ -32,8 +32,7 @@ class Workload:
 
 def empty_matrix(form: MatrixFormat, outputs: int, inputs: int, at: int = 0) -> _native.Matrix:
     """Describe a matrix of a format at an address, nothing packed yet."""
-    group = INT8_GROUP if form.kind == "int8" else form.group
-    return _native.Matrix(form.kind, form.inputs, outputs, inputs, group, form.zero_points, at)
+    return _native.Matrix(form.kind, form.inputs, outputs, inputs, form.input_group, form.zero_points, at)
 
 
 class Bench:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from ridgeline.backends.reference import packed
 from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.rounding import rounded
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops.dense import (
     ActivationAttrs,
@@ -55,7 +56,7 @@ def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemor
 
 
 def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None),)
+    return (packed.linear(rounded(inputs[0], attrs), weights[0], weights[1] if len(weights) > 1 else None),)
 
 
 def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
@@ -92,7 +93,8 @@ def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMem
 
 
 def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    return (packed.linear(inputs[0], weights[0], weights[1] if len(weights) > 1 else None).float(),)
+    x = rounded(inputs[0], attrs)
+    return (packed.linear(x, weights[0], weights[1] if len(weights) > 1 else None).float(),)
 
 
 def softcap(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:

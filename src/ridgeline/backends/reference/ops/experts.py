@@ -7,6 +7,7 @@ import torch
 from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
 from ridgeline.backends.reference.ops.dense import ACTIVATIONS
 from ridgeline.backends.reference.packed import linear
+from ridgeline.backends.reference.rounding import RoundedInputs, rounded
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
 
@@ -30,16 +31,17 @@ def route(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -
 
 def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
     """Sum each token's results in the order of the experts' numbers, in float32."""
-    assert isinstance(attrs, ExpertsAttrs)
+    own = attrs.attrs if isinstance(attrs, RoundedInputs) else attrs
+    assert isinstance(own, ExpertsAttrs)
     x_TH, ids_TK, weights_TK = inputs[0], inputs[1].long(), inputs[2]
     gate_EFH, up_EFH, down_EHF, *biases = weights
     sums_TH = torch.zeros_like(x_TH, dtype=torch.promote_types(x_TH.dtype, torch.float32))
     for expert in ids_TK.unique().tolist():
         rows, slots = (ids_TK == expert).nonzero(as_tuple=True)
         gate_bias, up_bias, down_bias = (bias[expert] for bias in biases) if biases else (None, None, None)
-        x = x_TH[rows]
-        h = _gated(attrs, linear(x, gate_EFH[expert], gate_bias), linear(x, up_EFH[expert], up_bias))
-        y = linear(h, down_EHF[expert], down_bias) * weights_TK[rows, slots, None]
+        x = rounded(x_TH[rows], attrs)
+        h = _gated(own, linear(x, gate_EFH[expert], gate_bias), linear(x, up_EFH[expert], up_bias))
+        y = linear(rounded(h, attrs, weight=2), down_EHF[expert], down_bias) * weights_TK[rows, slots, None]
         sums_TH = sums_TH.index_add(0, rows, y.to(sums_TH.dtype))
     return (sums_TH.to(x_TH.dtype),)
 

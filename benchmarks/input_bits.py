@@ -1,0 +1,268 @@
+"""What rounding the inputs of integer matrices costs: the exact KL to the model in float32, for every width and group.
+
+usage: python -m benchmarks.input_bits --model python-9m --text FILE [FILE...] [--tokens 8192] [--window 512]
+                                       [--schemes int8 int4 int4-g32] [--planted] [--out FOLDER]
+
+Windows of the text go through the model in float32, and through the same model with the weights of a scheme and the
+inputs of its matrices rounded as the kernels round them: to 16 bits, and to 8 bits with a scale per token, or per token
+and group. Both give the probability of every entry of the vocabulary, so that the KL is exact. A quantized checkpoint
+counts as what its integers mean. With --planted a few channels of every norm and every gated layer are made 64 to 128
+times as large, and the weights that read them as much smaller: the model in float32 stays what it is, but for its
+inputs' outliers. Nothing here is a timing, so a busy machine does not matter.
+"""
+
+import argparse
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.common import option_parser, save
+from benchmarks.perplexity import cut
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.backends.reference.rounding import InputRounding, with_rounded_inputs
+from ridgeline.backends.reference.tensors import as_tensors
+from ridgeline.bench.report import Report
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.dtypes import FLOAT32, Array
+from ridgeline.engine.model import open_model
+from ridgeline.program.op import Program
+from ridgeline.program.ops.dense import MATRIX_OPS
+from ridgeline.quant import dequantized_weights, quantized_names, scheme
+from ridgeline.weights.load import load_weights
+
+SCHEMES = {"int8": ("int8", None), "int4": ("int4", 128), "int4-g32": ("int4", 32)}
+BF16 = "bfloat16"  # what half the bits of everything cost, for comparison
+GROUPS = (256, 128, 64, 32)
+EXACT, INT16, PER_TOKEN = "float32", "int16", "int8 per token"
+OUTLIERS = (64.0, 128.0, 64.0, 128.0)  # powers of two: the float model keeps its bits
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Weights of a scheme, and how the inputs of their matrices are rounded; None: not at all."""
+
+    scheme: str
+    inputs: str
+    rounding: InputRounding | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantQuality:
+    """KL in bits per token: of the model in float32 to this, and of the same weights with exact inputs to this."""
+
+    scheme: str
+    inputs: str
+    kl_mean: float
+    kl_standard_error: float  # of windows
+    kl_p999: float
+    kl_of_inputs_mean: float
+    kl_of_inputs_standard_error: float
+    kl_of_inputs_p999: float
+    top1_agreement: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBitsReport(Report):
+    """All variants on one text."""
+
+    model: str
+    planted: bool
+    text_sha256: str
+    num_tokens: int
+    num_bytes: int
+    window: int
+    bits_per_byte: float  # of the model in float32
+    variants: list[VariantQuality]
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is gathered of one variant: the KL of every token, window by window, and the bits of the text."""
+
+    kl: list[np.ndarray] = field(default_factory=list)
+    kl_of_inputs: list[np.ndarray] = field(default_factory=list)
+    agreed: int = 0
+    bits: float = 0.0
+
+
+def variants_of(schemes: Sequence[str]) -> Iterator[Variant]:
+    """bfloat16, then every scheme with exact inputs first and with each rounding that kernels could have."""
+    yield Variant(BF16, BF16, None)
+    for name in schemes:
+        group = SCHEMES[name][1]
+        yield Variant(name, EXACT, None)
+        yield Variant(name, INT16, InputRounding(group or 256, 16))
+        yield Variant(name, PER_TOKEN, InputRounding(0))
+        for size in GROUPS:
+            if group is None or size <= group:
+                yield Variant(name, f"int8 per {size}", InputRounding(size))
+
+
+def planted(program: Program, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The same function with outliers: some outputs of norms and of `up` matrices grow, and their readers shrink."""
+    out = {name: np.array(weight) for name, weight in weights.items()}
+    readers = {name: [op for op in program.ops if name in op.inputs] for op in program.ops for name in op.outputs}
+    makers = {name: op for op in program.ops for name in op.outputs}
+
+    def move(grown: str, through: Sequence[str]) -> None:
+        size = out[grown].shape[0]
+        for number, factor in enumerate(OUTLIERS):
+            channel = (2 * number + 1) * size // (2 * len(OUTLIERS))
+            out[grown][channel] *= factor
+            for name in through:
+                out[name][:, channel] /= factor
+
+    tables = {op.weights[0] for op in program.ops if op.kind == "embed"}
+    for op in program.ops:
+        found = [reader for name in op.outputs for reader in readers[name]]
+        through = [reader.weights[0] for reader in found if reader.kind in MATRIX_OPS]
+        if not found or len(through) < len(found) or not tables.isdisjoint(through):
+            continue
+        if op.kind == "rmsnorm" and len(op.weights) == 1:
+            move(op.weights[0], through)
+        elif op.kind == "gated_activation":
+            move(makers[op.inputs[1]].weights[0], through)
+    return out
+
+
+def exact_kl(log_p_TV: torch.Tensor, log_q_TV: torch.Tensor) -> np.ndarray:
+    """KL(p || q) of each token in bits, float64 [T]."""
+    kl_T = (log_p_TV.exp() * (log_p_TV - log_q_TV)).sum(-1)
+    return kl_T.double().numpy() / math.log(2)
+
+
+def mean_and_error(of_windows: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Mean of all tokens, and its standard error from the means of windows of one size."""
+    means = np.array([window.mean() for window in of_windows])
+    error = means.std(ddof=1) / math.sqrt(len(means)) if len(means) > 1 else math.nan
+    return float(np.concatenate(of_windows).mean()), float(error)
+
+
+def quality(variant: Variant, sums: Sums, num_tokens: int, num_bytes: int) -> VariantQuality:
+    """The figures of one variant."""
+    mean, error = mean_and_error(sums.kl)
+    inputs_mean, inputs_error = mean_and_error(sums.kl_of_inputs)
+    return VariantQuality(
+        scheme=variant.scheme,
+        inputs=variant.inputs,
+        kl_mean=mean,
+        kl_standard_error=error,
+        kl_p999=float(np.quantile(np.concatenate(sums.kl), 0.999)),
+        kl_of_inputs_mean=inputs_mean,
+        kl_of_inputs_standard_error=inputs_error,
+        kl_of_inputs_p999=float(np.quantile(np.concatenate(sums.kl_of_inputs), 0.999)),
+        top1_agreement=sums.agreed / num_tokens,
+        bits_per_byte=sums.bits / num_bytes,
+    )
+
+
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> InputBitsReport:
+    """All variants, window by window."""
+    model = open_model(EngineConfig.of(options.model, dtype="float32"))
+    tokenizer = model.folder.tokenizer()
+    if tokenizer is None:
+        raise SystemExit("the model has no tokenizer, so it cannot read text")
+    program = model.program
+    weights: Mapping[str, Array] = load_weights(model.folder, model.spec, model.base, FLOAT32)
+    if options.planted:
+        weights = planted(program, weights)
+    text = "".join(path.read_text(encoding="utf-8") for path in options.text)[: 16 * options.tokens]
+    ids = tokenizer.encode(text)[: options.tokens]
+    windows = [window for window in cut(ids, options.window) if len(window) == options.window]
+    if not windows:
+        raise SystemExit(f"the text has {len(ids)} tokens, fewer than a window of {options.window}")
+    num_bytes = sum(len(tokenizer.token_bytes(token_id)) for window in windows for token_id in window[1:])
+    num_tokens = sum(len(window) - 1 for window in windows)
+
+    chosen = quantized_names(program, embeddings=True)
+    of_scheme = {
+        name: as_tensors(
+            dequantized_weights(program, weights, kind, scheme(kind).stored_format(group, False), embeddings=True)
+        )
+        for name, (kind, group) in SCHEMES.items()
+        if name in options.schemes
+    }
+    of_scheme[BF16] = {name: weight.bfloat16() for name, weight in as_tensors(weights).items()}
+    variants = list(variants_of(options.schemes))
+    programs = [
+        program if each.rounding is None else with_rounded_inputs(program, dict.fromkeys(chosen, each.rounding))
+        for each in variants
+    ]
+    base_weights, base_bits = as_tensors(weights), 0.0
+    found = [Sums() for _ in variants]
+    for window in windows:
+        ids_1T, next_T1 = torch.tensor([window[:-1]]), torch.tensor(window[1:])[:, None]
+
+        def logprobs(program: Program, weights: Mapping[str, torch.Tensor], ids_1T: torch.Tensor) -> torch.Tensor:
+            return dense_logits(program, weights, ids_1T)[0].log_softmax(-1)
+
+        base_TV = logprobs(program, base_weights, ids_1T)
+        base_bits -= float(base_TV.gather(1, next_T1).sum()) / math.log(2)
+        exact_TV = base_TV
+        for variant, rounded, sums in zip(variants, programs, found, strict=True):
+            log_q_TV = logprobs(rounded, of_scheme[variant.scheme], ids_1T)
+            exact_TV = log_q_TV if variant.rounding is None else exact_TV
+            sums.kl.append(exact_kl(base_TV, log_q_TV))
+            sums.kl_of_inputs.append(exact_kl(exact_TV, log_q_TV))
+            sums.agreed += int((base_TV.argmax(-1) == log_q_TV.argmax(-1)).sum())
+            sums.bits -= float(log_q_TV.gather(1, next_T1).sum()) / math.log(2)
+    return InputBitsReport(
+        name=f"input-bits-{model.folder.name}{'-planted' if options.planted else ''}",
+        model=model.folder.name,
+        planted=options.planted,
+        text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        num_tokens=num_tokens,
+        num_bytes=num_bytes,
+        window=options.window,
+        bits_per_byte=base_bits / num_bytes,
+        variants=[quality(each, sums, num_tokens, num_bytes) for each, sums in zip(variants, found, strict=True)],
+    )
+
+
+def show(report: InputBitsReport) -> None:
+    """A row per variant."""
+    title = f"{report.name}: {report.num_tokens:,} tokens, float32 has {report.bits_per_byte:.5f} bits per byte"
+    table = Table(title=title)
+    for column in ("weights", "inputs", "KL, bits", "99.9 %", "of inputs alone", "99.9 %", "top-1", "bits/byte"):
+        table.add_column(column, justify="left" if column in ("weights", "inputs") else "right", no_wrap=True)
+    for row in report.variants:
+        table.add_row(
+            row.scheme,
+            row.inputs,
+            f"{row.kl_mean:.6f} ± {row.kl_standard_error:.6f}",
+            f"{row.kl_p999:.4f}",
+            f"{row.kl_of_inputs_mean:.6f} ± {row.kl_of_inputs_standard_error:.6f}",
+            f"{row.kl_of_inputs_p999:.4f}",
+            f"{row.top1_agreement:.2%}",
+            f"{row.bits_per_byte:.5f}",
+        )
+    Console(width=130).print(table)
+
+
+def main() -> None:
+    """Read the options, measure, show and save."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--model", default="python-9m", help="folder, .gguf file, hub id or bundled model")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="held-out text, UTF-8")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most")
+    parser.add_argument("--window", type=int, default=512, help="tokens that the model sees at most")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=["int8", "int4"])
+    parser.add_argument("--planted", action="store_true", help="plant channels of outliers")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    report = measure(options)
+    show(report)
+    save(options.out, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""In how many bits the inputs of integer matrices are multiplied, and which of them share a scale.
+
+Both follow from the model and its options, never from a step: what is computed beside a token, in which chunks, and how
+much of it was cached must not change its results.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ridgeline.core.config import Choice, InputBits
+from ridgeline.core.errors import ConfigError
+from ridgeline.quant.stored import StoredFormat
+
+Inputs = Literal["int16", "int8"]
+
+MAX_GROUP = 256  # inputs that share a scale: sums of 32 bits hold their products
+# Inputs that share a scale where all weights of an output do.
+GROUP_OF_WHOLE_OUTPUTS: Mapping[Inputs, int] = {"int16": 256, "int8": 64}
+
+
+def chosen_inputs(asked: InputBits) -> Inputs:
+    """Return the inputs' type; auto takes int8."""
+    return "int8" if asked == "auto" else asked
+
+
+def describe_inputs(asked: InputBits, *, has_integers: bool) -> Mapping[str, Choice]:
+    """Return the choice of the inputs' type; none for a model without a matrix of integers.
+
+    Raises ConfigError where a type was asked for and there is no such matrix.
+    """
+    if has_integers:
+        why = "as asked" if asked != "auto" else "faster than int16 where many rows are computed"
+        return {"quantize_inputs": Choice(chosen_inputs(asked), why)}
+    if asked != "auto":
+        raise ConfigError(
+            f"quantize_inputs={asked} is for matrices of integers, and no matrix of this model is quantized; add "
+            "quantize=int8 or int4, or leave it out"
+        )
+    return {}
+
+
+def is_multiplied_in_integers(form: StoredFormat) -> bool:
+    """Tell whether matrices so stored are multiplied by inputs in integers; others are decoded."""
+    if form.code != "uniform":
+        return False
+    if form.group == 0:
+        return (form.bits, form.zero, form.scale) == (8, "fixed", "float32")
+    in_groups = form.scale == "float16" and form.group % 32 == 0 and form.group <= MAX_GROUP
+    return in_groups and (form.bits == 4 or form.zero == "fixed")
+
+
+def input_group(form_group: int, inputs: Inputs) -> int:
+    """Return the inputs of a token that share a scale: those of a group of the weights, where these have groups."""
+    return form_group or GROUP_OF_WHOLE_OUTPUTS[inputs]
