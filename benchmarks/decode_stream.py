@@ -24,8 +24,8 @@ from ridgeline.cost.account import kv_bytes_per_token
 
 FORMATS: dict[str, dict[str, object]] = {
     "bf16": {},
-    "int8": {"quantize": "int8"},
-    "int4": {"quantize": "int4"},
+    "int8": {"quantize": "int8", "quantize_inputs": "int16"},
+    "int4": {"quantize": "int4", "quantize_inputs": "int16"},
     "int4 int8-inputs": {"quantize": "int4", "quantize_inputs": "int8"},
     "bf16 kv-int8": {"kv_dtype": "int8"},
 }

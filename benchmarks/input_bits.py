@@ -35,6 +35,7 @@ from ridgeline.engine.model import open_model
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
+from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights
 
 SCHEMES = {"int8": ("int8", None), "int4": ("int4", 128), "int4-g32": ("int4", 32)}
@@ -164,23 +165,28 @@ def quality(variant: Variant, sums: Sums, num_tokens: int, num_bytes: int) -> Va
     )
 
 
-@torch.inference_mode()
-def measure(options: argparse.Namespace) -> InputBitsReport:
-    """All variants, window by window."""
-    model = open_model(EngineConfig.of(options.model, dtype="float32"))
-    tokenizer = model.folder.tokenizer()
+def read_windows(folder: ModelFolder, options: argparse.Namespace) -> tuple[str, list[list[int]], int]:
+    """The text that is read, its whole windows of token ids, and the bytes that their predicted tokens stand for."""
+    tokenizer = folder.tokenizer()
     if tokenizer is None:
         raise SystemExit("the model has no tokenizer, so it cannot read text")
-    program = model.program
-    weights: Mapping[str, Array] = load_weights(model.folder, model.spec, model.base, FLOAT32)
-    if options.planted:
-        weights = planted(program, weights)
     text = "".join(path.read_text(encoding="utf-8") for path in options.text)[: 16 * options.tokens]
     ids = tokenizer.encode(text)[: options.tokens]
     windows = [window for window in cut(ids, options.window) if len(window) == options.window]
     if not windows:
         raise SystemExit(f"the text has {len(ids)} tokens, fewer than a window of {options.window}")
-    num_bytes = sum(len(tokenizer.token_bytes(token_id)) for window in windows for token_id in window[1:])
+    return text, windows, sum(len(tokenizer.token_bytes(token_id)) for ids in windows for token_id in ids[1:])
+
+
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> InputBitsReport:
+    """All variants, window by window."""
+    model = open_model(EngineConfig.of(options.model, dtype="float32"))
+    program = model.program
+    weights: Mapping[str, Array] = load_weights(model.folder, model.spec, model.base, FLOAT32)
+    if options.planted:
+        weights = planted(program, weights)
+    text, windows, num_bytes = read_windows(model.folder, options)
     num_tokens = sum(len(window) - 1 for window in windows)
 
     chosen = quantized_names(program, embeddings=True)

@@ -27,20 +27,22 @@ from ridgeline.core.machine import usable_cores
 NUM_TOP = 20  # alternatives that the engine gives of a token: the whole of what KL can be taken over
 BASE = "float32"
 
+INT4: dict[str, object] = {"quantize": "int4", "quantize_inputs": "int16"}
+
 # Name -> keywords of LLM. What is not said is as a user gets it: bfloat16 for a checkpoint of bfloat16.
 FORMATS: dict[str, dict[str, object]] = {
     BASE: {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
-    "int8": {"quantize": "int8"},
+    "int8": {"quantize": "int8", "quantize_inputs": "int16"},
     "int8 W8A8": {"quantize": "int8", "quantize_inputs": "int8"},
-    "int8, KV int8": {"quantize": "int8", "kv_dtype": "int8"},
-    "int4 g32": {"quantize": "int4", "quantize_group_size": 32},
-    "int4 g32, zero points": {"quantize": "int4", "quantize_group_size": 32, "quantize_zero_points": True},
-    "int4 g32, plain embeddings": {"quantize": "int4", "quantize_group_size": 32, "quantize_embeddings": False},
-    "int4 g32 W4A8": {"quantize": "int4", "quantize_group_size": 32, "quantize_inputs": "int8"},
-    "int4 g128": {"quantize": "int4", "quantize_group_size": 128},
-    "int4 g128, plain embeddings": {"quantize": "int4", "quantize_group_size": 128, "quantize_embeddings": False},
+    "int8, KV int8": {"quantize": "int8", "quantize_inputs": "int16", "kv_dtype": "int8"},
+    "int4 g32": INT4 | {"quantize_group_size": 32},
+    "int4 g32, zero points": INT4 | {"quantize_group_size": 32, "quantize_zero_points": True},
+    "int4 g32, plain embeddings": INT4 | {"quantize_group_size": 32, "quantize_embeddings": False},
+    "int4 g32 W4A8": INT4 | {"quantize_group_size": 32, "quantize_inputs": "int8"},
+    "int4 g128": INT4 | {"quantize_group_size": 128},
+    "int4 g128, plain embeddings": INT4 | {"quantize_group_size": 128, "quantize_embeddings": False},
 }
 
 
