@@ -96,7 +96,7 @@ def measure(folder: Path, options: argparse.Namespace) -> tuple[Prefill, list[De
     prefill = Prefill(
         tokens=options.chunk,
         tokens_per_s=options.chunk / prompt.untimed_step_s,
-        predicted_tokens_per_s=options.chunk / prompt.predicted_s,
+        predicted_tokens_per_s=options.chunk / prompt.limit_s,
         recurrent_share=recurrent_s(prompt) / prompt.step_s,
     )
     rounds = [
@@ -123,7 +123,7 @@ def as_decode(context: int, turns: Sequence[Turn]) -> Decode:
     num_bytes = moved_bytes(turns[0].profile)
     return Decode(
         context=context,
-        predicted_s=turns[0].profile.predicted_s,
+        predicted_s=turns[0].profile.limit_s,
         bytes_per_step=num_bytes,
         step_s=[turn.profile.untimed_step_s for turn in turns],
         recurrent_s=[recurrent_s(turn.profile) for turn in turns],

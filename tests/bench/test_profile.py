@@ -84,8 +84,8 @@ def test_costs_are_those_of_the_steps(profiler):
     assert sum(op.cost.flops for op in step.ops) == pytest.approx(expected.flops)
     assert sum(op.cost.num_bytes for op in step.ops) == pytest.approx(expected.num_bytes)
     bounds = [max(op.cost.num_bytes, op.cost.flops) / 1e9 for op in step.ops]  # every ceiling is 1e9 per second
-    assert [op.predicted_s for op in step.ops] == pytest.approx(bounds)
-    assert step.predicted_s == pytest.approx(sum(bounds))
+    assert [op.limit_s for op in step.ops] == pytest.approx(bounds)
+    assert step.limit_s == pytest.approx(sum(bounds))
 
 
 def test_decode_ends_at_the_context(profiler):

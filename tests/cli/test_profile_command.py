@@ -64,11 +64,11 @@ def test_json_sums_up(profile):
     for step in found["steps"]:
         parts = sum(op["measured_s"] for op in step["ops"]) + sum(step["rest_s"].values())
         assert parts == pytest.approx(step["step_s"])
-        assert step["predicted_s"] == pytest.approx(sum(op["predicted_s"] for op in step["ops"]))
+        assert step["limit_s"] == pytest.approx(sum(op["limit_s"] for op in step["ops"]))
         for op in step["ops"]:
             if op["efficiency"] is not None:
-                assert op["efficiency"] == pytest.approx(op["predicted_s"] / op["measured_s"])
-            assert (op["bound"] == "nothing") == (op["predicted_s"] == 0)
+                assert op["efficiency"] == pytest.approx(op["limit_s"] / op["measured_s"])
+            assert (op["bound"] == "nothing") == (op["limit_s"] == 0)
 
 
 @pytest.mark.parametrize("quantize", [(), ("--quantize", "int4", "--kv-dtype", "int8")])
@@ -94,3 +94,20 @@ def test_without_the_native_module(profile, monkeypatch):
 def test_what_cannot_be_profiled(profile, options, words):
     done = profile(*options)
     assert done.code == 2 and words in done.err and done.err.count("\n") == 1
+
+
+def test_predictions_are_unknown_until_they_are_calibrated(profile):
+    found = profile("--json", "--batch", 1, "--context", 60, "--prompt", 16)
+    assert found["calibration"] is None
+    assert {step["predicted_s"] for step in found["steps"]} == {None}
+    assert "Predictions are unknown" in profile("--batch", 0, "--prompt", 8).out
+
+    steps = ("--batch", 1, "--context", 90, "--prompt", 16)
+    found = profile("--json", "--calibrate", *steps)
+    assert found["calibration"]["efficiencies"]
+    known = [op["predicted_s"] for step in found["steps"] for op in step["ops"] if op["predicted_s"] is not None]
+    assert known and min(known) >= 0
+    text = profile(*steps).out
+    assert "efficiencies of 20" in text and "pred ms" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert profile("--json", *steps)["calibration"] == found["calibration"]

@@ -13,11 +13,13 @@ from statistics import fmean, median
 import numpy as np
 
 from ridgeline.backends.probe import Moment
+from ridgeline.backends.timing import OpTiming
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
+from ridgeline.cost.efficiency import Calibration, Sample
 from ridgeline.cost.hardware import Hardware, InputKind
-from ridgeline.cost.roofline import Bound, Roofline, costs_of
+from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
@@ -44,14 +46,16 @@ class OpProfile:
     kind: str
     count: int
     cost: OpCost
-    predicted_s: float
+    limit_s: float
     measured_s: float
     bound: Bound
+    predicted_s: float | None
+    """The limit with the efficiency of this kind of op on this machine; None where that was not calibrated."""
 
     @property
     def efficiency(self) -> float | None:
         """Share of the roofline that was reached; None where there was nothing to do."""
-        return self.predicted_s / self.measured_s if self.predicted_s and self.measured_s else None
+        return self.limit_s / self.measured_s if self.limit_s and self.measured_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,14 @@ class StepProfile:
         return sum(op.measured_s for op in self.ops)
 
     @property
-    def predicted_s(self) -> float:
-        return sum(op.predicted_s for op in self.ops)
+    def limit_s(self) -> float:
+        return sum(op.limit_s for op in self.ops)
+
+    @property
+    def predicted_s(self) -> float | None:
+        """The time that all ops should take; None where some were not calibrated."""
+        known = [op.predicted_s for op in self.ops if op.predicted_s is not None]
+        return sum(known) if len(known) == len(self.ops) else None
 
 
 @dataclass(slots=True)
@@ -119,13 +129,23 @@ class Profiler:
         num_threads: int,
         seed: int = 0,
         moment: Moment | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s."""
+        """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s.
+
+        Predict with the efficiencies of `calibration`; without it, nothing.
+        """
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
-        self._moment, self._now = moment, hardware
+        self._moment, self._now, self._calibration = moment, hardware, calibration
+        self.samples: list[Sample] = []  # of every profile so far
         self._timer = engine.executor.observer = _Timer()
         self._loop = engine.loop
         self._random = np.random.default_rng(seed)
+
+    @property
+    def max_model_len(self) -> int:
+        """The context of the engine in tokens."""
+        return self._engine.info.max_model_len
 
     def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
         """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and output.
@@ -211,7 +231,7 @@ class Profiler:
             "commit": fmean(step.commit_s for step in timed),
             "render": fmean(step.render_s for step in timed),
         }
-        ops, step_s = self._ops(timed, by_layer), fmean(step.step_s for step in timed)
+        ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
         return StepProfile(
             name=name,
@@ -226,34 +246,57 @@ class Profiler:
             rest_s=rest,
         )
 
-    def _ops(self, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
+    def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:
         """Compute means over the steps, ops in the order in which they first ran."""
-        rows: dict[tuple[str, str], list[tuple[OpCost, float, float, Bound]]] = {}
+        rows: dict[tuple[str, str], list[_TimedOp]] = {}
         for step in steps:
             costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.times.ops], step.load)
             memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
             roofline = Roofline(self._now, self._num_threads, memory_bytes)
             for timing, cost in zip(step.times.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
-                prediction = roofline.predict(cost, timing.inputs)
                 row = rows.setdefault((label, timing.kind), [])
-                row.append((cost, prediction.seconds, timing.seconds, prediction.bound))
-        return [_mean(label, kind, row, len(steps)) for (label, kind), row in rows.items()]
+                row.append(_TimedOp(_key(timing), cost, roofline.predict(cost, timing.inputs), timing.seconds))
+        for row in rows.values():
+            compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
+            self.samples.append(Sample(row[0].key, name, compute_s, moving_s, fmean(op.seconds for op in row)))
+        return [_mean(*labels, row, len(steps), self._calibration) for labels, row in rows.items()]
 
 
-def _mean(label: str, kind: str, row: Sequence[tuple[OpCost, float, float, Bound]], num_steps: int) -> OpProfile:
-    """Compute one row of the profile; its bound is that of most of its predicted time."""
-    predicted_s: dict[Bound, float] = {}
-    for _, seconds, _, bound in row:
-        predicted_s[bound] = predicted_s.get(bound, 0.0) + seconds
+@dataclass(frozen=True, slots=True)
+class _TimedOp:
+    """Holds one op of one step: the key of its efficiency, its cost, its limit and its time in seconds."""
+
+    key: str
+    cost: OpCost
+    limit: Prediction
+    seconds: float
+
+
+def _key(timing: OpTiming) -> str:
+    """Return what ops have in common that reach the same share of a ceiling."""
+    element = timing.element
+    return f"{timing.kind} {timing.inputs} w{element.weight:.2g} kv{element.kv:.2g}"
+
+
+def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibration: Calibration | None) -> OpProfile:
+    """Compute one row of the profile; its bound is that of most of its limit."""
+    limit_s: dict[Bound, float] = {}
+    for op in row:
+        limit_s[op.limit.bound] = limit_s.get(op.limit.bound, 0.0) + op.limit.seconds
+    predicted: list[float] = []
+    if calibration is not None:
+        times = (calibration.predict(op.key, op.limit.compute_s, op.limit.moving_s) for op in row)
+        predicted = [time for time in times if time is not None]
     return OpProfile(
         label=label,
         kind=kind,
         count=len(row) // num_steps,
-        cost=_scaled((cost for cost, _, _, _ in row), 1 / num_steps),
-        predicted_s=sum(predicted_s.values()) / num_steps,
-        measured_s=sum(seconds for _, _, seconds, _ in row) / num_steps,
-        bound=max(predicted_s, key=lambda bound: predicted_s[bound]),
+        cost=_scaled((op.cost for op in row), 1 / num_steps),
+        limit_s=sum(limit_s.values()) / num_steps,
+        measured_s=sum(op.seconds for op in row) / num_steps,
+        bound=max(limit_s, key=lambda bound: limit_s[bound]),
+        predicted_s=sum(predicted) / num_steps if len(predicted) == len(row) else None,
     )
 
 

@@ -8,14 +8,19 @@ from rich.table import Table
 
 from ridgeline.bench.profile import LAYERS, OpProfile, StepProfile
 from ridgeline.core.config import Choice
+from ridgeline.cost.efficiency import Calibration
 from ridgeline.cost.hardware import Hardware
 
 PIPED_COLUMNS = 100
-NUMBERS = ("Mop", "MB", "bound by", "limit ms", "ms", "% roof", "% step")
+NUMBERS = ("Mop", "MB", "bound by", "limit ms", "pred ms", "ms", "% roof", "% step")
 
 
 def print_profiles(
-    profiles: list[StepProfile], hardware: Hardware, num_threads: int, choices: Mapping[str, Choice]
+    profiles: list[StepProfile],
+    hardware: Hardware,
+    num_threads: int,
+    choices: Mapping[str, Choice],
+    calibration: Calibration | None = None,
 ) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
@@ -37,6 +42,14 @@ def print_profiles(
     for name in ("kernels", "huge_pages"):
         if choice := choices.get(name):
             console.print(f"{name.replace('_', ' ').capitalize()}: {choice.value} ({choice.reason})")
+    if calibration is None:
+        console.print("Predictions are unknown: ridgeline profile --calibrate fits the efficiencies that they need")
+    else:
+        error = "unknown" if calibration.held_out_error is None else f"{calibration.held_out_error:.0%}"
+        kinds = len(calibration.efficiencies)
+        console.print(
+            f"Predicted by {kinds} efficiencies of {calibration.measured_at}; error of an op left out: {error}"
+        )
     for profile in profiles:
         console.print()
         _print(console, profile)
@@ -65,16 +78,25 @@ def _print(console: Console, profile: StepProfile) -> None:
         table.add_row(*_cells(op, profile))
 
     measured_s = profile.measured_ops_s
-    roof = f"{profile.predicted_s / measured_s:.0%}" if measured_s else ""
+    roof = f"{profile.limit_s / measured_s:.0%}" if measured_s else ""
     table.add_row(
-        "all ops", "", "", "", "", _ms(profile.predicted_s), _ms(measured_s), roof, _share(measured_s, profile)
+        "all ops",
+        "",
+        "",
+        "",
+        "",
+        _ms(profile.limit_s),
+        _known(profile.predicted_s),
+        _ms(measured_s),
+        roof,
+        _share(measured_s, profile),
     )
     for name, seconds in (
         *profile.rest_s.items(),
         ("outside the ops", sum(profile.rest_s.values())),
         ("step", profile.step_s),
     ):
-        table.add_row(name, "", "", "", "", "", _ms(seconds), "", _share(seconds, profile))
+        table.add_row(name, "", "", "", "", "", "", _ms(seconds), "", _share(seconds, profile))
     console.print(table)
 
 
@@ -87,11 +109,16 @@ def _cells(op: OpProfile, profile: StepProfile) -> tuple[str, ...]:
         f"{op.cost.flops / 1e6:,.1f}" if op.cost.flops else "",
         f"{op.cost.num_bytes / 1e6:,.2f}" if op.cost.num_bytes else "",
         "" if op.bound == "nothing" else op.bound,
-        _ms(op.predicted_s) if op.predicted_s else "",
+        _ms(op.limit_s) if op.limit_s else "",
+        _known(op.predicted_s),
         _ms(op.measured_s),
         "" if op.efficiency is None else f"{op.efficiency:.0%}",
         _share(op.measured_s, profile),
     )
+
+
+def _known(predicted_s: float | None) -> str:
+    return "unknown" if predicted_s is None else _ms(predicted_s)
 
 
 def _ms(seconds: float) -> str:

@@ -9,7 +9,8 @@ from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.profile import StepProfile
+    from ridgeline.bench.profile import Profiler, StepProfile
+    from ridgeline.cost.efficiency import Calibration
     from ridgeline.cost.hardware import Hardware
     from ridgeline.engine.engine import Engine
 
@@ -31,6 +32,9 @@ def profile(
     ] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps of each kind; as many run untimed.")] = 8,
     all_ops: Annotated[bool, typer.Option("--all-ops", help="Print a row for every op of every layer.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First fit the efficiencies of ops that predictions need: a minute.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show where the time of a step goes, beside what the machine could do.
@@ -39,6 +43,7 @@ def profile(
     where it is given, are measured first where that has not been done yet.
     """
     from ridgeline.backends.probe import Moment, ceilings, find_native
+    from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT
     from ridgeline.bench.profile import Profiler, scheduler_config
     from ridgeline.core.errors import RequestError
     from ridgeline.core.machine import usable_cores
@@ -47,32 +52,50 @@ def profile(
     if not batch and not prompt:
         raise RequestError("nothing to profile: --batch and --prompt are both 0")
     threads = config.num_threads or usable_cores()
+    fits = (MAX_BATCH, MAX_PROMPT) if calibrate else (0, 0)
     config = replace(
         config,
         model=replace(config.model, max_model_len=max(context if batch else 1, prompt + 1)),
         cache=replace(config.cache, prefix_caching=False),
-        scheduler=scheduler_config(batch, prompt),
+        scheduler=scheduler_config(max(batch, fits[0]), max(prompt, fits[1])),
         num_threads=threads,
     )
     engine = build_engine(config, lambda deltas: None)
     hardware = ceilings(find_native(), config.backend.isa)
     level = hardware.machine.isa_level
     moment = Moment(find_native(), level, threads) if level else None
-    profiler = Profiler(engine, hardware, threads, moment=moment)
+    found = _calibrated(Profiler(engine, hardware, threads, moment=moment), hardware, threads, calibrate)
+    profiler = Profiler(engine, hardware, threads, moment=moment, calibration=found)
     profiles: list[StepProfile] = []
     if batch:
         profiles.append(profiler.decode(batch, context, steps, by_layer=all_ops))
     if prompt:
         profiles.append(profiler.prefill(prompt, steps, by_layer=all_ops))
     if json:
-        typer.echo(_as_json(engine, hardware, threads, profiles))
+        typer.echo(_as_json(engine, hardware, threads, profiles, found))
     else:
         from ridgeline.cli._profile_text import print_profiles
 
-        print_profiles(profiles, hardware, threads, engine.info.choices)
+        print_profiles(profiles, hardware, threads, engine.info.choices, found)
 
 
-def _as_json(engine: "Engine", hardware: "Hardware", num_threads: int, profiles: "list[StepProfile]") -> str:
+def _calibrated(profiler: "Profiler", hardware: "Hardware", num_threads: int, again: bool) -> "Calibration | None":
+    """Return the efficiencies that are cached for this machine, fitted anew first where `again` says so."""
+    from ridgeline.bench.calibrate import calibration
+    from ridgeline.cost.hardware import load_calibration, save_calibration
+
+    if again:
+        save_calibration(hardware.machine, calibration(profiler, num_threads))
+    return load_calibration(hardware.machine, num_threads)
+
+
+def _as_json(
+    engine: "Engine",
+    hardware: "Hardware",
+    num_threads: int,
+    profiles: "list[StepProfile]",
+    found: "Calibration | None",
+) -> str:
     """Render one JSON object. Times are seconds; the parts of a step are its ops and what `rest_s` has."""
     import msgspec
 
@@ -81,9 +104,10 @@ def _as_json(engine: "Engine", hardware: "Hardware", num_threads: int, profiles:
         "choices": {name: asdict(choice) for name, choice in engine.info.choices.items()},
         "num_threads": num_threads,
         "hardware": hardware,
+        "calibration": found,
         "steps": [
             asdict(profile)
-            | {"predicted_s": profile.predicted_s, "measured_ops_s": profile.measured_ops_s}
+            | {"limit_s": profile.limit_s, "predicted_s": profile.predicted_s, "measured_ops_s": profile.measured_ops_s}
             | {"ops": [asdict(op) | {"efficiency": op.efficiency} for op in profile.ops]}
             for profile in profiles
         ],

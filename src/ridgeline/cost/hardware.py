@@ -19,6 +19,8 @@ import numpy as np
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
+from ridgeline.cost.efficiency import VERSION as CALIBRATION_VERSION
+from ridgeline.cost.efficiency import Calibration
 
 log = get_logger("hardware")
 
@@ -185,6 +187,7 @@ class _Cached:
     machine: Machine
     ceilings: Hardware | None
     tunings: tuple[KernelTuning, ...]
+    calibrations: tuple[Calibration, ...]
 
 
 def _at(by_threads: ByThreads, num_threads: int) -> float:
@@ -195,7 +198,7 @@ def _at(by_threads: ByThreads, num_threads: int) -> float:
 
 def save(hardware: Hardware) -> Path:
     """Save ceilings for the next start, whole or not at all. Raises OSError and ConfigError."""
-    return _write(replace(_read(hardware.machine), ceilings=hardware))
+    return _write(replace(_read(hardware.machine), ceilings=hardware, calibrations=()))  # shares of other ceilings
 
 
 def load(machine: Machine) -> Hardware | None:
@@ -221,9 +224,27 @@ def cache_path(machine: Machine) -> Path:
     return cache_folder() / "hardware" / f"{machine.fingerprint}.json"
 
 
+def save_calibration(machine: Machine, calibration: Calibration) -> Path:
+    """Cache efficiencies, with those of other kinds of ops that were cached for as many threads.
+
+    Raises OSError and ConfigError.
+    """
+    cached = _read(machine)
+    same = load_calibration(machine, calibration.num_threads)
+    merged = {**(same.efficiencies if same else {}), **calibration.efficiencies}
+    others = (each for each in cached.calibrations if each.num_threads != calibration.num_threads)
+    return _write(replace(cached, calibrations=(*others, replace(calibration, efficiencies=merged))))
+
+
+def load_calibration(machine: Machine, num_threads: int) -> Calibration | None:
+    """Return the efficiencies of `num_threads` threads that were fitted on this machine; None if none can be used."""
+    usable = (each for each in _read(machine).calibrations if each.version == CALIBRATION_VERSION)
+    return next((each for each in usable if each.num_threads == num_threads), None)
+
+
 def _read(machine: Machine) -> _Cached:
     """Return what is cached of this machine; nothing where the file is missing, broken or of another machine."""
-    nothing = _Cached(machine=machine, ceilings=None, tunings=())
+    nothing = _Cached(machine=machine, ceilings=None, tunings=(), calibrations=())
     try:
         cached = msgspec.json.decode(cache_path(machine).read_bytes(), type=_Cached)
     except FileNotFoundError:

@@ -24,10 +24,15 @@ Piece = tuple[tuple[str, ...], ElementBytes]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Lower bound on the time of a cost, in seconds, and the ceiling that sets it."""
+    """Lower bound on the time of a cost, in seconds, and the ceiling that sets it.
+
+    It is the longer of the arithmetic, `compute_s`, and of moving the bytes, `moving_s`.
+    """
 
     seconds: float
     bound: Bound
+    compute_s: float = 0.0
+    moving_s: float = 0.0
 
 
 class Ceilings(Protocol):
@@ -59,12 +64,13 @@ class Roofline:
         from_memory = (0.0 if self._is_cached else memory_bytes) + (0.0 if fits else cost.activation_bytes)
         memory_s = from_memory / self._hardware.stream(self._num_threads)
         cache_s = (cost.num_bytes - from_memory) / self._hardware.cached(self._num_threads)
-        seconds = max(compute_s, memory_s + cache_s)
-        if seconds == 0:
-            return Prediction(0.0, "nothing")
-        if compute_s > memory_s + cache_s:
-            return Prediction(seconds, "compute")
-        return Prediction(seconds, "memory" if memory_s >= cache_s else "cache")
+        moving_s = memory_s + cache_s
+        bound: Bound = "memory" if memory_s >= cache_s else "cache"
+        if compute_s > moving_s:
+            bound = "compute"
+        elif moving_s == 0:
+            bound = "nothing"
+        return Prediction(max(compute_s, moving_s), bound, compute_s, moving_s)
 
 
 def costs_of(program: Program, pieces: Sequence[Piece], load: Load) -> list[OpCost]:

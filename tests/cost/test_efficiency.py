@@ -1,0 +1,95 @@
+"""Fits of efficiencies: they find the parameters that made the times, say when they do not know, and are stored."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.cost import hardware
+from ridgeline.cost.efficiency import BOUNDS, POWERS, VERSION, Calibration, Efficiency, Sample, fit, held_out_error
+from ridgeline.cost.hardware import Machine
+
+SIZES = [(c, m) for c in (1e-6, 1e-4, 1e-3) for m in (1e-6, 1e-4, 1e-3)]
+MACHINE = Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level="avx2")
+
+
+def samples_of(truth, sizes=SIZES, key="linear"):
+    return [Sample(key, f"load {i}", c, m, truth.predict(c, m)) for i, (c, m) in enumerate(sizes)]
+
+
+@given(
+    compute=st.floats(0.35, 1.0),
+    memory=st.floats(0.35, 1.0),
+    power=st.sampled_from(POWERS),
+    overhead_s=st.sampled_from([0.0, 1e-7]),
+)
+def test_a_fit_predicts_what_it_was_fitted_on(compute, memory, power, overhead_s):
+    truth = Efficiency(compute, memory, power, overhead_s, 0, 0, 0)
+    (fitted,) = fit(samples_of(truth)).values()
+    assert fitted.median_error < 0.1
+    assert fitted.num_samples == len(SIZES)
+
+
+def test_the_parameters_are_found():
+    truth = Efficiency(0.6, 0.9, 8.0, 0.0, 0, 0, 0)
+    (fitted,) = fit(samples_of(truth)).values()
+    assert fitted.compute_share == pytest.approx(0.6, rel=0.02)
+    assert fitted.memory_share == pytest.approx(0.9, rel=0.02)
+    assert not fitted.at_bound
+
+
+def test_what_was_never_bound_that_way_is_unknown():
+    truth = Efficiency(None, 0.8, 1.0, 0.0, 0, 0, 0)
+    (fitted,) = fit(samples_of(truth, [(0.0, 1e-3), (0.0, 2e-3), (0.0, 4e-3)])).values()
+    assert fitted.compute_share is None
+    assert fitted.predict(0.0, 8e-3) == pytest.approx(0.01)
+    assert fitted.predict(1.0, 8e-3) is None
+
+
+def test_shares_stay_within_bounds_and_say_so():
+    slow = [Sample("x", str(i), 0.0, size, 10 * size) for i, size in enumerate((1e-3, 2e-3, 3e-3))]
+    (fitted,) = fit(slow).values()
+    assert fitted.memory_share == BOUNDS[0]
+    assert fitted.at_bound
+
+
+def test_few_samples_are_no_fit():
+    truth = Efficiency(0.5, 0.5, 1.0, 0.0, 0, 0, 0)
+    assert fit(samples_of(truth, SIZES[:2])) == {}
+    assert fit([]) == {}
+    assert held_out_error([]) is None
+
+
+def test_nothing_to_do_takes_the_overhead():
+    assert Efficiency(0.5, 0.5, 2.0, 3e-6, 5, 0, 0).predict(0.0, 0.0) == 3e-6
+
+
+def test_held_out_loads_are_predicted_by_the_others():
+    truth = Efficiency(0.6, 0.9, 8.0, 0.0, 0, 0, 0)
+    assert held_out_error(samples_of(truth)) < 0.1
+    other = [*samples_of(truth), Sample("linear", "odd", 0.0, 1e-3, 1.0)]
+    assert held_out_error(other) < 0.1  # a median: one load that is off does not make it
+
+
+def calibration(efficiencies, **changes):
+    values = {"version": VERSION, "num_threads": 2, "measured_at": "2026-11-22T12:00:00+00:00", "held_out_error": 0.1}
+    return Calibration(efficiencies=efficiencies, **values | changes)
+
+
+def test_calibrations_are_stored_beside_the_ceilings_and_joined(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = (Efficiency(0.5, share, 2.0, 0.0, 9, 0.05, 0.2) for share in (0.7, 0.8))
+    assert hardware.load_calibration(MACHINE, 2) is None
+    hardware.save_calibration(MACHINE, calibration({"linear": one}))
+    hardware.save_calibration(MACHINE, calibration({"attention": two}))
+    hardware.save_calibration(MACHINE, calibration({"linear": two}, num_threads=1))
+    assert hardware.load_calibration(MACHINE, 2).efficiencies == {"linear": one, "attention": two}
+    assert hardware.load_calibration(MACHINE, 1).efficiencies == {"linear": two}
+    assert hardware.load_calibration(MACHINE, 4) is None
+    hardware.save_calibration(MACHINE, calibration({"x": one}, version=VERSION + 1, num_threads=4))
+    assert hardware.load_calibration(MACHINE, 4) is None
+
+
+def test_predictions_of_unknown_kinds_are_unknown():
+    known = calibration({"linear": Efficiency(None, 0.5, 2.0, 0.0, 9, 0.0, 0.0)})
+    assert known.predict("linear", 0.0, 1.0) == 2.0
+    assert known.predict("attention", 0.0, 1.0) is None
