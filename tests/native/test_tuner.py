@@ -10,7 +10,7 @@ from ridgeline.backends.native.settings import MatrixFormat, kind_name
 from ridgeline.backends.native.tuning import choose, tuner
 from ridgeline.backends.native.tuning.choose import Chooser, bandwidth_changed, product_of
 from ridgeline.backends.native.tuning.pins import parse_pins, pinned
-from ridgeline.backends.native.tuning.tuner import WORKLOADS, Effort, tune_all
+from ridgeline.backends.native.tuning.tuner import TRIES, WORKLOADS, Effort, Tuner, tune_all
 from ridgeline.backends.native.tuning.workload import Bench, Workload, empty_matrix
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.hardware import KernelTuning, TunedChoice
@@ -20,12 +20,14 @@ INT4 = MatrixFormat(kind="int4", inputs="int8", group=128)
 INT8 = MatrixFormat(kind="int8", inputs="int16")
 BUFFER_BYTES = 48 << 20
 SHORT = Effort(0.05, BUFFER_BYTES, num_rounds=2)
+FOREVER = 1e6  # a busy machine cuts no test short
 LEVEL = _native.best_level()
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuner, "OVERRUN", FOREVER)
 
 
 @pytest.fixture
@@ -114,13 +116,21 @@ def test_a_winner_that_does_not_win_again_is_not_taken(monkeypatch) -> None:
 
         def run() -> float:
             calls[name] = calls.get(name, 0) + 1
-            return 0.5 if name == "1x8192" and calls[name] <= SHORT.num_rounds + 1 else 1.0
+            return 0.5 if name == "1x8192" and calls[name] <= TRIES * (SHORT.num_rounds + 1) else 1.0
 
         return run
 
     monkeypatch.setattr(Bench, "product_run", product_run)
     (found,), _ = tune_all(LEVEL, 1, {BF16: defaults_of(BF16)}, SHORT, "a build")
-    assert found.variants["stream"] == defaults_of(BF16)["stream"] and calls["1x8192"] > SHORT.num_rounds + 1
+    assert found.variants["stream"] == defaults_of(BF16)["stream"] and calls["1x8192"] > TRIES * (SHORT.num_rounds + 1)
+
+
+def test_when_the_time_is_over_the_default_stays(monkeypatch) -> None:
+    monkeypatch.setattr(tuner, "OVERRUN", 0.0)
+    assert tune_all(LEVEL, 1, {INT8: defaults_of(INT8)}, SHORT, "a build")[0] == []
+    found = Tuner(LEVEL, 1, SHORT, "a build").tune(INT8, defaults_of(INT8), 0.05)
+    assert found.variants.items() <= defaults_of(INT8).items()
+    assert all(each.num_rounds == 0 for each in found.choices)
 
 
 def test_the_effort_stays_within_the_memory(monkeypatch) -> None:

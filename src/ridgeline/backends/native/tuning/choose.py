@@ -93,7 +93,8 @@ class Chooser:
             name = kind_name(form)
             chosen[name] = choices | (found[name].variants if name in found else {})
         measured = sorted(found[name].measured_at for name in chosen if name in found)
-        why = f"measured {measured[-1]}" if measured else f"too small to measure; defaults of {family} CPUs"
+        reason = "the machine is too busy to measure" if new else "too small to measure"
+        why = f"measured {measured[-1]}" if measured else f"{reason}; defaults of {family} CPUs"
         return chosen, Choice(described(chosen), why)
 
 

@@ -27,7 +27,9 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15})
 """Shares of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
 
+OVERRUN = 1.25  # of the time, where something else keeps the machine busy
 NUM_ROUNDS = 7  # that count; one more before them warms up
+TRIES = 3  # of which a round takes the fastest: a moment of another process falls into one of them
 READ, AGAIN = "read", "again"  # what runs beside the variants
 MIN_READ_BYTES = 8 << 20
 MIN_BUFFER_BYTES, MAX_BUFFER_BYTES, BUFFER_BYTES_PER_THREAD = 256 << 20, 1 << 30, 128 << 20
@@ -58,6 +60,7 @@ class Tuner:
         """Take the memory. `kernels` names the build that is measured; a `product` that is given was decided before."""
         self._product = product
         self._level, self._num_threads, self._effort, self._kernels = level, num_threads, effort, kernels
+        self._deadline_s = time.perf_counter() + OVERRUN * effort.seconds
         self._bench = Bench(level, num_threads, effort.buffer_bytes)
         num_bytes = effort.buffer_bytes // 2 // 64 * 64
         read = self._bench.read_run(num_bytes)
@@ -73,9 +76,8 @@ class Tuner:
             if choice not in defaults or len(names) < 2:
                 continue
             if choice == "product" and self._product is not None:
-                choices.append(_tuned(choice, defaults[choice], Decision(self._product, 1.0, 0, 0)))
                 continue
-            num_runs = (len(names) + 5) * (self._effort.num_rounds + 1)
+            num_runs = TRIES * (len(names) + 5) * (self._effort.num_rounds + 1)
             decision, read = self._decide(form, variants, choice, names, workload, SHARES[choice] * seconds / num_runs)
             choices.append(_tuned(choice, defaults[choice], decision))
             variants[choice] = decision.variant
@@ -110,13 +112,25 @@ class Tuner:
         read = self._bench.read_run(read_bytes)
         runs = {name: self._bench.product_run(form, {**variants, choice: name}, workload, num_bytes) for name in names}
         again = self._bench.product_run(form, variants, workload, num_bytes)
-        rounds = _rounds({READ: read, **runs, AGAIN: again}, self._effort.num_rounds)
+        rounds = self._rounds({READ: read, **runs, AGAIN: again})
         reads = [read_bytes / each[READ] for each in rounds]
         decision = _decided(default, rounds)
         if decision.variant != default:
             both = {name: runs[name] for name in names if name in (default, decision.variant)}
-            decision = _decided(default, _rounds({**both, AGAIN: again}, self._effort.num_rounds))
+            decision = _decided(default, self._rounds({**both, AGAIN: again}))
         return decision, reads
+
+    def _rounds(self, runs: Mapping[str, Run]) -> Sequence[Round]:
+        """Return the fastest of a few tries of everything, in each round but the first, which warms up.
+
+        Where the time is over there are none: nothing was found that replaces a default.
+        """
+        rounds: list[Round] = []
+        while len(rounds) <= self._effort.num_rounds:
+            if time.perf_counter() > self._deadline_s:
+                return []
+            rounds.append({name: min(run() for _ in range(TRIES)) for name, run in runs.items()})
+        return rounds[1:]
 
     def _work(self, form: MatrixFormat, variants: Mapping[str, str], workload: Workload, run_s: float) -> int:
         """Return the bytes of weights whose products take about `run_s`."""
@@ -141,20 +155,15 @@ def tune_all(
     started = time.perf_counter()
     tuner = Tuner(level, num_threads, effort, kernels, product)
     left_s = max(effort.seconds - (time.perf_counter() - started), effort.seconds / 4)
-    found: list[KernelTuning] = []
-    for form, defaults in kinds.items():
-        if found and time.perf_counter() - started > effort.seconds:
-            break  # on a busy machine the rest has its turn at the next start
-        found.append(tuner.tune(form, defaults, left_s / len(kinds)))
-    return found, time.perf_counter() - started
-
-
-def _rounds(runs: Mapping[str, Run], num_rounds: int) -> Sequence[Round]:
-    """Run everything once in each round; the first round, which warms up, is left out."""
-    return [{name: run() for name, run in runs.items()} for _ in range(num_rounds + 1)][1:]
+    found = [tuner.tune(form, defaults, left_s / len(kinds)) for form, defaults in kinds.items()]
+    # What a busy machine left undone has its turn at the next start.
+    done = [each for each in found if all(choice.num_rounds for choice in each.choices)]
+    return done, time.perf_counter() - started
 
 
 def _decided(default: str, rounds: Sequence[Round]) -> Decision:
+    if not rounds:
+        return Decision(default, 1.0, 0, 0)
     variants = [{name: seconds for name, seconds in each.items() if name not in (READ, AGAIN)} for each in rounds]
     return decide(default, variants, noise_of(default, AGAIN, rounds))
 
