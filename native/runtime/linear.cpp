@@ -7,7 +7,7 @@ namespace {
 
 // Up to this many rows every worker prepares all inputs for itself: cheaper than meeting at a barrier.
 constexpr int64_t kRowsPreparedByEach = 4;
-constexpr int64_t kPreparedTogether = 16;  // rows of one tile, which one worker must lay out whole
+constexpr int64_t kPreparedTogether = 16;  // rows of one tile, which one worker must lay out whole; vectors need none
 constexpr int64_t kChunkBytes = 256 * 1024;  // a new stretch of memory costs about as much as reading 25 KB
 constexpr int64_t kRowsAtMemorysPace = 4;    // more take longer over a chunk, and the last ones leave others idle longer
 
@@ -42,7 +42,8 @@ void Linear::run(const Worker& worker) {
   if (rows_ == 0) return;
   const LinearKernels& kernels = worker.kernels.linear;
   void* input = input_->as<uint8_t>() + worker.index * input_stride_;
-  const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, kPreparedTogether);
+  const int64_t unit = worker.kernels.probe.tiles ? kPreparedTogether : 1;
+  const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, unit);
   kernels.prepare_input(matrix_, norm_, operands_.in->data(), operands_.in->stride,
                         operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);
   if (!each_prepares_) worker.pool.barrier();
