@@ -208,3 +208,12 @@ class StepResult(NamedTuple):
     vectors: tuple[Vectors, ...] = ()
     batch_s: float = math.nan
     sample_s: float = math.nan
+
+
+class DraftStats(NamedTuple):
+    """Counts since the start: verified drafts, their tokens, and how many of those were accepted, also by position."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_per_position: tuple[int, ...]

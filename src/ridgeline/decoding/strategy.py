@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.params import PoolingParams, SamplingParams
-from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 
 
 class SequenceView(Protocol):
@@ -54,15 +54,6 @@ class Accepted(NamedTuple):
 
     tokens: Sequence[SampledToken]
     num_final: int
-
-
-class DraftStats(NamedTuple):
-    """Counts since the start: verified drafts, their tokens, and how many of those were accepted, also by position."""
-
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_per_position: tuple[int, ...]
 
 
 class Strategy(Protocol):

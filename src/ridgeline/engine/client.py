@@ -10,8 +10,7 @@ from typing import Protocol
 from ridgeline.cache.manager import CacheStats
 from ridgeline.core.config import Choice
 from ridgeline.core.params import PoolingKind
-from ridgeline.core.step import Vectors
-from ridgeline.decoding.strategy import DraftStats
+from ridgeline.core.step import DraftStats, Vectors
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
 from ridgeline.weights.folder import GenerationDefaults

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ridgeline.cache.manager import CacheStats
-from ridgeline.decoding.strategy import DraftStats
+from ridgeline.core.step import DraftStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ridgeline.decoding.strategy import DraftStats
+from ridgeline.core.step import DraftStats
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.request import Timings
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView, sample_row
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
 

@@ -19,9 +19,9 @@ from hashlib import sha256
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import DiffusionParams, SamplingParams
-from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.random_sample import random_word
-from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 STEP_STRIDE = 0xD1342543DE82EF95  # odd: every step of a block has a random stream of its own

@@ -10,8 +10,8 @@ import numpy as np
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import PoolingParams
-from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 

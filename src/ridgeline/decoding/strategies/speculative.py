@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.step import SampledToken, SampleRow, Span, StepPlan, StepResult
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, DraftStats, Room, SequenceView, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
