@@ -283,6 +283,10 @@ void bind_parts(nb::module_& module) {
            },
            "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = 0, "slopes"_a = 0,
            "float32"_a = false);
+  nb::class_<Team>(module, "Team")
+      .def(nb::init<>())
+      .def_prop_ro("alone", &Team::alone)
+      .def("observe", &Team::observe, "seconds"_a);
   nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
 }
 

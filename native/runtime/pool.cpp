@@ -90,10 +90,23 @@ void Pool::stop() {
 
 bool Pool::is_orphan() const { return num_threads_ > 1 && getpid() != process_; }
 
-void Pool::run(void (*body)(void*, int), void* context) {
+void Pool::require_own_process() const {
   if (is_orphan())
     throw std::runtime_error("the thread pool stayed in the process that this one was forked from: build the engine "
                              "after the fork, or start processes by spawn");
+}
+
+void Pool::run_alone(void (*body)(void*, int), void* context) {
+  require_own_process();
+  const std::lock_guard lock(turn_);
+  const FlushSubnormals flush;
+  alone_ = true;
+  body(context, 0);
+  alone_ = false;
+}
+
+void Pool::run(void (*body)(void*, int), void* context) {
+  require_own_process();
   const std::lock_guard lock(turn_);
   const FlushSubnormals flush;
   body_ = body;
@@ -107,7 +120,7 @@ void Pool::run(void (*body)(void*, int), void* context) {
 }
 
 void Pool::barrier() {
-  if (num_threads_ == 1) return;
+  if (num_threads_ == 1 || alone_) return;
   const uint32_t phase = phase_.load();
   if (arrived_.fetch_add(1) + 1 == (uint32_t)num_threads_) {
     arrived_.store(0);

@@ -28,10 +28,14 @@ class Pool {
   // Throws std::runtime_error in a process that was forked from the pool's.
   void run(void (*body)(void* context, int worker), void* context);
 
+  // Calls body(context, 0) and wakes nobody: within it the caller is the only worker.
+  void run_alone(void (*body)(void* context, int worker), void* context);
+
   // Within `body`: returns once every worker has called it. What they wrote before is visible after.
   void barrier();
 
  private:
+  void require_own_process() const;
   void work(int worker);
   void stop();
   bool is_orphan() const;
@@ -42,6 +46,7 @@ class Pool {
   std::mutex turn_;
   void (*body_)(void*, int) = nullptr;
   void* context_ = nullptr;
+  bool alone_ = false;  // changed only while the others wait for a call
   alignas(64) std::atomic<uint32_t> call_{0};      // changes when there is something to run
   alignas(64) std::atomic<uint32_t> arrived_{0};   // workers at the current barrier
   alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived

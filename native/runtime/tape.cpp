@@ -1,6 +1,7 @@
 #include "runtime/tape.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 namespace ridgeline {
@@ -89,12 +90,23 @@ void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
   begin_ = begin;
   end_ = end;
   seconds_ = seconds;
-  pool_->run([](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); }, this);
+  const auto body = [](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); };
+  Team* const team = seconds || begin > 0 || end < size() ? nullptr : team_of(step);
+  const bool alone = team && team->alone();
+  num_workers_ = alone ? 1 : pool_->size();
+  const double start = now_s();
+  alone ? pool_->run_alone(body, this) : pool_->run(body, this);
+  if (team) team->observe(now_s() - start);
+}
+
+Team* Tape::team_of(const Step& step) {
+  const auto bits = (size_t)std::bit_width((uint64_t)step.num_tokens);
+  return pool_->size() > 1 && bits < teams_.size() ? &teams_[bits] : nullptr;
 }
 
 void Tape::work(int worker) {
   void* scratch = scratch_.as<uint8_t>() + worker * scratch_stride_;
-  const Worker self{kernels_, *pool_, *step_, worker, pool_->size(), scratch};
+  const Worker self{kernels_, *pool_, *step_, worker, num_workers_, scratch};
   double last = seconds_ && worker == 0 ? now_s() : 0;
   for (int64_t i = begin_; i < end_; i++) {
     instructions_[(size_t)i]->run(self);

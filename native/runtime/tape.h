@@ -1,6 +1,7 @@
 // A program as a flat list of instructions over buffers, built once; a step is one call.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "runtime/latent.h"
 #include "runtime/linear.h"
 #include "runtime/rows.h"
+#include "runtime/team.h"
 
 namespace ridgeline {
 
@@ -49,6 +51,8 @@ class Tape {
  private:
   void prepare(const Step& step);
   void work(int worker);
+  // What chooses how many workers run the step; null where all do.
+  Team* team_of(const Step& step);
 
   const KernelTable& kernels_;
   Pool* const pool_;
@@ -66,6 +70,9 @@ class Tape {
   const Step* step_ = nullptr;
   int64_t begin_ = 0, end_ = 0;
   double* seconds_ = nullptr;
+  int num_workers_ = 0;
+
+  std::array<Team, 6> teams_;  // by the bits of a step's number of tokens
 };
 
 }  // namespace ridgeline

@@ -1,0 +1,28 @@
+// Whether steps of one size go faster on one worker than on all of them. Between two instructions all wait for the last:
+// where the system gives a worker's core to another process, that takes a time slice, many times what a small step does.
+// One worker waits for nobody. Learnt from the steps' own times; the results are the same bits either way.
+#pragma once
+
+#include <cstdint>
+
+namespace ridgeline {
+
+class Team {
+ public:
+  // How the next step is run.
+  bool alone() const { return alone_ != trying_; }
+
+  // Takes in the time of a step that was run as `alone` said.
+  void observe(double seconds);
+
+ private:
+  static constexpr int64_t kFirstInterval = 4, kIntervalAfterChange = 8, kMaxInterval = 1024;
+
+  bool alone_ = false;            // what is best so far
+  bool trying_ = false;           // the next step tries the other way
+  double seconds_ = 0;            // of a step the best way, smoothed
+  int64_t interval_ = kFirstInterval;
+  int64_t steps_left_ = kFirstInterval;  // before the other way is tried again
+};
+
+}  // namespace ridgeline

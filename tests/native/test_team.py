@@ -1,0 +1,72 @@
+"""Whether a step is run by one worker or by all follows from the times of the steps, whatever they are."""
+
+import random
+
+import pytest
+
+pytest.importorskip("ridgeline._native", reason="the native module is not built")
+
+from ridgeline import LLM, SamplingParams, _native
+
+
+def run(team, seconds_of, num_steps):
+    """Seconds of all steps, and how many of them one worker ran."""
+    total, num_alone = 0.0, 0
+    for _ in range(num_steps):
+        alone = team.alone
+        seconds = seconds_of(alone)
+        team.observe(seconds)
+        total, num_alone = total + seconds, num_alone + alone
+    return total, num_alone
+
+
+def test_all_workers_are_faster():
+    total, num_alone = run(_native.Team(), lambda alone: 1.6 if alone else 1.0, 5000)
+    assert 1 <= num_alone <= 30
+    assert total < 1.01 * 5000
+
+
+def test_all_workers_are_held_up():
+    total, num_alone = run(_native.Team(), lambda alone: 1.6 if alone else 20.0, 5000)
+    assert num_alone > 4900
+    assert total < 1.1 * 1.6 * 5000
+
+
+def test_a_disturbance_is_answered_at_once_and_forgotten_when_it_ends():
+    team = _native.Team()
+    run(team, lambda alone: 1.6 if alone else 1.0, 200)
+    _, num_alone = run(team, lambda alone: 1.6 if alone else 20.0, 100)
+    assert num_alone > 80
+    _, num_alone = run(team, lambda alone: 1.6 if alone else 1.0, 2000)
+    assert num_alone < 300
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_single_hiccups_cost_little(seed):
+    generator = random.Random(seed)
+
+    def seconds_of(alone):
+        return (1.6 if alone else 1.0) + (10.0 if generator.random() < 0.01 else 0.0)
+
+    total, _ = run(_native.Team(), seconds_of, 5000)
+    generator.seed(seed)
+    without = 5000 * 1.0 + sum(10.0 for _ in range(5000) if generator.random() < 0.01)
+    assert total < 1.1 * without
+
+
+def test_equal_times_change_nothing():
+    _, num_alone = run(_native.Team(), lambda alone: 1.0, 5000)
+    assert num_alone < 50
+
+
+def test_tokens_are_those_of_one_thread_whoever_runs_a_step():
+    """Long enough that both ways are tried many times."""
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, logprobs=1)
+    outputs = []
+    for num_threads in (1, 3):
+        llm = LLM("python-1m", backend="native", num_threads=num_threads, deterministic=True, pack_cache=False)
+        for prompts in (["def f("], ["def f(", "class A", "import "]):
+            outputs.append(
+                [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in llm.generate(prompts, params, use_tqdm=False)]
+            )
+    assert outputs[:2] == outputs[2:]
