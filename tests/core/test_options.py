@@ -136,7 +136,7 @@ def test_options_left_out_have_their_defaults():
 def test_an_unknown_option_is_told_which_was_meant(name, meant):
     with pytest.raises(ConfigError, match=rf"^unknown option {name}; did you mean {meant}\?$"):
         LLM("python-9m", **{name: 1})
-    with pytest.raises(ConfigError, match="unknown option zzz; there is adapters, backend"):
+    with pytest.raises(ConfigError, match="unknown option zzz; there is adapters, adaptive_speculation, backend"):
         LLM("python-9m", zzz=1)
 
 

@@ -62,14 +62,14 @@ def write_rounded_to_int8(memory, state, *written):
     write_exactly(memory, state, *(torch.round(x / scale) * scale for x, scale in zip(written, scales, strict=True)))
 
 
-def rounding_error(program, actual, expected):
-    """max |difference| / max |expected|; where tokens choose experts, of all but one token in ten.
+def rounding_error(program, actual, expected, share=1.0):
+    """max |difference| / max |expected|, of this `share` of the tokens; where they choose experts, of nine in ten.
 
     Of two experts that are nearly as good as each other, rounding takes the other one.
     """
     errors_T = (actual - expected).abs().amax(-1).flatten()
     chooses = any(op.kind == "route" for op in program.ops)
-    return (errors_T.quantile(0.9 if chooses else 1.0) / expected.abs().max()).item()
+    return (errors_T.quantile(min(share, 0.9) if chooses else share) / expected.abs().max()).item()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -120,9 +120,13 @@ def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv,
     for level in LEVELS:
         executable = native(program, model.weights, level, matrices=form, head=form, embeddings=form, kv=kv)
         results.append(run_schedule(executable, program, ids, 2))
-        # int16 inputs lose next to nothing; a key, value or input between two bytes may go to the other one
-        is_exact = kv != "int8" and form.inputs == "int16"
-        assert rounding_error(program, results[-1], expected) <= (1e-2 if is_exact else 3e-2)
+        # int16 inputs lose next to nothing; a key, value or input between two bytes may go to the other one, after
+        # which all inputs behind it are others
+        if form.inputs == "int8":
+            assert rounding_error(program, results[-1], expected, 0.5) <= 2e-2
+            assert rounding_error(program, results[-1], expected) <= 1e-1
+        else:
+            assert rounding_error(program, results[-1], expected) <= (1e-2 if kv != "int8" else 3e-2)
 
 
 def families_by_kind():

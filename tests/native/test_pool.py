@@ -203,13 +203,13 @@ def test_tapes_of_one_pool_take_turns():
 
 
 def test_pools_come_and_go():
-    before = len(thread_ids())
+    before = thread_ids()  # some may belong to pools of earlier tests that are still to go
     for threads in range(1, 40):
         pool = _native.Pool(threads)
         if threads % 2:
             assert Doubler(pool).is_right([1, 2])
         del pool
-    assert len(thread_ids()) == before
+    assert thread_ids() <= before
 
 
 @pytest.mark.parametrize("threads", [0, -3, 4097])
@@ -237,7 +237,8 @@ generate()
 INTERRUPT = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-generate(500)
+while True:
+    generate(100)
 """
 DAEMON = f"""
 sys.path.insert(0, {str(Path(__file__).parent)!r})

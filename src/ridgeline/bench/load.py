@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from ridgeline.bench.workload import BenchRequest, check_options
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import option
@@ -61,6 +59,8 @@ class Load:
 
     def _random_times(self, count: int, rate_per_s: float) -> list[float]:
         """Sum gamma gaps, stretched so that the last falls at count/rate: seeds differ in shape, not in load."""
+        import numpy as np  # --help asks for the options alone
+
         gaps = np.random.default_rng(self.seed).gamma(self.burstiness, 1 / (rate_per_s * self.burstiness), size=count)
         times = np.cumsum(gaps)
         return (times * (count / rate_per_s / times[-1])).tolist()

@@ -4,12 +4,13 @@ The kinds live in bench/workloads/, one file each. Imports no torch.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FIRST_RANDOM_TOKEN_ID = 3  # below it most vocabularies keep unk, bos, eos or pad
 
@@ -37,13 +38,18 @@ def random_tokens(seed: int, stream: int, count: int, vocab_size: int) -> list[i
 
     Each stream is independent of the others, so request 7 keeps its prompt when the workload grows.
     """
-    rng = np.random.default_rng((seed, stream))
-    return rng.integers(FIRST_RANDOM_TOKEN_ID, vocab_size, size=count).tolist()
+    return _generator(seed, stream).integers(FIRST_RANDOM_TOKEN_ID, vocab_size, size=count).tolist()
 
 
-def lengths_rng(seed: int) -> np.random.Generator:
+def lengths_rng(seed: int) -> "np.random.Generator":
     """Return a generator for a workload's own choices (lengths, order), apart from every `random_tokens` stream."""
-    return np.random.default_rng((seed, 0, 1))
+    return _generator(seed, 0, 1)
+
+
+def _generator(*words: int) -> "np.random.Generator":
+    import numpy as np  # `bench --help` asks for the options of a load alone
+
+    return np.random.default_rng(words)
 
 
 def vocab_option() -> int:

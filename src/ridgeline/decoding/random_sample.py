@@ -35,7 +35,7 @@ def random_word(seed: int, num_output: int) -> int:
 
     Python's integers do it in a third of the time that numpy takes to make a generator for one number.
     """
-    low, high, key_low, key_high = num_output + 1, 0, seed % _WORD, 0
+    low, high, key_low, key_high = (num_output + 1) % _WORD, (num_output + 1) // _WORD, seed % _WORD, 0
     other_low, other_high = 0, 0
     for _ in range(10):
         product, other_product = _PHILOX_MULTIPLIERS[0] * low, _PHILOX_MULTIPLIERS[1] * other_low
