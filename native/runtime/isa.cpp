@@ -8,45 +8,46 @@
 namespace ridgeline {
 namespace {
 
-#define RIDGELINE_TABLE(level)                        \
-  [] {                                                \
-    KernelTable table{};                              \
-    table.name = #level;                              \
-    level::fill_linear(table.linear);                 \
-    level::fill_attention(table.attention);           \
-    level::fill_rows(table.rows);                     \
-    level::fill_recurrent(table.recurrent);           \
-    level::fill_sample(table.sample);                 \
-    level::fill_probe(table.probe);                   \
-    return table;                                     \
-  }()
-
-bool always() { return true; }
-
 struct Level {
   bool runs;
   KernelTable table;
 };
 
+// A level's table is filled by code compiled for that level, so only where the machine runs it.
+#define RIDGELINE_LEVEL_IF(level, can_run)       \
+  [](bool runs) {                                \
+    KernelTable table{};                         \
+    table.name = #level;                         \
+    if (runs) {                                  \
+      level::fill_linear(table.linear);          \
+      level::fill_attention(table.attention);    \
+      level::fill_rows(table.rows);              \
+      level::fill_recurrent(table.recurrent);    \
+      level::fill_sample(table.sample);          \
+      level::fill_probe(table.probe);            \
+    }                                            \
+    return Level{runs, table};                   \
+  }(can_run)
+
 // Narrowest first; the build leaves out what its compiler could not make. The machine is asked once: in a virtual
 // machine cpuid is slow.
 const std::vector<Level>& levels() {
   static const std::vector<Level> all{
-      {always(), RIDGELINE_TABLE(portable)},
+      RIDGELINE_LEVEL_IF(portable, true),
 #if RIDGELINE_HAS_avx2
-      {has_avx2(), RIDGELINE_TABLE(avx2)},
+      RIDGELINE_LEVEL_IF(avx2, has_avx2()),
 #endif
 #if RIDGELINE_HAS_avx512
-      {has_avx512(), RIDGELINE_TABLE(avx512)},
+      RIDGELINE_LEVEL_IF(avx512, has_avx512()),
 #endif
 #if RIDGELINE_HAS_avx512bf16
-      {has_avx512bf16(), RIDGELINE_TABLE(avx512bf16)},
+      RIDGELINE_LEVEL_IF(avx512bf16, has_avx512bf16()),
 #endif
 #if RIDGELINE_HAS_amx
-      {has_amx(), RIDGELINE_TABLE(amx)},
+      RIDGELINE_LEVEL_IF(amx, has_amx()),
 #endif
 #if RIDGELINE_HAS_amx_emulated
-      {has_avx512bf16(), RIDGELINE_TABLE(amx_emulated)},
+      RIDGELINE_LEVEL_IF(amx_emulated, has_avx512bf16()),
 #endif
   };
   return all;
