@@ -1,0 +1,102 @@
+"""An engine that completes a batch and says when each token came, and which tokens are in loops."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ridgeline import SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.step import DraftStats
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.outputs import OutputDelta
+
+LOOP_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Output:
+    """Tokens of one output, and how long each took: its share of the time since the step before."""
+
+    token_ids: list[int] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+
+    def outside_loops(self) -> tuple[int, float]:
+        """Return how many tokens are outside loops, and their seconds."""
+        inside = in_loops(self.token_ids)
+        times = [seconds for seconds, loops in zip(self.token_s, inside, strict=True) if not loops]
+        return len(times), sum(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one engine made of one batch."""
+
+    seconds: float
+    outputs: list[Output]
+
+    @property
+    def rate(self) -> float:
+        return sum(len(output.token_ids) for output in self.outputs) / self.seconds
+
+    @property
+    def rate_outside_loops(self) -> float | None:
+        counts = [output.outside_loops() for output in self.outputs]
+        num_tokens, seconds = sum(count for count, _ in counts), sum(seconds for _, seconds in counts)
+        return num_tokens / seconds if num_tokens else None
+
+
+class Timed:
+    """An engine whose tokens are timed as they are delivered."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.outputs: dict[str, Output] = {}
+        self._unfinished = 0
+        self._last_s: dict[str, float] = {}
+        self.engine: Engine = build_engine(config, self._deliver)
+
+    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Turn:
+        """Complete all prompts at once."""
+        engine = self.engine
+        requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        self.outputs = {request.request_id: Output() for request in requests}
+        self._unfinished = len(requests)
+        begun_s = time.perf_counter()
+        self._last_s = dict.fromkeys(self.outputs, begun_s)
+        for request in requests:
+            engine.loop.submit(request)
+        while self._unfinished:
+            engine.loop.step()
+        return Turn(time.perf_counter() - begun_s, list(self.outputs.values()))
+
+    def drafts(self) -> dict[str, DraftStats]:
+        """Return what became of drafts since the start, by proposer."""
+        found = self.engine.loop.stats().drafts
+        return {} if found is None else {"all": found}
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        now_s = time.perf_counter()
+        for delta in deltas:
+            output = self.outputs[delta.request_id]
+            if count := len(delta.token_ids):
+                output.token_ids += delta.token_ids
+                output.token_s += [(now_s - self._last_s[delta.request_id]) / count] * count
+                self._last_s[delta.request_id] = now_s
+            if delta.finish is not None:
+                assert delta.finish.error is None, delta.finish.error
+                self._unfinished -= 1
+
+
+def in_loops(token_ids: Sequence[int]) -> list[bool]:
+    """Tell of each token whether it is in a loop, from its second cycle on."""
+    inside = [False] * len(token_ids)
+    for period in range(1, len(token_ids) // 2 + 1):
+        run = 0
+        for i in range(period, len(token_ids) + 1):
+            if i < len(token_ids) and token_ids[i] == token_ids[i - period]:
+                run += 1
+                continue
+            if run >= max(LOOP_TOKENS, period):
+                inside[i - run : i] = [True] * run
+            run = 0
+    return inside

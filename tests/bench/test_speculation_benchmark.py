@@ -1,0 +1,71 @@
+"""Loops are found, figures are those of their pairs, and the command measures a model that is bundled."""
+
+import gzip
+import json
+import math
+
+import pytest
+from benchmarks.speculation.__main__ import main
+from benchmarks.speculation.pairs import Pair, summarize
+from benchmarks.speculation.turns import Output, Turn, in_loops
+
+
+def test_a_loop_is_a_whole_cycle_that_comes_again():
+    text = list(range(100, 140))
+    cycle = list(range(20))
+    inside = in_loops(text + cycle + cycle + cycle[:7])
+    assert inside == [False] * 60 + [True] * 27
+    assert in_loops([1, 2] * 9) == [False] * 2 + [True] * 16
+    assert not any(in_loops([1, 2] * 8 + text)), "14 repeated tokens are none"
+    assert not any(in_loops(text[:30] + cycle + text[:30])), "a quotation is none: it comes once more, not at once"
+
+
+def turn(num_tokens, seconds, tokens=None):
+    ids = list(range(num_tokens)) if tokens is None else tokens
+    return Turn(seconds, [Output(ids, [seconds / len(ids)] * len(ids))])
+
+
+def test_a_figure_is_the_median_of_pairs_and_its_interval_that_of_order_statistics():
+    pairs = [Pair(turn(10, 1.0), turn(10, 1 / ratio), {}) for ratio in range(1, 21)]
+    found = summarize("any", 1, 0.0, "ngram", pairs)
+    assert (found.speedup.median, found.speedup.low, found.speedup.high) == pytest.approx((10.5, 1, 20))
+    assert found.speedup.interval == pytest.approx((6, 15))  # the 6th of 20 from below and from above
+    assert 2 * sum(math.comb(20, k) for k in range(6)) / 2**20 <= 0.05
+    assert summarize("any", 1, 0.0, "ngram", pairs[:5]).speedup.interval is None
+    assert found.of_totals == pytest.approx(20 / sum(1 / ratio for ratio in range(1, 21)))
+
+
+def test_what_is_outside_loops_has_its_own_time():
+    """Loops three times as fast, the rest as fast as without drafts."""
+    ids = [*range(100, 120), *[1, 2] * 20]
+    off = Turn(60.0, [Output(ids, [1.0] * 60)])
+    on = Turn(20 + 38 / 3 + 2, [Output(ids, [1.0] * 22 + [1 / 3] * 38)])
+    found = summarize("any", 1, 0.0, "ngram", [Pair(off, on, {})])
+    assert found.speedup_outside_loops.median == pytest.approx(1.0)
+    assert found.share_in_loops == pytest.approx(38 / 60)
+    assert found.speedup.median > 1.7
+
+
+def test_the_command_measures_a_bundled_model(tmp_path):
+    problem = {"prompt": "def add(a, b):\n    return a + b\n\ndef add(a, b):\n"}
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(problem).encode()))
+    command = (
+        "--model python-1m --domains humaneval --batches 1 2 --temperatures 0 --pairs 2 --max-tokens 24 --threads 1"
+    )
+    main(
+        [
+            *command.split(),
+            "--engine",
+            "deterministic=true",
+            "adaptive_speculation=false",
+            f"--data={tmp_path}",
+            f"--out={tmp_path}",
+        ]
+    )
+    (path,) = tmp_path.glob("*/*-speculation-python-1m.json")
+    cells = json.loads(path.read_text())["cells"]
+    assert [cell["batch"] for cell in cells] == [1, 2]
+    for cell in cells:
+        assert cell["same_tokens"] == 1.0
+        assert len(cell["ratios"]) == 2
+        assert cell["mean_accepted_length"] > 1
