@@ -1,7 +1,8 @@
 """Write the tables of docs/performance.md that compare engines, from the results in benchmarks/results.
 
 Usage: python tools/peers_table.py [--write]. Without --write it prints the tables; a test holds the page to them.
-Where two results measured the same cell of the same model with the same weights, the newer one counts.
+Where two results measured the same cell of the same model with the same weights on the same machine, the newer one
+counts. Every machine has tables of its own, under the name of its folder but for the one that the page is about.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
+MACHINE = "amd-epyc-2c"  # the folder of the machine that the page's figures are of where nothing else is said
 BEGIN, END = "<!-- peers: python tools/peers_table.py --write -->\n", "<!-- end of peers -->\n"
 FORMATS = {
     "bf16": "bf16",
@@ -42,31 +44,37 @@ class Comparison(NamedTuple):
     values: dict[str, object]
 
 
-def newest() -> dict[tuple[str, str, str], Comparison]:
-    """Return the newest comparison for each (model, format, cell)."""
-    found: dict[tuple[str, str, str], Comparison] = {}
-    for path in sorted(RESULTS.rglob("*-peers-*.json")):
+Found = dict[tuple[str, str], Comparison]
+
+
+def newest() -> dict[tuple[str, str], Found]:
+    """Return the newest comparison for each (weights, cell) of each (machine, model), the page's own machine first."""
+    found: dict[tuple[str, str], Found] = {}
+    paths = sorted(RESULTS.rglob("*-peers-*.json"), key=lambda path: (path.parent.name != MACHINE, path))
+    for path in paths:
         result = json.loads(path.read_text(encoding="utf-8"))
+        cells = found.setdefault((path.parent.name, result["model"]), {})
         for values in result["comparisons"]:
             label = values["own"].removeprefix("ridgeline ")
-            key = (result["model"], FORMATS.get(label, label), values["cell"])
-            if values["best_peer"] and (key not in found or found[key].created_utc < result["created_utc"]):
-                found[key] = Comparison(result["created_utc"], path, values)
+            key = (FORMATS.get(label, label), values["cell"])
+            if values["best_peer"] and (key not in cells or cells[key].created_utc < result["created_utc"]):
+                cells[key] = Comparison(result["created_utc"], path, values)
     return found
 
 
 def tables() -> str:
-    """Return one Markdown table for each model, in the order of the newest results."""
+    """Return one Markdown table for each model of each machine."""
     found = newest()
-    models = sorted({model for model, _, _ in found}, key=lambda model: (model != "qwen3-0.6b", model))
-    return "\n".join(f"### {model}\n\n{_table(model, found)}" for model in models)
+    order = sorted(found, key=lambda of: (of[0] != MACHINE, of[0], of[1] != "qwen3-0.6b", of[1]))
+    titles = {of: of[1] if of[0] == MACHINE else f"{of[1]} on `{of[0]}`" for of in order}
+    return "\n".join(f"### {titles[of]}\n\n{_table(found[of])}" for of in order)
 
 
-def _table(model: str, found: dict[tuple[str, str, str], Comparison]) -> str:
+def _table(found: Found) -> str:
     rows = ["| workload | weights | Ridgeline | best peer | ratio | result |", "|---|---|---|---|---|---|"]
     for cell, label in CELLS.items():
-        for weights in dict.fromkeys((*FORMATS.values(), *(weights for _, weights, _ in found))):
-            if (comparison := found.get((model, weights, cell))) is not None:
+        for weights in dict.fromkeys((*FORMATS.values(), *(weights for weights, _ in found))):
+            if (comparison := found.get((weights, cell))) is not None:
                 rows.append(f"| {label} | {weights} | {_figures(cell, comparison)} |")
     return "\n".join(rows) + "\n"
 

@@ -9,6 +9,7 @@
 NB_MODULE(_native, module) {
   module.doc() = "Ridgeline's native CPU kernels; see ridgeline.backends.native";
   module.def("runnable_levels", &ridgeline::runnable_levels, "ISA levels this machine can run, narrowest first.");
+  module.def("filled_levels", &ridgeline::filled_levels, "ISA levels of this build whose code has run to fill a table.");
   module.def("best_level", &ridgeline::best_level, "The widest ISA level that is not an emulation.");
   ridgeline::bind_gil(module);
   ridgeline::bind_linear(module);

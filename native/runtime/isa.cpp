@@ -62,6 +62,17 @@ std::vector<std::string> runnable_levels() {
   return names;
 }
 
+std::vector<std::string> filled_levels() {
+  std::vector<std::string> names;
+  for (const Level& level : levels()) {
+    const KernelTable& table = level.table;
+    if (table.linear.pack || table.attention.attend || table.rows.normalize || table.recurrent.recur ||
+        table.sample.sample || table.probe.read)
+      names.emplace_back(table.name);
+  }
+  return names;
+}
+
 std::string best_level() {
   std::string best;
   for (const std::string& name : runnable_levels())

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 def runnable_levels() -> list[str]:
     """ISA levels this machine can run, narrowest first."""
 
+def filled_levels() -> list[str]:
+    """ISA levels of this build whose code has run to fill a table."""
+
 def best_level() -> str:
     """The widest ISA level that is not an emulation."""
 

@@ -110,10 +110,20 @@ def test_facts_name_this_machine_and_software():
     assert named.slug == f"some-gpu-80-gb-{named.usable_cores}c"
 
 
-def test_one_processor_name_with_and_without_a_matrix_unit_has_two_folders():
-    plain = replace(machine_facts(), cpu_model="Intel(R) Xeon(R) Processor", cpu_features=("avx512f",), usable_cores=2)
-    assert plain.slug == "intel-xeon-2c"
-    assert replace(plain, cpu_features=("avx512f", "amx_tile")).slug == "intel-xeon-amx-2c"
+@pytest.mark.parametrize(
+    ("features", "folder"),
+    [
+        ((), "intel-xeon-2c"),
+        (("avx2",), "intel-xeon-avx2-2c"),
+        (("avx2", "avx512f", "avx512_vnni"), "intel-xeon-avx512-2c"),
+        (("avx2", "avx512f", "avx512_vnni", "avx512_bf16"), "intel-xeon-2c"),
+        (("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"), "intel-xeon-amx-2c"),
+    ],
+)
+def test_one_processor_name_has_a_folder_for_each_set_of_instructions(features, folder):
+    machine = replace(machine_facts(), cpu_model="Intel(R) Xeon(R) Processor", cpu_features=features, usable_cores=2)
+    assert machine.slug == folder
+    assert replace(machine, accelerator="Some GPU").slug == "some-gpu-2c"
 
 
 def test_the_client_side_imports_no_torch():

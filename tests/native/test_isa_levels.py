@@ -38,6 +38,17 @@ def test_levels_are_named_narrowest_first():
     assert _native.best_level() == [name for name in levels if name != "amx_emulated"][-1]
 
 
+def test_no_code_of_a_level_has_run_where_the_machine_does_not_run_it():
+    """A build has all levels, and loading it on a machine with fewer must not touch the others' code."""
+    assert _native.filled_levels() == _native.runnable_levels()
+
+
+def test_a_level_runs_nothing_when_the_module_is_loaded():
+    """A constructor of a global would run before anything could ask what the machine is able to run."""
+    for path in objects("level_*.dir/levels/*.o"):
+        assert ".init_array" not in output("objdump", "-h", path), f"{path} has a constructor"
+
+
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match=r"'sse9' does not run here; those that do: portable"):
         _native.peak("sse9", "f32", 1, 0.001, 1)

@@ -12,6 +12,7 @@ from ridgeline.core.machine import cpu_model, memory_bytes
 
 CPUINFO = Path("/proc/cpuinfo")
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+SUFFIXES = {"amx_tile": "-amx", "avx512_bf16": "", "avx512f": "-avx512", "avx2": "-avx2"}  # the widest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,14 @@ class MachineFacts:
 
     @property
     def slug(self) -> str:
-        """Name a folder for results: the accelerator or the processor, its matrix unit, and the cores."""
+        """Name a folder for results: the accelerator, or the processor and its instructions; and the cores.
+
+        Instructions are named but for AVX-512 with BF16, the widest vectors: `amd-epyc-2c`, `amd-epyc-avx2-2c`.
+        """
         named = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", "", (self.accelerator or self.cpu_model).lower())
-        unit = "-amx" if self.accelerator is None and "amx_tile" in self.cpu_features else ""
-        return f"{re.sub(r'[^a-z0-9]+', '-', named).strip('-')}{unit}-{self.usable_cores}c"
+        widest = next((feature for feature in SUFFIXES if feature in self.cpu_features), "")
+        suffix = "" if self.accelerator else SUFFIXES.get(widest, "")
+        return f"{re.sub(r'[^a-z0-9]+', '-', named).strip('-')}{suffix}-{self.usable_cores}c"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
