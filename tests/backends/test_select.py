@@ -22,7 +22,7 @@ from ridgeline.program.op import KvState, LatentState
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.spec import families
 
-HERE = NativeSupport(levels=("portable", "avx2", "avx512", "amx_emulated"), best="avx512")
+HERE = native_support()
 ABSENT = NativeSupport(missing="this installation has no native code")
 
 
@@ -54,9 +54,9 @@ def choose(config, model, support=HERE):
 
 def test_native_where_it_runs():
     name, plan, why = choose(config(), model("bfloat16"))
-    assert (name, plan.settings.level, plan.settings.kv) == ("native", "avx512", "bf16")
+    assert (name, plan.settings.level, plan.settings.kv) == ("native", HERE.best, "bf16")
     chosen = {name: choice.value for name, choice in plan.choices.items() if name not in ("threads", "kernels")}
-    assert chosen == {"isa": "avx512", "kv_dtype": "bfloat16", "quantize": "none", "dtype": "bfloat16"}
+    assert chosen == {"isa": HERE.best, "kv_dtype": "bfloat16", "quantize": "none", "dtype": "bfloat16"}
     assert why == "this machine runs it"
     assert all(choice.reason for choice in plan.choices.values())
 
@@ -102,7 +102,11 @@ def test_every_level_that_runs_may_be_asked_for(level):
     ("settings", "support", "words"),
     [
         ({"backend": {"backend": "native"}}, ABSENT, "cannot be used: this installation has no native code"),
-        ({"backend": {"isa": "amx"}}, HERE, "isa 'amx' is not one that this machine runs: portable, avx2, avx512"),
+        (
+            {"backend": {"isa": "sse9"}},
+            HERE,
+            f"isa 'sse9' is not one that this machine runs: {', '.join(HERE.levels)}",
+        ),
         ({"backend": {"isa": "avx2"}}, ABSENT, "isa=avx2 needs the native backend"),
         ({"backend": {"isa": "avx2"}}, ABSENT, "this installation has no native code"),
         ({"backend": {"backend": "reference", "isa": "avx2"}}, HERE, "reference backend cannot be used: isa=avx2"),
@@ -171,7 +175,7 @@ def test_native_settings(scheme):
     for embeddings in (True, False):
         asked = config(quantize={**options, "embeddings": embeddings}, kv_dtype="int8", num_threads=3)
         settings = choose(asked, model("bfloat16"))[1].settings
-        assert (settings.level, settings.num_threads, settings.dtype, settings.kv) == ("avx512", 3, "bfloat16", "int8")
+        assert (settings.level, settings.num_threads, settings.dtype, settings.kv) == (HERE.best, 3, "bfloat16", "int8")
         assert settings.matrices == chosen_format
         assert settings.head == (chosen_format if embeddings else plain)
         assert settings.embeddings == (chosen_format if embeddings else None)
