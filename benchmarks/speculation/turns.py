@@ -71,8 +71,7 @@ class Timed:
 
     def drafts(self) -> dict[str, DraftStats]:
         """Return what became of drafts since the start, by proposer."""
-        found = self.engine.loop.stats().drafts
-        return {} if found is None else {"all": found}
+        return dict(self.engine.loop.stats().drafts or {})
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         now_s = time.perf_counter()

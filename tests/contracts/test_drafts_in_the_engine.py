@@ -182,7 +182,7 @@ def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypa
     assert completions(drafted) == completions(plain)
     assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
     check_cache(scheduler._cache, {})
-    counts = strategy.drafts()
+    counts = strategy.drafts()[name]
     assert counts.num_accepted_tokens == sum(counts.num_accepted_per_position) <= counts.num_draft_tokens
     if name == "ngram" and not adaptive and "min_tokens" not in options:
         assert counts.num_accepted_tokens > 0

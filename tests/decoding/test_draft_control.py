@@ -14,6 +14,9 @@ STEP_S = {
 }
 
 
+ANY = ("any", 0)
+
+
 class Simulation:
     """Decodes `num_sequences` of endless text, of which each drafted token is right with the chance `acceptance`."""
 
@@ -28,13 +31,13 @@ class Simulation:
         lengths = [0] * self.num_sequences
         if not control.rests:
             self.asked += 1
-            survivals = [control.acceptance.survival(seq, 0, 8) for seq in range(self.num_sequences)]
+            survivals = [control.acceptance.survival(seq, ANY, 8) for seq in range(self.num_sequences)]
             lengths = control.choose(self.num_sequences, survivals, 256)
             for seq, length in enumerate(lengths):
                 tried, right = length or 8, 0  # what is not verified is compared with what came, later
                 while right < tried and self.random.random() < self.acceptance:
                     right += 1
-                control.acceptance.observe(seq, 0, tried, right)
+                control.acceptance.observe(seq, ANY, tried, right)
                 gained += min(right, length)
                 drafted += length
         seconds = STEP_S[self.machine](self.num_sequences + drafted) * self.random.uniform(1, 1 + self.noise)
@@ -115,22 +118,22 @@ def test_one_step_that_somebody_else_disturbed_moves_little():
 def test_what_lies_behind_a_rejected_token_was_not_tried():
     acceptance = Acceptance()
     for _ in range(300):
-        acceptance.observe(0, 0, 8, 1)
-    first, second, *_ = acceptance.survival(1, 0, 8)
+        acceptance.observe(0, ANY, 8, 1)
+    first, second, *_ = acceptance.survival(1, ANY, 8)
     assert first > 0.9
     assert second < 0.1
-    untouched = acceptance.survival(1, 5, 8)
+    untouched = acceptance.survival(1, ("any", 5), 8)
     assert untouched[0] == pytest.approx(0.5)
 
 
 def test_a_sequence_that_fares_worse_than_others_is_trusted_less():
     acceptance = Acceptance()
     for round_ in range(400):
-        acceptance.observe(0, 0, 1, int(round_ % 4 != 0))
-        acceptance.observe(1, 0, 1, 0)
-    assert acceptance.survival(1, 0, 1)[0] < 0.5 * acceptance.survival(0, 0, 1)[0]
+        acceptance.observe(0, ANY, 1, int(round_ % 4 != 0))
+        acceptance.observe(1, ANY, 1, 0)
+    assert acceptance.survival(1, ANY, 1)[0] < 0.5 * acceptance.survival(0, ANY, 1)[0]
     acceptance.forget(1)
-    assert acceptance.survival(1, 0, 1) == acceptance.survival(2, 0, 1)
+    assert acceptance.survival(1, ANY, 1) == acceptance.survival(2, ANY, 1)
 
 
 def test_room_is_never_exceeded_and_prefixes_are_whole():

@@ -7,7 +7,7 @@ steps themselves, of which those that draft nothing teach T too. No clock, no to
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +18,8 @@ TRIALS = 4  # before a measured T counts for more than what was hoped: the first
 MEMORY_STEPS = 1024  # after which a measurement counts half
 IDLE_STEPS = 8  # without a paying draft, after which proposers are not asked for a while
 FIRST_NAP_STEPS, MAX_NAP_STEPS = 8, 64
+
+Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
 
 @dataclass(slots=True)
@@ -107,31 +109,36 @@ class _Sequence:
         return (8 + self.accepted) / (8 + self.expected)
 
 
+_NO_SEQUENCE: Final[Mapping[str, _Sequence]] = {}
+
+
 class Acceptance:
     """Learns the chance of a drafted token, given that all before it were accepted.
 
-    By the evidence for the draft and the token's place in it, for the engine, and by how this sequence's drafts fare.
+    By the kind of the draft (its method and the evidence for it) and the token's place in it, for the engine, and by
+    how this sequence's drafts of that method fare.
     """
 
     def __init__(self) -> None:
-        self._chances: dict[tuple[int, int], _Chance] = {}
-        self._sequences: dict[int, _Sequence] = {}
+        self._chances: dict[tuple[Kind, int], _Chance] = {}
+        self._sequences: dict[int, dict[str, _Sequence]] = {}  # by method
 
-    def survival(self, seq_id: int, evidence: int, num_tokens: int) -> list[float]:
+    def survival(self, seq_id: int, kind: Kind, num_tokens: int) -> list[float]:
         """Return, for each of a draft's tokens, the chance that it and all before it are accepted."""
-        factor = self._sequences[seq_id].factor() if seq_id in self._sequences else 1.0
+        sequence = self._sequences.get(seq_id, _NO_SEQUENCE).get(kind[0])
+        factor = 1.0 if sequence is None else sequence.factor()
         chances: list[float] = []
         survives = 1.0
         for position in range(num_tokens):
-            survives *= min(self._chance(evidence, position).mean() * factor, 0.995)
+            survives *= min(self._chance(kind, position).mean() * factor, 0.995)
             chances.append(survives)
         return chances
 
-    def observe(self, seq_id: int, evidence: int, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, seq_id: int, kind: Kind, num_drafted: int, num_accepted: int) -> None:
         """Take in a round. What lies behind the first rejected token was never tried."""
-        sequence = self._sequences.setdefault(seq_id, _Sequence())
+        sequence = self._sequences.setdefault(seq_id, {}).setdefault(kind[0], _Sequence())
         for position in range(min(num_accepted + 1, num_drafted)):
-            chance = self._chance(evidence, position)
+            chance = self._chance(kind, position)
             sequence.accepted = sequence.accepted * 0.97 + (position < num_accepted)
             sequence.expected = sequence.expected * 0.97 + chance.mean()
             chance.observe(position < num_accepted)
@@ -140,9 +147,9 @@ class Acceptance:
         """Forget a sequence that has ended."""
         self._sequences.pop(seq_id, None)
 
-    def _chance(self, evidence: int, position: int) -> _Chance:
+    def _chance(self, kind: Kind, position: int) -> _Chance:
         place = min((position + 1).bit_length(), 4)  # 1, 2-3, 4-7, 8 and more
-        return self._chances.setdefault((evidence, place), _Chance())
+        return self._chances.setdefault((kind, place), _Chance())
 
 
 @dataclass(slots=True)

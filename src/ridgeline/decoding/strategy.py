@@ -4,7 +4,7 @@ The files of `strategies/` are the strategies. The scheduler asks for spans and 
 while committing, and knows nothing else about how tokens come to be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.params import PoolingParams, SamplingParams
@@ -103,8 +103,8 @@ class Strategy(Protocol):
         """Observe a step that took `seconds` to compute. What this raises is logged and harms no sequence."""
         ...
 
-    def drafts(self) -> DraftStats | None:
-        """Return what became of drafts; None from a strategy that makes none."""
+    def drafts(self) -> Mapping[str, DraftStats] | None:
+        """Return what became of drafts, by method; None from a strategy that makes none."""
         ...
 
     def salt(self, view: SequenceView) -> str:

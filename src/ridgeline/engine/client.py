@@ -45,7 +45,7 @@ class EngineStats:
     num_computed_tokens: int
     step_s: float  # of all steps: plan, run, commit and render
     cache: CacheStats
-    drafts: DraftStats | None = None  # None: nothing is drafted
+    drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
 
 
 class EngineClient(Protocol):

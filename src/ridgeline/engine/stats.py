@@ -1,5 +1,6 @@
 """SchedulerStats: what the scheduler counts, for the loop's callers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.cache.manager import CacheStats
@@ -15,4 +16,4 @@ class SchedulerStats:
     num_preemptions: int
     num_steps: int
     cache: CacheStats
-    drafts: DraftStats | None = None  # None: nothing is drafted
+    drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted

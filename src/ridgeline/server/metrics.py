@@ -4,7 +4,7 @@ Counters move in the server, on the event loop; gauges are read from the engine 
 registry of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -86,15 +86,25 @@ class _EngineCollector(Collector):
         yield SummaryMetricFamily(f"{PREFIX}_step_duration_seconds", text, stats.num_steps, stats.step_s)
 
 
-def _drafts(drafts: DraftStats) -> Iterator[Metric]:
-    yield _total("spec_decode_num_drafts", "Drafts that were verified.", drafts.num_drafts)
-    yield _total("spec_decode_num_draft_tokens", "Tokens of verified drafts.", drafts.num_draft_tokens)
-    yield _total("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.num_accepted_tokens)
+def _drafts(drafts: Mapping[str, DraftStats]) -> Iterator[Metric]:
+    verified, tokens, accepted = (
+        CounterMetricFamily(f"{PREFIX}_spec_decode_{stem}", text, labels=("method",))
+        for stem, text in (
+            ("num_drafts", "Drafts that were verified."),
+            ("num_draft_tokens", "Tokens of verified drafts."),
+            ("num_accepted_tokens", "Drafted tokens that were accepted."),
+        )
+    )
     name = f"{PREFIX}_spec_decode_num_accepted_tokens_per_pos"
-    accepted = CounterMetricFamily(name, "Accepted tokens by their position in the draft.", labels=("position",))
-    for position, count in enumerate(drafts.num_accepted_per_position):
-        accepted.add_metric((str(position),), count)
-    yield accepted
+    text = "Accepted tokens by their position in the draft."
+    by_position = CounterMetricFamily(name, text, labels=("method", "position"))
+    for method, stats in drafts.items():
+        verified.add_metric((method,), stats.num_drafts)
+        tokens.add_metric((method,), stats.num_draft_tokens)
+        accepted.add_metric((method,), stats.num_accepted_tokens)
+        for position, count in enumerate(stats.num_accepted_per_position):
+            by_position.add_metric((method, str(position)), count)
+    yield from (verified, tokens, accepted, by_position)
 
 
 def _gauge(stem: str, text: str, value: float) -> GaugeMetricFamily:

@@ -15,11 +15,18 @@ from ridgeline.decoding.strategy import SequenceView
 class Draft(NamedTuple):
     """Tokens that may follow, at least one; `evidence` sorts them by how far they can be trusted, 0 is least.
 
-    Acceptance is learnt for each value of `evidence` apart, so there should be few.
+    Acceptance is learnt for each method and value of `evidence` apart, so there should be few. `method` is the
+    proposer's name; who asks it fills it in.
     """
 
     token_ids: Sequence[int]
     evidence: int
+    method: str = ""
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Return what acceptance is learnt by."""
+        return self.method, self.evidence
 
 
 class Proposer(Protocol):

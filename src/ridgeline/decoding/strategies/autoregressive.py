@@ -1,6 +1,6 @@
 """One token at a time: compute what is known but not computed, sample one token at its end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
@@ -42,7 +42,7 @@ class Autoregressive:
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
 
-    def drafts(self) -> DraftStats | None:
+    def drafts(self) -> Mapping[str, DraftStats] | None:
         """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:

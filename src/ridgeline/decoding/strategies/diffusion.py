@@ -12,7 +12,7 @@ The last step of a block and the first of the next are one span of two runs. Cal
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -117,7 +117,7 @@ class MaskedDiffusion:
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
 
-    def drafts(self) -> DraftStats | None:
+    def drafts(self) -> Mapping[str, DraftStats] | None:
         """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:

@@ -3,7 +3,7 @@
 A decoder's prompt may be cut into spans; an encoder's is one, in which every token sees every other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Embed:
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Do nothing: there is nothing to learn."""
 
-    def drafts(self) -> DraftStats | None:
+    def drafts(self) -> Mapping[str, DraftStats] | None:
         """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:

@@ -9,7 +9,7 @@ speculation, arXiv 2408.07978). So the output is a function of model, prompt and
 Called by the scheduler.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.core.clock import Clock
@@ -27,22 +27,37 @@ MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no p
 def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Speculative":
     given = config.speculation
     control = DraftControl() if given.adaptive_speculation else None
-    proposers = [build_proposer(name, given) for name in given.proposers()]
+    proposers = {name: build_proposer(name, given) for name in given.proposers()}
     return Speculative(proposers, given.num_speculative_tokens, control, clock)
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts since the start, for /metrics and the benchmarks."""
+    """Counts of one proposer's drafts since the start, for /metrics and the benchmarks."""
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: list[int] = field(default_factory=list[int])
 
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """Take in a verified draft."""
+        self.drafts += 1
+        self.draft_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        by_position = self.accepted_by_position
+        by_position.extend([0] * (num_accepted - len(by_position)))
+        for position in range(num_accepted):
+            by_position[position] += 1
+
+    def stats(self) -> DraftStats:
+        return DraftStats(self.drafts, self.draft_tokens, self.accepted_tokens, tuple(self.accepted_by_position))
+
 
 class Speculative(Autoregressive):
-    """Strategy that verifies what `proposers` draft; the first with a guess for a sequence is taken.
+    """Strategy that verifies what `proposers`, by their names, draft: for each sequence the draft that gains most.
+
+    What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that since the last one was taken in, drafting included.
@@ -51,15 +66,15 @@ class Speculative(Autoregressive):
     rolls_back = True
 
     def __init__(
-        self, proposers: Sequence[Proposer], max_draft_tokens: int, control: DraftControl | None, clock: Clock
+        self, proposers: Mapping[str, Proposer], max_draft_tokens: int, control: DraftControl | None, clock: Clock
     ) -> None:
         self._proposers = proposers
         self._max_draft_tokens = max_draft_tokens
         self._control = control
         self._clock = clock
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
-        self._unverified: dict[int, tuple[int, Draft]] = {}  # with how many tokens were known, by sequence
-        self._counts = _Counts()
+        self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
+        self._counts = {name: _Counts() for name in proposers}
         self._began_s = self._observed_s = 0.0
 
     @property
@@ -80,7 +95,7 @@ class Speculative(Autoregressive):
         self._drafts = self._within(drafts, len(running), budget)
         for view in running:
             if view.seq_id in drafts and view.seq_id not in self._drafts:
-                self._unverified[view.seq_id] = len(view.token_ids), drafts[view.seq_id]
+                self._set_aside(view, drafts[view.seq_id])
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -116,9 +131,10 @@ class Speculative(Autoregressive):
         right = 0
         while right < num_drafted and sampled[right].token_id == guess[right]:
             right += 1
-        self._count(num_drafted, right)
-        if self._control is not None and (draft := self._drafts.get(view.seq_id)) is not None:
-            self._control.acceptance.observe(view.seq_id, draft.evidence, num_drafted, right)
+        draft = self._drafts[view.seq_id]
+        self._counts[draft.method].add(num_drafted, right)
+        if self._control is not None:
+            self._control.acceptance.observe(view.seq_id, draft.kind, num_drafted, right)
         return Accepted(sampled[: right + 1], required + right)
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
@@ -132,59 +148,60 @@ class Speculative(Autoregressive):
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.pop(view.seq_id, None)
-        for proposer in self._proposers:
+        for proposer in self._proposers.values():
             proposer.forget(view)
         if self._control is not None:
             self._control.acceptance.forget(view.seq_id)
 
-    def drafts(self) -> DraftStats:
-        counts = self._counts
-        return DraftStats(
-            counts.drafts, counts.draft_tokens, counts.accepted_tokens, tuple(counts.accepted_by_position)
-        )
+    def drafts(self) -> Mapping[str, DraftStats]:
+        return {name: counts.stats() for name, counts in self._counts.items()}
 
     def _propose(self, view: SequenceView) -> Draft | None:
-        """Return what the first proposer with a guess drafts, no longer than the output may still become."""
+        """Return the draft that gains most, no longer than the output may still become."""
         num_output = len(view.token_ids) - len(view.prompt_ids)
         room = min(self._max_draft_tokens, view.max_tokens - num_output - 1)
         if room <= 0 or not num_output:  # before the first token the outputs of n > 1 are one sequence
             return None
         self._learn_in_hindsight(view)
-        for proposer in self._proposers:
-            if (draft := proposer.propose(view, room)) is not None:
+        best, best_gain = None, 0.0
+        for name, proposer in self._proposers.items():
+            if (draft := proposer.propose(view, room)) is None:
+                continue
+            draft = draft._replace(method=name)
+            if self._control is None or len(self._proposers) == 1:
                 return draft
-        return None
+            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, len(draft.token_ids)))
+            better, worse = (draft, best) if gain > best_gain else (best, draft)
+            best, best_gain = better, max(gain, best_gain)
+            if worse is not None:
+                self._set_aside(view, worse)
+        return best
+
+    def _set_aside(self, view: SequenceView, draft: Draft) -> None:
+        """Note a draft that is not verified, to compare it with what comes."""
+        self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))[1].append(draft)
 
     def _learn_in_hindsight(self, view: SequenceView) -> None:
         """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
         if self._control is None or (unverified := self._unverified.pop(view.seq_id, None)) is None:
             return
-        known, draft = unverified
-        came = view.token_ids[known : known + len(draft.token_ids)]
-        right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
-        self._control.acceptance.observe(view.seq_id, draft.evidence, len(came), right)
+        known, drafts = unverified
+        for draft in drafts:
+            came = view.token_ids[known : known + len(draft.token_ids)]
+            right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
+            self._control.acceptance.observe(view.seq_id, draft.kind, len(came), right)
 
     def _within(self, drafts: dict[int, Draft], num_decodes: int, budget: int) -> dict[int, Draft]:
         """Return as much of each draft as pays and as `budget` tokens allow."""
         if self._control is not None:
             acceptance = self._control.acceptance
-            survivals = [acceptance.survival(key, d.evidence, len(d.token_ids)) for key, d in drafts.items()]
+            survivals = [acceptance.survival(key, d.kind, len(d.token_ids)) for key, d in drafts.items()]
             lengths = self._control.choose(num_decodes, survivals, budget)
         else:
             lengths = [len(draft.token_ids) for draft in drafts.values()]
         shortened: dict[int, Draft] = {}
         for (seq_id, draft), length in zip(drafts.items(), lengths, strict=True):
             if (length := min(length, budget)) > 0:
-                shortened[seq_id] = Draft(draft.token_ids[:length], draft.evidence)
+                shortened[seq_id] = draft._replace(token_ids=draft.token_ids[:length])
                 budget -= length
         return shortened
-
-    def _count(self, num_drafted: int, num_accepted: int) -> None:
-        counts = self._counts
-        counts.drafts += 1
-        counts.draft_tokens += num_drafted
-        counts.accepted_tokens += num_accepted
-        by_position = counts.accepted_by_position
-        by_position.extend([0] * (num_accepted - len(by_position)))
-        for position in range(num_accepted):
-            by_position[position] += 1

@@ -1,0 +1,127 @@
+"""Several proposers in one strategy: the draft that gains most is verified, the others are compared with what came."""
+
+from types import SimpleNamespace
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import DraftStats, SampledToken, StepPlan, StepResult
+from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.proposers import Draft
+from ridgeline.decoding.strategies.speculative import Speculative
+from ridgeline.decoding.strategy import Room
+
+PERIOD = 7
+
+
+class Says:
+    """Always drafts the text, from `shift` tokens further on."""
+
+    def __init__(self, shift):
+        self.shift, self.asked, self.forgotten = shift, 0, []
+
+    def propose(self, view, max_tokens):
+        self.asked += 1
+        known = len(view.token_ids) + self.shift
+        return Draft([(known + i) % PERIOD for i in range(max_tokens)], 0)
+
+    def forget(self, view):
+        self.forgotten.append(view.seq_id)
+
+
+def sequence(seq_id=0, **more):
+    given = {
+        "seq_id": seq_id,
+        "prompt_ids": [0, 1],
+        "token_ids": [0, 1, 2],
+        "num_computed": 2,
+        "params": SamplingParams(max_tokens=10_000),
+        "seed": 0,
+        "max_tokens": 10_000,
+        "stop_ids": (),
+        "adapter": 0,
+        "pooling": None,
+    }
+    return SimpleNamespace(**given | more)
+
+
+class Machine:
+    """Decodes the text 0 1 2 .. 6 0 1 .. with a strategy; a step of m tokens takes 10 ms and 0.1 ms a token."""
+
+    def __init__(self, proposers, control, max_draft_tokens=4):
+        self.now_s = 0.0
+        self.strategy = Speculative(proposers, max_draft_tokens, control, lambda: self.now_s)
+        self.views = [sequence()]
+
+    def step(self, room=64):
+        strategy, views = self.strategy, self.views
+        strategy.begin(views, Room(room, room, others_wait=False))
+        spans = [strategy.next_span(view, 1 + room, score_all=False) for view in views]
+        rows = [row for view, span in zip(views, spans) for row in strategy.rows(view, span, 0)]
+        plan = StepPlan(1, tuple(spans), (), (), tuple(rows))
+        self.now_s += 0.010 + 0.0001 * plan.num_tokens
+        for view, span in zip(views, spans):
+            first = len(view.token_ids)
+            sampled = [SampledToken(view.seq_id, (first + i) % PERIOD) for i in range(1 + span.num_optional)]
+            accepted = strategy.accept(view, span, sampled)
+            view.token_ids += [token.token_id for token in accepted.tokens]
+            view.num_computed = span.start + accepted.num_final
+            assert view.num_computed == len(view.token_ids) - 1
+        strategy.observe(plan, StepResult(1, ()), 0.0)
+        return spans
+
+
+def test_counts_of_a_round_are_those_of_what_was_verified():
+    """A draft of four of which one is right: what lies behind the rejected one was drafted, and not accepted."""
+
+    class OneRight(Says):
+        def propose(self, view, max_tokens):
+            known = len(view.token_ids)
+            return Draft([known % PERIOD, 99, (known + 2) % PERIOD, (known + 3) % PERIOD], 0)
+
+    machine = Machine({"one": OneRight(0)}, None)
+    machine.step()
+    assert machine.strategy.drafts() == {"one": DraftStats(1, 4, 1, (1,))}
+    assert machine.views[0].token_ids == [0, 1, 2, 3, 4]
+
+
+def test_a_draft_for_which_there_was_no_room_is_not_counted():
+    machine = Machine({"right": Says(0)}, None)
+    machine.step(room=2)
+    assert machine.strategy.drafts() == {"right": DraftStats(1, 2, 2, (1, 1))}
+    machine.step(room=0)
+    assert machine.strategy.drafts() == {"right": DraftStats(1, 2, 2, (1, 1))}
+
+
+def test_the_proposer_that_is_right_is_found_wherever_it_stands():
+    for names in (("right", "wrong"), ("wrong", "right")):
+        proposers = {name: Says({"right": 0, "wrong": 1}[name]) for name in names}
+        machine = Machine(proposers, DraftControl())
+        for _ in range(300):
+            machine.step()
+        before = machine.strategy.drafts()
+        for _ in range(100):
+            machine.step()
+        after = machine.strategy.drafts()
+        assert after["right"].num_drafts - before["right"].num_drafts > 90
+        assert after["wrong"].num_drafts == before["wrong"].num_drafts
+
+
+def test_without_control_the_first_proposer_with_a_guess_is_taken():
+    class Silent(Says):
+        def propose(self, view, max_tokens):
+            return None
+
+    machine = Machine({"silent": Silent(0), "first": Says(1), "second": Says(0)}, None)
+    for _ in range(5):
+        machine.step()
+    drafts = machine.strategy.drafts()
+    assert drafts["first"].num_drafts == 5
+    assert drafts["second"].num_drafts == drafts["silent"].num_drafts == 0
+
+
+def test_an_end_is_told_to_every_proposer():
+    proposers = {"a": Says(0), "b": Says(1)}
+    machine = Machine(proposers, DraftControl())
+    machine.step()
+    machine.strategy.forget(machine.views[0])
+    assert proposers["a"].forgotten == proposers["b"].forgotten == [0]
+    assert not machine.strategy._unverified
