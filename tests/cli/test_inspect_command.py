@@ -245,7 +245,7 @@ def test_what_becomes_of_a_gguf_files_tensors(ridgeline, shared_data):
     """Where everything is float32 and asked for as bfloat16, everything is converted."""
     path = shared_data / "models" / "stories260K" / "stories260K.gguf"
     (row,) = json.loads(ridgeline("inspect", path, "--json").out)["stored"]
-    sizes = {"num_tensors": 48, "num_bytes": 1_171_200, "loaded_bytes": 1_171_200}
+    sizes = {"num_tensors": 48, "num_weights": 292_800, "num_bytes": 1_171_200, "loaded_bytes": 1_171_200}
     assert row == {"type": "F32", "becomes": "as it is", **sizes}
     text = ridgeline("inspect", path, "--dtype", "bfloat16").out
     assert "Tensors of the file" in text

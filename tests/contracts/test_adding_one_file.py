@@ -288,7 +288,8 @@ from ridgeline.weights.formats import PackedTensor
 
 FORMAT = StoredFormat("uniform", 8, 0, scale="float32")
 
-def find(entries, settings):
+def find(checkpoint, settings):
+    entries = checkpoint.entries
     codes = [name for name in entries if name.endswith(".codes")]
     names = [name.removesuffix(".codes") for name in codes]
     return [PackedTensor(n, entries[c].shape, (c, n + ".scale"), FORMAT, _matrix) for c, n in zip(codes, names)]

@@ -73,10 +73,13 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
 
 
 def _stored(inspection: Inspection, plain: bool) -> Table:
-    """Make one row per type of a GGUF file's tensors and what becomes of them."""
-    table = _table("Tensors of the file", plain, "type", "on load", "tensors", "bytes", "bytes loaded", left=2)
+    """Make one row per type of tensors and what becomes of them."""
+    table = _table(
+        "Tensors of the file", plain, "type", "on load", "tensors", "bits/weight", "bytes", "bytes loaded", left=2
+    )
     for tensors in inspection.stored:
-        sizes = (str(tensors.num_tensors), _bytes(tensors.num_bytes), _bytes(tensors.loaded_bytes))
+        bits = f"{8 * tensors.num_bytes / tensors.num_weights:.2f}"
+        sizes = (str(tensors.num_tensors), bits, _bytes(tensors.num_bytes), _bytes(tensors.loaded_bytes))
         table.add_row(tensors.type, tensors.becomes, *sizes)
     return table
 

@@ -34,12 +34,13 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensors:
-    """Tensors of one type in a model file, and what becomes of them when the native backend loads them."""
+class TensorsOfType:
+    """Tensors of one type in a checkpoint, and what becomes of them when the native backend loads them."""
 
     type: str
     becomes: str
     num_tensors: int
+    num_weights: int
     num_bytes: int
     loaded_bytes: int
 
@@ -58,7 +59,7 @@ class Inspection:
     prompt: int  # tokens
     decode: StepCost
     prefill: StepCost
-    stored: Sequence[StoredTensors] = ()  # of a GGUF file
+    stored: Sequence[TensorsOfType] = ()  # of a GGUF file or a quantized folder
 
     @property
     def element(self) -> int:

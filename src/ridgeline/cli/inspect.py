@@ -12,7 +12,7 @@ from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ridgeline.weights.gguf.model import GgufModel
+    from ridgeline.weights.folder import ModelFolder
 
 
 def inspect(
@@ -53,13 +53,13 @@ def inspect(
     if target is None:
         raise ConfigError("no model was given: ridgeline inspect MODEL")
     target = str(fetched(target) or target)
-    gguf = _gguf_model(target)
-    config = _read_config(target) if gguf is None else gguf.config
+    folder = _folder_with_weights(target)
+    config = _read_config(target) if folder is None else folder.config
     inspection = examine(config, context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype)
-    if gguf is not None:
-        from ridgeline.cli._inspect_gguf import stored_tensors
+    if folder is not None:
+        from ridgeline.cli._inspect_stored import stored_tensors
 
-        inspection = replace(inspection, stored=stored_tensors(gguf, inspection))
+        inspection = replace(inspection, stored=stored_tensors(folder, inspection))
     if json:
         typer.echo(as_json(inspection))
     else:
@@ -68,13 +68,15 @@ def inspect(
         print_inspection(inspection)
 
 
-def _gguf_model(target: str) -> "GgufModel | None":
-    """Return the model in a .gguf file, None for any other target. Raises ModelLoadError where it is broken."""
-    if not target.endswith(".gguf"):
+def _folder_with_weights(target: str) -> "ModelFolder | None":
+    """Return a .gguf file, or a folder of quantized weights. Raises ModelLoadError for a broken one."""
+    path = Path(target).expanduser() if "~" in target else Path(target)
+    if not target.endswith(".gguf") and ("\0" in target or len(target) > 4000 or not any(path.glob("*.safetensors"))):
         return None
-    from ridgeline.weights.gguf.model import GgufModel
+    from ridgeline.weights.folder import ModelFolder
 
-    return GgufModel.open(Path(target).expanduser())
+    folder = ModelFolder.open(path)
+    return folder if folder.gguf is not None or folder.config.get("quantization_config") is not None else None
 
 
 def _read_config(target: str) -> Mapping[str, object]:

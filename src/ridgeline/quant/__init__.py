@@ -14,7 +14,7 @@ from ridgeline.program.op import TOKEN_IDS, Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.program.passes.fuse import fuse
-from ridgeline.quant.inputs import is_multiplied_in_integers
+from ridgeline.quant.inputs import why_decoded
 from ridgeline.quant.scheme import Scheme, scheme
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize, joined
 
@@ -23,6 +23,7 @@ __all__ = [
     "StoredFormat",
     "StoredMatrix",
     "chosen_format",
+    "decoded_matrices",
     "dequantize",
     "dequantized_weights",
     "prequantized_matrices",
@@ -91,9 +92,16 @@ def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -
     for names in _matrices(program):
         alike = {forms.get(name) for name in names}
         form = alike.pop()
-        if not alike and form is not None and is_multiplied_in_integers(form):
+        if not alike and form is not None and not why_decoded(form):
             found |= dict.fromkeys(names, form)
     return found
+
+
+def decoded_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, str]:
+    """Return the other matrices of `forms`, those that are decoded, and why."""
+    kept = prequantized_matrices(forms, program)
+    other = "it runs as one matrix with others, which are stored otherwise"
+    return {name: why_decoded(form) or other for name, form in forms.items() if name not in kept}
 
 
 def _matrices(program: Program) -> Iterator[Sequence[str]]:

@@ -39,14 +39,19 @@ def describe_inputs(asked: InputBits, *, has_integers: bool) -> Mapping[str, Cho
     return {}
 
 
-def is_multiplied_in_integers(form: StoredFormat) -> bool:
-    """Tell whether matrices so stored are multiplied by inputs in integers; others are decoded."""
+def why_decoded(form: StoredFormat) -> str:
+    """Return why matrices so stored are decoded; empty where they are multiplied by inputs in integers."""
     if form.code != "uniform":
-        return False
+        return f"no kernel multiplies {form.code}"
+    if form.ordered:
+        return "no kernel reads inputs in an order of the file's"
+    if form.bits == 8 and form.zero != "fixed":
+        return f"no kernel has 8 bits with {'zero points' if form.zero == 'points' else 'minima'}"
     if form.group == 0:
-        return (form.bits, form.zero, form.scale) == (8, "fixed", "float32")
-    in_groups = form.scale == "float16" and form.group % 32 == 0 and form.group <= MAX_GROUP
-    return in_groups and (form.bits == 4 or form.zero == "fixed")
+        return "" if form.bits == 8 and form.scale == "float32" else "no kernel has 4 bits without groups"
+    if form.group % 32 or form.group > MAX_GROUP:
+        return f"no kernel has groups of {form.group} inputs"
+    return "" if form.scale == "float16" else "float16 cannot hold its scales"
 
 
 def input_group(form_group: int, inputs: Inputs) -> int:

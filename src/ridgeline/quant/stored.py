@@ -30,7 +30,7 @@ class StoredFormat:
 
     `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
-    holds every scale and minimum exactly.
+    holds every scale and minimum exactly. `ordered`: inputs are stored in another order than they are computed in.
     """
 
     code: Code
@@ -38,6 +38,7 @@ class StoredFormat:
     group: int
     zero: Literal["fixed", "points", "minima"] = "fixed"
     scale: Literal["float16", "float32"] = "float16"
+    ordered: bool = False
 
     @property
     def fixed_zero(self) -> int:
@@ -58,7 +59,8 @@ class StoredFormat:
     def __str__(self) -> str:
         number = f"int{self.bits}" if self.code == "uniform" else self.code
         groups = f" in groups of {self.group}" if self.group else ""
-        return number + groups + {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
+        zeros = {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
+        return number + groups + zeros + (" and an order of inputs" if self.ordered else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class StoredMatrix:
 
     w[n, k] = (level(codes[n, k]) - zero) * scales[n, k // group]      zero: fixed, or uint8 `points` [N, G]
     w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
+
+    With `order` int32 [K], of an ordered format, these are the numbers w[n, order[k]].
     """
 
     format: StoredFormat
@@ -74,6 +78,7 @@ class StoredMatrix:
     scales: Float32s
     points: Bytes | None = None
     minima: Float32s | None = None
+    order: npt.NDArray[np.int32] | None = None
 
 
 def nibbles(packed: Bytes) -> Bytes:
@@ -83,7 +88,7 @@ def nibbles(packed: Bytes) -> Bytes:
 
 
 def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
-    """Return matrices of one format as one, their rows one after the other."""
+    """Return matrices of one format, and of one order, as one, their rows one after the other."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -94,6 +99,7 @@ def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
         np.concatenate([part.scales for part in parts]),
         None if first.points is None else np.concatenate(points),
         None if first.minima is None else np.concatenate(minima),
+        first.order,
     )
 
 
@@ -109,7 +115,10 @@ def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         for begin in range(0, num_outputs, step):
             rows = slice(begin, begin + step)
-            assign(out[rows], _dequantized_rows(stored, rows))
+            values = _dequantized_rows(stored, rows)
+            if stored.order is not None:
+                values = values[:, np.argsort(stored.order)]
+            assign(out[rows], values)
     return out
 
 

@@ -22,7 +22,7 @@ BOOKKEEPING = frozenset(
         *("id2label", "label2id", "problem_type", "_num_labels", "task_specific_params", "finetuning_task"),
         *("use_cache", "output_attentions", "output_hidden_states", "output_past", "output_router_logits"),
         *("return_dict", "is_encoder_decoder", "chunk_size_feed_forward", "torchscript", "transformers.js_config"),
-        *("_attn_implementation", "_attn_implementation_autoset", "quantization_config"),
+        *("_attn_implementation", "_attn_implementation_autoset", "quantization_config", "quantization"),
     ]
 )
 
@@ -47,6 +47,10 @@ class ConfigReader:
     def spelling(self, *keys: str) -> str:
         """Return the one of several keys of the same meaning that is there; the first where none is."""
         return next((key for key in keys if self.has(key)), keys[0])
+
+    def keys(self) -> Sequence[str]:
+        """Return all keys, in the order of the file."""
+        return list(self._config)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
         value = self._take(key, default)

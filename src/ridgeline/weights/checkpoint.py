@@ -49,6 +49,11 @@ class TensorEntry:
     dtype: str
     offset: int | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a stored tensor of a type that is read."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

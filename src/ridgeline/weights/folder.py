@@ -18,6 +18,7 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.fetch import PUBLISHED, fetched
 from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.jsonfile import read_json_object
+from ridgeline.weights.quantized_config import with_quantization
 
 BUNDLED_MODELS = Path(__file__).parents[1] / "models"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
@@ -71,7 +72,7 @@ class ModelFolder:
         if path.suffix == GGUF_SUFFIX and not path.is_dir():
             model = GgufModel.open(path)
             return cls(path, model.config, _gguf_defaults(model), name, model)
-        config = read_json_object(path / "config.json")
+        config = with_quantization(path, read_json_object(path / "config.json"))
         return cls(path, config, _read_generation_config(path, config), name)
 
     def tokenizer(self) -> Tokenizer | None:

@@ -82,7 +82,7 @@ def prequantized(folder: ModelFolder, spec: DecoderSpec, program: Program) -> Pr
 
     Raises what `load_weights` raises for a checkpoint that does not fit the program.
     """
-    if folder.gguf is None and "quantization_config" not in folder.config:
+    if folder.gguf is None and folder.config.get("quantization_config") is None:
         return None
     checkpoint, sources = open_checkpoint(folder, spec, program, FLOAT32)
     if isinstance(checkpoint, Checkpoint):

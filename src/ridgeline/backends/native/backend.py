@@ -6,7 +6,7 @@ Imported on every start, also where the native code is missing: what needs it, o
 
 import math
 import sys
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,7 +39,7 @@ from ridgeline.core.machine import cache_folder
 from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.latent import LatentSizes
-from ridgeline.quant import chosen_format, quantized_names
+from ridgeline.quant import chosen_format, decoded_matrices, quantized_names
 from ridgeline.quant.inputs import chosen_inputs, describe_inputs
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.lora import stacked
@@ -223,6 +223,9 @@ class NativeBackend:
         quantized = describe_quantize(config.quantize)
         if stored is not None:
             quantized = Choice("as stored", f"{len(formats)} matrices keep the file's integers")
+        if decoded := Counter(decoded_matrices(forms, model.base).values()):
+            told = [f"{count} are dequantized to {dtype}: {why}" for why, count in decoded.items()]
+            quantized = Choice(quantized.value, "; ".join((*([quantized.reason] if stored is not None else []), *told)))
         choices = {
             "isa": why_level,
             **({"deterministic": Choice("on", "as asked")} if config.backend.deterministic else {}),

@@ -13,7 +13,7 @@ from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, scheme
-from ridgeline.quant.inputs import chosen_inputs, input_group, is_multiplied_in_integers
+from ridgeline.quant.inputs import chosen_inputs, input_group, why_decoded
 
 LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
@@ -71,7 +71,7 @@ def matrix_format(
     form: StoredFormat, inputs: InputKind, *, stored: bool = False, scheme: str = ""
 ) -> MatrixFormat | None:
     """Return the format in which native matrices hold what `form` stores exactly; None where there is none."""
-    if not is_multiplied_in_integers(form):
+    if why_decoded(form):
         return None
     kind: MatrixKind
     if form.bits == 8:

@@ -2,11 +2,11 @@
 
 A module declares one function:
 
-    find(entries, settings) -> Sequence[PackedTensor]     what in a checkpoint with these tensors is stored that way
+    find(checkpoint, settings) -> Sequence[PackedTensor]     what in a checkpoint is stored that way
 
 `settings` reads the quantization_config; the format takes from it what it understands, and what is left over is an
-error. Called by load.py and stored.py, which then see the model's tensors as if they were stored plainly, or as
-stored matrices.
+error. A hyphen in `quant_method` is an underscore in the file name. Called by load.py and stored.py, which then see the
+model's tensors as if they were stored plainly, or as stored matrices.
 """
 
 import importlib
@@ -45,8 +45,8 @@ class PackedTensor:
 class Format(Protocol):
     """Says what a module of this folder provides."""
 
-    def find(self, entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
-        """Return all packed tensors among `entries`.
+    def find(self, checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
+        """Return all packed tensors of a checkpoint; of data, only scales and orders are read.
 
         Raises ModelLoadError where parts are missing or do not fit together.
         """
@@ -92,6 +92,11 @@ class PackedCheckpoint:
         """Return how the matrix, or every matrix of a stack, is stored; None: as plain numbers."""
         return self._packed[name].format if name in self._packed else None
 
+    def stored_bytes(self, name: str) -> int:
+        """Return the bytes that a tensor takes in the files, with all its parts."""
+        parts = self._packed[name].parts if name in self._packed else (name,)
+        return sum(self._stored.entries[part].num_bytes for part in parts)
+
     def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
         """Return rows of a packed matrix, or of matrix `index` of a packed stack."""
         packed = self._packed[name]
@@ -101,7 +106,7 @@ class PackedCheckpoint:
 
 def names() -> list[str]:
     """Return all supported values of `quant_method`."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
 
 
 def unpacked(
@@ -114,12 +119,13 @@ def unpacked(
     settings = ConfigReader(config).section("quantization_config")
     if settings is None:
         return checkpoint
-    method = settings.text("quant_method")
+    method = settings.text("quant_method").replace("_", "-")
     if method not in names():
         raise ConfigError(
             f"{checkpoint.path}: quantization_config has quant_method {method!r}, which is not supported; "
             f"supported: {', '.join(names())}"
         )
-    found = cast("Format", importlib.import_module(f"{__name__}.{method}")).find(checkpoint.entries, settings)
+    module = importlib.import_module(f"{__name__}.{method.replace('-', '_')}")
+    found = cast("Format", module).find(checkpoint, settings)
     settings.finish()
     return PackedCheckpoint(checkpoint, found, dtype)

@@ -13,14 +13,14 @@ from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.weights.checkpoint import TensorEntry
+from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 from ridgeline.weights.formats import PackedTensor
 
 SCALES = "_scale_inv"
 SCALE_DTYPES = ("F32", "BF16")
 
 
-def find(entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.expect("fmt", "e4m3")
     settings.expect("activation_scheme", "dynamic")  # a static one has scales of its own
     settings.expect("scale_fmt", "ue8m0", None)  # scales that are powers of two
@@ -31,7 +31,11 @@ def find(entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence
             f"quantization_config: weight_block_size={list(block)} is not supported; fp8 weights have one scale for "
             "every block of [rows, columns]"
         )
-    return [_packed(name, entries, block[0], block[1]) for name, entry in entries.items() if entry.dtype == "F8_E4M3"]
+    return [
+        _packed(name, checkpoint.entries, block[0], block[1])
+        for name, entry in checkpoint.entries.items()
+        if entry.dtype == "F8_E4M3"
+    ]
 
 
 def _packed(name: str, entries: Mapping[str, TensorEntry], rows: int, columns: int) -> PackedTensor:

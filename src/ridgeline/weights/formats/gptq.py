@@ -1,29 +1,36 @@
-"""GPTQ, as AutoGPTQ and GPTQModel write it: integers of 4 or 8 bits, packed in 32-bit words along the inputs.
+"""GPTQ, as AutoGPTQ and GPTQModel write it: integers of 2, 3, 4 or 8 bits, packed in 32-bit words along the inputs.
 
-For a layer X with N outputs and K inputs, in groups of g inputs, with n = 32 / bits integers in a word, low bits first:
+For a layer X with N outputs and K inputs, in groups of g inputs, low bits first:
 
-    X.qweight int32 [K / n, N]    X.scales [K / g, N]    X.qzeros int32 [K / g, N / n]    X.g_idx int32 [K]
+    X.qweight int32 [K bits / 32, N]    X.scales [K / g, N]    X.qzeros int32 [K / g, N bits / 32]    X.g_idx int32 [K]
 
-are together the tensor [N, K] called `X.weight`: w[o, k] = (q[k, o] - z[k / g, o]) * s[k / g, o]. The first version of
-the format stores z - 1; of a symmetric model z is 2^(bits-1), and what is stored tells the version. Inputs in another
-order than stored (`desc_act`) are refused. https://arxiv.org/abs/2210.17323
+are together the tensor [N, K] called `X.weight`: w[o, k] = (q[k, o] - z[g_idx[k], o]) * s[g_idx[k], o]. The first
+version of the format stores z - 1, the second z; of a symmetric model z is 2^(bits-1), and what is stored tells the
+version, whatever the settings say. `g_idx` is k / g, or with `desc_act` the groups of inputs in the order of their
+importance. https://arxiv.org/abs/2210.17323
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, nibbles
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.weights.checkpoint import FLOATS, TensorEntry
+from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.bits import unpacked
+from ridgeline.weights.packing.parts import Groups, Wanted, checked, matrix_entry, scale_type
+from ridgeline.weights.packing.targets import pattern
 
-MAX_GROUP = 128  # larger groups are described as several with one scale
-# Keys about how the model was made, or which kernels another program would run.
+BITS = (2, 3, 4, 8)
+# Keys about how the model was made, or which kernels another program would run; g_idx says what desc_act does.
 WITHOUT_EFFECT = (
+    "desc_act", "act_group_aware", "mock_quantization", "hessian", "failsafe", "offload_to_disk", "method",
+    "format_v2", "adapter", "rotation", "pack_impl", "parallel_packing", "gptaq", "vram_strategy",
     "lm_head", "true_sequential", "static_groups", "damp_percent", "damp_auto_increment", "mse", "meta",
     "quantizer", "model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "model_seqlen",
     "batch_size", "pad_token_id", "block_name_to_quantize", "module_name_preceding_first_block",
@@ -40,106 +47,98 @@ class _Settings:
     stores_less: bool  # zeros are stored as z - 1
 
 
-def find(entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.ignore(*WITHOUT_EFFECT)
     settings.expect("pack_dtype", "int32", None)
-    settings.expect("dynamic", {}, None)
     settings.expect("is_marlin_format", False)
-    if settings.flag("desc_act", False):
-        raise ConfigError(
-            "quantization_config: desc_act=true stores inputs in the order of their importance, which is not supported "
-            "yet; take a model that was quantized with desc_act=false"
-        )
-    bits = settings.integer("bits")
-    group = settings.integer("group_size", low=-1)
-    if bits not in (4, 8) or (group < 32 and group != -1):
-        raise ConfigError(
-            f"quantization_config: bits={bits} with group_size={group} is not supported; GPTQ has 4 or 8 bits here, "
-            "and groups of at least 32 inputs or -1"
-        )
+    rules = settings.section("dynamic")
     versions = {"gptq": True, "gptq_v2": False}
     stores_less = settings.choice(settings.spelling("checkpoint_format", "format"), versions, "gptq")
-    chosen = _Settings(bits, max(group, 0), settings.flag("sym", True), stores_less)
-    layers = [name.removesuffix(".qweight") for name in entries if name.endswith(".qweight")]
-    return [_packed(layer, entries, chosen) for layer in layers]
+    settings.ignore("checkpoint_format", "format")
+    default = _read(settings, _Settings(0, 0, True, stores_less))
+    layers = [name.removesuffix(".qweight") for name in checkpoint.entries if name.endswith(".qweight")]
+    return [_packed(layer, checkpoint, _of_layer(layer, rules, default)) for layer in layers]
 
 
-def _packed(layer: str, entries: Mapping[str, TensorEntry], settings: _Settings) -> PackedTensor:
+def _read(reader: ConfigReader, default: _Settings) -> _Settings:
+    bits = reader.integer("bits", default.bits or None)
+    group = reader.integer("group_size", default.group or -1, low=-1)
+    if bits not in BITS or group == 0:
+        raise ConfigError(
+            f"quantization_config: bits={bits} with group_size={group} is not supported; GPTQ has 2, 3, 4 or 8 "
+            "bits, and groups of inputs, or -1 for one group"
+        )
+    return replace(default, bits=bits, group=max(group, 0), symmetric=reader.flag("sym", default.symmetric))
+
+
+def _of_layer(layer: str, rules: ConfigReader | None, default: _Settings) -> _Settings:
+    """Return the settings of a layer: those of the first rule of `dynamic` whose pattern begins its name."""
+    for text in rules.keys() if rules is not None else ():
+        if pattern(text.removeprefix("+:").removeprefix("-:")).match(layer):
+            rule = rules.section(text) if rules is not None else None
+            if rule is None or text.startswith("-:"):
+                raise ConfigError(f"quantization_config: dynamic: {text!r} says that {layer} is plain; it is quantized")
+            rule.ignore(*WITHOUT_EFFECT)
+            settings = _read(rule, default)
+            rule.finish()
+            return settings
+    return default
+
+
+def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTensor:
     """Check that the parts of a layer fit together, and return them as one tensor."""
-    names = tuple(f"{layer}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
-    words, per_word = entries[names[0]], 32 // settings.bits
-    missing = [name for name in names[:3] if name not in entries]
-    if missing:
-        raise ModelLoadError(f"{words.file}: {layer} has no {', '.join(missing)}; download the model again")
-    if len(words.shape) != 2:
-        raise ModelLoadError(f"{words.file}: {names[0]} is {list(words.shape)}; it must be a matrix")
-    num_inputs, num_outputs = words.shape[0] * per_word, words.shape[1]
-    group = settings.group or num_inputs
-    num_groups = -(-num_inputs // group)
-    wanted = {
-        names[0]: (("I32",), words.shape),
-        names[1]: (("I32",), (num_groups, num_outputs // per_word)),
-        names[2]: (tuple(FLOATS), (num_groups, num_outputs)),
-        names[3]: (("I32",), (num_inputs,)),
+    qweight, qzeros, scales, g_idx = (f"{layer}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
+    (num_words, num_outputs), bits = matrix_entry(checkpoint.entries, qweight).shape, settings.bits
+    groups = Groups(num_words * 32 // bits, settings.group)
+    wanted: Wanted = {
+        qweight: (("I32",), (groups.num_inputs * bits // 32, num_outputs)),
+        qzeros: (("I32",), (groups.count, -(-num_outputs * bits // 32))),
+        scales: (FLOATS, (groups.count, num_outputs)),
     }
-    parts = [name for name in names if name in entries]
-    for name in parts:
-        dtypes, shape = wanted[name]
-        if entries[name].shape != shape or entries[name].dtype not in dtypes or num_outputs % per_word:
-            raise ModelLoadError(
-                f"{words.file}: {name} is {entries[name].dtype} {list(entries[name].shape)}; {settings.bits} bits in "
-                f"groups of {group} need {' or '.join(dtypes)} {list(shape)} beside {names[0]} {list(words.shape)}"
-            )
-    is_cut = group > MAX_GROUP and group % MAX_GROUP == 0
-    form = StoredFormat(
-        "uniform",
-        8 if settings.bits == 8 else 4,
-        MAX_GROUP if is_cut else group,
-        "fixed" if settings.symmetric else "points",
-        "float16" if entries[names[2]].dtype == "F16" else "float32",
-    )
-    return PackedTensor(
-        f"{layer}.weight",
-        (num_outputs, num_inputs),
-        tuple(parts),
-        form,
-        _Reader(f"{words.file}: {layer}", group, settings, form),
-    )
+    if g_idx in checkpoint.entries:
+        wanted = {**wanted, g_idx: (("I32",), (groups.num_inputs,))}
+    checked(checkpoint.entries, wanted, f"GPTQ of {bits} bits in groups of {groups.stored} inputs")
+    where = f"{checkpoint.entries[qweight].file}: {layer}"
+    order = _order(where, checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
+    zero, scale = "fixed" if settings.symmetric else "points", scale_type(checkpoint, scales)
+    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.kept, zero, scale, ordered=order is not None)
+    reader = _Reader(where, groups, settings, form, order)
+    return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), form, reader)
+
+
+def _order(where: str, g_idx: Array, groups: Groups) -> npt.NDArray[np.int32] | None:
+    """Return the inputs group by group; None where they lie so. Some writers fill an unused g_idx with 0 or -1."""
+    group_of = np.arange(groups.num_inputs) // groups.stored
+    if np.array_equal(g_idx, group_of) or (g_idx == -1).all() or (groups.count == 1 and not g_idx.any()):
+        return None
+    order = np.argsort(g_idx, kind="stable").astype(np.int32)
+    if not np.array_equal(g_idx[order], group_of):
+        raise ModelLoadError(f"{where}.g_idx does not put {groups.stored} inputs in each of {groups.count} groups")
+    return order
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Make stored matrices of a layer's parts. `where` begins its errors, `group` is the file's."""
+    """Make stored matrices of a layer's parts. `where` begins its errors."""
 
     where: str
-    group: int
+    groups: Groups
     settings: _Settings
     form: StoredFormat
+    order: npt.NDArray[np.int32] | None
 
     def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
         qweight, qzeros, scales = parts[:3]
-        num_inputs = qweight.shape[0] * 32 // self.settings.bits
-        if len(parts) > 3 and not np.array_equal(parts[3], np.arange(num_inputs) // self.group):
-            raise ModelLoadError(f"{self.where}.g_idx reorders the inputs, which desc_act=false says it does not")
-        codes = self._integers(np.ascontiguousarray(qweight[:, rows].T))
-        points = self._zeros(self._integers(qzeros))[:, rows].T
-        scales_NG = float32(scales[:, rows].T)
-        if self.form.group != self.group:
-            times, num_groups = self.group // self.form.group, self.form.num_groups(num_inputs)
-            points = np.repeat(points, times, axis=1)[:, :num_groups]
-            scales_NG = np.repeat(scales_NG, times, axis=1)[:, :num_groups]
-        return StoredMatrix(self.form, codes, scales_NG, None if self.settings.symmetric else points)
-
-    def _integers(self, words: Array) -> Bytes:
-        """Unpack the integers of every word [.., n], [.., n * 32 / bits]."""
-        data: Bytes = words.view(np.uint8)
-        return data if self.settings.bits == 8 else nibbles(data)
-
-    def _zeros(self, stored: Bytes) -> Bytes:
-        """Return the zero points. Raises ModelLoadError where a symmetric model's are not all the same."""
-        middle = self.form.fixed_zero
-        if not self.settings.symmetric:
-            return (stored + np.uint8(self.settings.stores_less)) & np.uint8(2 * middle - 1)
-        if not ((stored == middle - 1).all() or (stored == middle).all()):
-            raise ModelLoadError(f"{self.where}.qzeros differ, but quantization_config says sym=true")
-        return np.full_like(stored, middle)
+        bits, middle = self.settings.bits, 1 << (self.settings.bits - 1)
+        codes, points = unpacked(qweight[:, rows].T, bits), None
+        zeros = unpacked(qzeros, bits)[:, : qweight.shape[1]]
+        if self.settings.symmetric:
+            if not ((zeros == middle - 1).all() or (zeros == middle).all()):
+                raise ModelLoadError(f"{self.where}.qzeros differ, but quantization_config says sym=true")
+            codes = codes + np.uint8(self.form.fixed_zero - middle)  # fewer bits around the zero of four
+        else:
+            zeros = zeros + np.uint8(self.settings.stores_less) & np.uint8(2 * middle - 1)
+            points = self.groups.spread(zeros[:, rows].T)
+        if self.order is not None:
+            codes = codes[:, self.order]
+        return StoredMatrix(self.form, codes, self.groups.spread(float32(scales[:, rows].T)), points, order=self.order)

@@ -12,7 +12,7 @@ from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.weights.checkpoint import TensorEntry
+from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 from ridgeline.weights.formats import PackedTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -21,9 +21,9 @@ EXPONENT_BIAS = 127
 FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="float32")
 
 
-def find(entries: Mapping[str, TensorEntry], settings: ConfigReader) -> Sequence[PackedTensor]:
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.ignore("modules_to_not_convert")  # the names of the tensors say it too
-    return [_packed(name, entries) for name in entries if name.endswith(BLOCKS)]
+    return [_packed(name, checkpoint.entries) for name in checkpoint.entries if name.endswith(BLOCKS)]
 
 
 def _packed(name: str, entries: Mapping[str, TensorEntry]) -> PackedTensor:

@@ -1,0 +1,76 @@
+"""Define what becomes of a checkpoint's tensors on load, as rows of an Inspection: of a GGUF file, or of a folder whose
+weights are quantized.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ridgeline.cli._inspection import Inspection, TensorsOfType
+from ridgeline.core.dtypes import DTYPES
+from ridgeline.quant import StoredFormat, decoded_matrices, prequantized_matrices
+from ridgeline.weights.checkpoint import FLOATS, Checkpoint
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.formats import PackedCheckpoint
+from ridgeline.weights.gguf.tensors import GgufCheckpoint
+from ridgeline.weights.load import open_checkpoint
+from ridgeline.weights.stored import PrequantizedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of the model as the file has it: several parts count as one."""
+
+    name: str
+    kind: str
+    num_weights: int
+    num_bytes: int
+    form: StoredFormat | None
+
+
+def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsOfType]:
+    """Return one row per type and outcome, the most bytes first; without quantization, on the native backend."""
+    checkpoint, sources = open_checkpoint(folder, inspection.spec, inspection.program, DTYPES[inspection.dtype])
+    if isinstance(checkpoint, Checkpoint):
+        return []
+    weights = PrequantizedWeights(checkpoint, sources, inspection.program)
+    kept = prequantized_matrices(weights.formats, inspection.program)
+    stay = {tensor for name in kept for tensor in weights.tensors(name)}
+    reasons = decoded_matrices(weights.formats, inspection.program)
+    why = {tensor: reason for name, reason in reasons.items() for tensor in weights.tensors(name)}
+    rows: dict[tuple[str, str], TensorsOfType] = {}
+    for tensor in _tensors(checkpoint, folder):
+        becomes = _outcome(tensor, inspection.dtype, stay, why)
+        loaded_bytes = tensor.num_bytes if tensor.name in stay else tensor.num_weights * inspection.element
+        old = rows.get((tensor.kind, becomes), TensorsOfType(tensor.kind, becomes, 0, 0, 0, 0))
+        rows[tensor.kind, becomes] = TensorsOfType(
+            tensor.kind,
+            becomes,
+            old.num_tensors + 1,
+            old.num_weights + tensor.num_weights,
+            old.num_bytes + tensor.num_bytes,
+            old.loaded_bytes + loaded_bytes,
+        )
+    return sorted(rows.values(), key=lambda row: row.num_bytes, reverse=True)
+
+
+def _outcome(tensor: _Tensor, dtype: str, stay: set[str], why: Mapping[str, str]) -> str:
+    if tensor.name in stay:
+        return f"as stored: {tensor.form}"
+    if tensor.kind in FLOATS:
+        return "as it is" if str(FLOATS[tensor.kind]) == dtype else f"converted to {dtype}"
+    if tensor.form is None:
+        return f"dequantized to {dtype}: no kernel multiplies {tensor.kind}"
+    return f"dequantized to {dtype}: {why.get(tensor.name, 'it is cut or turned around otherwise than it is stored')}"
+
+
+def _tensors(checkpoint: PackedCheckpoint | GgufCheckpoint, folder: ModelFolder) -> Iterator[_Tensor]:
+    if isinstance(checkpoint, PackedCheckpoint):
+        for name, entry in checkpoint.entries.items():
+            form = checkpoint.format_of(name)
+            kind = entry.dtype if form is None else str(form)
+            yield _Tensor(name, kind, math.prod(entry.shape), checkpoint.stored_bytes(name), form)
+    elif folder.gguf is not None:
+        for name, tensor in folder.gguf.tensors.items():
+            form = tensor.type.integers
+            yield _Tensor(name, tensor.type.name, math.prod(tensor.shape), tensor.num_bytes, form)

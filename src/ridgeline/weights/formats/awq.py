@@ -1,0 +1,85 @@
+"""AWQ, as AutoAWQ's "gemm" version writes it: integers of 4 bits, packed in 32-bit words along the outputs.
+
+For a layer X with N outputs and K inputs, in groups of g inputs:
+
+    X.qweight int32 [K, N / 8]    X.qzeros int32 [K / g, N / 8]    X.scales [K / g, N]
+
+are together the tensor [N, K] called `X.weight`: w[o, k] = (q[k, o] - z[k / g, o]) * s[k / g, o]. Nibble i of a word,
+low bits first, is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]. https://arxiv.org/abs/2306.00978
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.core.dtypes import Array, contiguous, float32
+from ridgeline.core.errors import ConfigError
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.weights.checkpoint import FLOATS, Checkpoint
+from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.bits import covering, unpacked
+from ridgeline.weights.packing.parts import Groups, Wanted, checked, matrix_entry, scale_type
+
+PER_WORD = 8
+NIBBLE_OF_OUTPUT = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+# Keys about which layers are plain, which their tensors say too, and about kernels of other programs.
+WITHOUT_EFFECT = (
+    "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config",
+    "desc_act", "sym", "lm_head", "meta", "pack_dtype",
+)  # fmt: skip
+
+
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
+    settings.ignore(*WITHOUT_EFFECT)
+    settings.flag("zero_point", True)  # whether there are zero points, the tensors say
+    for key in ("version", "format"):
+        version = settings.text(key, "gemm").lower()
+        if version != "gemm":
+            raise ConfigError(
+                f"quantization_config: {key}={version!r} is not supported: its words are arranged for a kernel of "
+                "another program; take a model of version \"gemm\", or one in GPTQ's or compressed-tensors' format"
+            )
+    bits = settings.integer(settings.spelling("bits", "w_bit"))
+    group = settings.integer(settings.spelling("group_size", "q_group_size"), low=-1)
+    if bits != 4 or group == 0:
+        raise ConfigError(f"quantization_config: bits={bits} with group_size={group} is not supported; AWQ has 4 bits")
+    layers = [name.removesuffix(".qweight") for name in checkpoint.entries if name.endswith(".qweight")]
+    return [_packed(layer, checkpoint, max(group, 0)) for layer in layers]
+
+
+def _packed(layer: str, checkpoint: Checkpoint, group: int) -> PackedTensor:
+    words, zeros, scales = (f"{layer}.{part}" for part in ("qweight", "qzeros", "scales"))
+    num_inputs, num_words = matrix_entry(checkpoint.entries, words).shape
+    groups = Groups(num_inputs, group)
+    wanted: Wanted = {
+        words: (("I32",), (num_inputs, num_words)),
+        scales: (FLOATS, (groups.count, num_words * PER_WORD)),
+    }
+    if zeros in checkpoint.entries:
+        wanted = {**wanted, zeros: (("I32",), (groups.count, num_words))}
+    names = checked(checkpoint.entries, wanted, f"AWQ in groups of {groups.stored} inputs")
+    zero = "points" if zeros in checkpoint.entries else "fixed"
+    form = StoredFormat("uniform", 4, groups.kept, zero, scale_type(checkpoint, scales))
+    return PackedTensor(f"{layer}.weight", (num_words * PER_WORD, num_inputs), names, form, _Reader(groups, form))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Make stored matrices of a layer's parts."""
+
+    groups: Groups
+    form: StoredFormat
+
+    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        codes, points = _outputs(parts[0], rows), _outputs(parts[2], rows) if len(parts) > 2 else None
+        scales_NG = self.groups.spread(float32(parts[1][:, rows].T))
+        return StoredMatrix(self.form, codes, scales_NG, None if points is None else self.groups.spread(points))
+
+
+def _outputs(words_XW: Array, rows: slice) -> Bytes:
+    """Return the integers [N, X] of the outputs `rows` of words [X, N / 8]."""
+    words, within = covering(rows, words_XW.shape[1] * PER_WORD, PER_WORD)
+    nibbles_XWI = unpacked(words_XW[:, words], 4).reshape(len(words_XW), -1, PER_WORD)
+    return contiguous(nibbles_XWI[:, :, NIBBLE_OF_OUTPUT].reshape(len(words_XW), -1)[:, within].T)

@@ -1,0 +1,1 @@
+"""What formats of quantized checkpoints share: words of small integers, groups of inputs, checks of stored tensors."""

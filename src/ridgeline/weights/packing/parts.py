@@ -1,0 +1,90 @@
+"""The tensors that together store a matrix: checked against each other, their scales in groups that kernels have."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ridgeline.core.dtypes import Array, float32
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
+
+MAX_GROUP = 128  # larger groups are described as several with one scale
+
+Wanted = Mapping[str, tuple[Collection[str], tuple[int, ...]]]
+"""Dtypes and shape of stored tensors, by their names."""
+
+
+def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
+    """Return the entry of a tensor that is a matrix. Raises ModelLoadError for one that is not."""
+    entry = entries[name]
+    if len(entry.shape) != 2 or 0 in entry.shape:
+        raise ModelLoadError(f"{entry.file}: {name} is {list(entry.shape)}; it must be a matrix")
+    return entry
+
+
+def checked(entries: Mapping[str, TensorEntry], wanted: Wanted, what: str) -> tuple[str, ...]:
+    """Return the names of stored tensors that are all there, as wanted; the first is the one that the others belong to.
+
+    Raises ModelLoadError for one that is missing, or of other numbers or sizes than `what` needs.
+    """
+    names = tuple(wanted)
+    first = entries[names[0]]
+    if missing := [name for name in names if name not in entries]:
+        raise ModelLoadError(
+            f"{first.file}: {names[0]} has no {', '.join(missing)} beside it; download the model again"
+        )
+    for name, (dtypes, shape) in wanted.items():
+        if entries[name].dtype not in dtypes or entries[name].shape != shape:
+            raise ModelLoadError(
+                f"{entries[name].file}: {name} is {entries[name].dtype} {list(entries[name].shape)}; {what} needs "
+                f"{' or '.join(dtypes)} {list(shape)} beside {names[0]} {list(first.shape)}"
+            )
+    return names
+
+
+def scale_type(checkpoint: Checkpoint, *names: str) -> Literal["float16", "float32"]:
+    """Return the type that holds every number of tensors of floats exactly: float16 also where they are bfloat16."""
+    for name in names:
+        if checkpoint.entries[name].dtype != "F16" and not fits_float16(float32(checkpoint.tensor(name))):
+            return "float32"
+    return "float16"
+
+
+def fits_float16(values: Array) -> bool:
+    """Tell whether float16 holds all numbers exactly, or what is not one."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(values.astype(np.float16).astype(np.float32), values, equal_nan=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of consecutive inputs that share a scale: `size` of them in the file, 0 for all `num_inputs`."""
+
+    num_inputs: int
+    size: int
+
+    @property
+    def stored(self) -> int:
+        """Inputs of a group of the file."""
+        return self.size or self.num_inputs
+
+    @property
+    def count(self) -> int:
+        """Number of groups of the file."""
+        return -(-self.num_inputs // self.stored)
+
+    @property
+    def kept(self) -> int:
+        """Inputs of a group as it is described: large groups become several with the same scale."""
+        is_cut = self.count == 1 or (self.stored > MAX_GROUP and self.stored % MAX_GROUP == 0)
+        return MAX_GROUP if is_cut else self.stored
+
+    def spread(self, values_NG: Array) -> Array:
+        """Return one number for each group as it is described, from one for each group of the file."""
+        if self.kept == self.stored:
+            return values_NG
+        num_kept = -(-self.num_inputs // self.kept)
+        times = num_kept if self.count == 1 else self.stored // self.kept
+        return np.repeat(values_NG, times, axis=1)[:, :num_kept]
