@@ -34,8 +34,8 @@ def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsO
     if isinstance(checkpoint, Checkpoint):
         return []
     weights = PrequantizedWeights(checkpoint, sources, inspection.program)
-    kept = prequantized_matrices(weights.formats, inspection.program)
-    stay = {tensor for name in kept for tensor in weights.tensors(name)}
+    prequantized = prequantized_matrices(weights.formats, inspection.program)
+    stay = {tensor for name in prequantized for tensor in weights.tensors(name)}
     reasons = decoded_matrices(weights.formats, inspection.program)
     why = {tensor: reason for name, reason in reasons.items() for tensor in weights.tensors(name)}
     rows: dict[tuple[str, str], TensorsOfType] = {}

@@ -99,9 +99,9 @@ def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -
 
 def decoded_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, str]:
     """Return the other matrices of `forms`, those that are decoded, and why."""
-    kept = prequantized_matrices(forms, program)
+    found = prequantized_matrices(forms, program)
     other = "it runs as one matrix with others, which are stored otherwise"
-    return {name: why_decoded(form) or other for name, form in forms.items() if name not in kept}
+    return {name: why_decoded(form) or other for name, form in forms.items() if name not in found}
 
 
 def _matrices(program: Program) -> Iterator[Sequence[str]]:

@@ -61,7 +61,7 @@ def _packed(layer: str, checkpoint: Checkpoint, group: int) -> PackedTensor:
         wanted = {**wanted, zeros: (("I32",), (groups.count, num_words))}
     names = checked(checkpoint.entries, wanted, f"AWQ in groups of {groups.stored} inputs")
     zero = "points" if zeros in checkpoint.entries else "fixed"
-    form = StoredFormat("uniform", 4, groups.kept, zero, scale_type(checkpoint, scales))
+    form = StoredFormat("uniform", 4, groups.described, zero, scale_type(checkpoint, scales))
     return PackedTensor(f"{layer}.weight", (num_words * PER_WORD, num_inputs), names, form, _Reader(groups, form))
 
 

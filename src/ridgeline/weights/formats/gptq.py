@@ -101,7 +101,7 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
     where = f"{checkpoint.entries[qweight].file}: {layer}"
     order = _order(where, checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
     zero, scale = "fixed" if settings.symmetric else "points", scale_type(checkpoint, scales)
-    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.kept, zero, scale, ordered=order is not None)
+    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.described, zero, scale, ordered=order is not None)
     reader = _Reader(where, groups, settings, form, order)
     return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), form, reader)
 

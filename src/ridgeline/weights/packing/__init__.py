@@ -1,1 +1,1 @@
-"""What formats of quantized checkpoints share: words of small integers, groups of inputs, checks of stored tensors."""
+"""Holds what formats of quantized checkpoints share: words of small integers, groups of inputs, checks of tensors."""

@@ -76,15 +76,15 @@ class Groups:
         return -(-self.num_inputs // self.stored)
 
     @property
-    def kept(self) -> int:
+    def described(self) -> int:
         """Inputs of a group as it is described: large groups become several with the same scale."""
         is_cut = self.count == 1 or (self.stored > MAX_GROUP and self.stored % MAX_GROUP == 0)
         return MAX_GROUP if is_cut else self.stored
 
     def spread(self, values_NG: Array) -> Array:
         """Return one number for each group as it is described, from one for each group of the file."""
-        if self.kept == self.stored:
+        if self.described == self.stored:
             return values_NG
-        num_kept = -(-self.num_inputs // self.kept)
-        times = num_kept if self.count == 1 else self.stored // self.kept
-        return np.repeat(values_NG, times, axis=1)[:, :num_kept]
+        num_described = -(-self.num_inputs // self.described)
+        times = num_described if self.count == 1 else self.stored // self.described
+        return np.repeat(values_NG, times, axis=1)[:, :num_described]

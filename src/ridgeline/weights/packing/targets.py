@@ -1,4 +1,4 @@
-"""Which rule of a configuration a layer falls under: regular expressions that come from strangers."""
+"""Match layers with the rules of a configuration: regular expressions that come from strangers."""
 
 import re
 from functools import cache
