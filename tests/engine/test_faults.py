@@ -1,14 +1,16 @@
 """An error ends the output that it belongs to: its neighbours' tokens stay the same, and no block is lost."""
 
 import pytest
-from engine_fakes import Clock, Driver, FakeExecutor, expected_tokens, make_layout, make_request
+from engine_fakes import VOCAB, Clock, Driver, FakeExecutor, expected_tokens, make_layout, make_request, next_token
 
 from cache_invariants import check_cache
 from ridgeline import LLM, SamplingParams
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import FinishReason
@@ -226,3 +228,44 @@ def test_blocks_that_cannot_be_freed_end_no_other_answer(monkeypatch, moment):
             assert tokens == expected[: len(tokens)]
             assert tokens == expected or (request.request_id == "b" and cut_short)
     assert scheduler.stats().cache.groups[0].used == 0
+
+
+class _Guess:
+    """Drafts four tokens, of which the first two are what the fake model will say."""
+
+    def propose(self, view, max_tokens):
+        tokens = list(view.token_ids)
+        for i in range(min(4, max_tokens)):
+            token = next_token(tokens, view.seed, len(tokens) - len(view.prompt_ids))
+            tokens.append(token if i < 2 else (token + 1) % VOCAB)
+        return Draft(tokens[len(view.token_ids) :], 0)
+
+    def forget(self, view):
+        pass
+
+
+@pytest.mark.parametrize(("broken_row", "ends"), [(4, False), (3, False), (2, True), (0, True)])
+def test_logits_behind_a_rejected_token_do_not_matter(broken_row, ends):
+    """Rows 0 to 2 decide tokens: two drafted ones and the one that replaces the third. Those behind are of no text."""
+    strategy = Speculative({"guess": _Guess()}, 4, None, lambda: 0.0)
+    driver = Driver(make_layout((64,)), strategy=strategy, max_num_rows=16, max_num_batched_tokens=16)
+    compute = driver.executor.compute
+
+    def broken(plan):
+        result, samples = compute(plan), []
+        for row, sampled in zip(plan.samples, result.samples, strict=True):
+            first = next(other.row for other in plan.samples if other.seq_id == row.seq_id)
+            bad = row.seq_id == plan.samples[0].seq_id and row.row - first == broken_row and plan.step == 4
+            samples.append(sampled._replace(token_id=0, error="not finite") if bad else sampled)
+        return result._replace(samples=tuple(samples))
+
+    driver.executor.compute = broken
+    for name in "ab":
+        driver.add(name, [ord(name) % VOCAB, 1, 2], max_tokens=20)
+    driver.run()
+    assert any(span.num_optional == 4 for span in driver.executor.plans[3].spans)
+    assert driver.reasons["a", 0] is (FinishReason.ERROR if ends else FinishReason.LENGTH)
+    assert driver.reasons["b", 0] is FinishReason.LENGTH
+    for name in "ab":
+        if driver.reasons[name, 0] is FinishReason.LENGTH:
+            assert driver.tokens[name, 0] == expected_tokens(driver.requests[name], 0, driver.max_model_len)

@@ -88,9 +88,11 @@ class StepCommit:
         if tokens is None:
             self._commit(seq, span.end)
             return
-        if self._end_if_broken(seq, tokens, sampled):
+        if not span.num_optional and self._end_if_broken(seq, tokens, sampled):
             return
         accepted = self.strategy.accept(seq, span, tokens)
+        if span.num_optional and self._end_if_broken(seq, accepted.tokens, sampled):
+            return  # rows behind a rejected token are of no text: what they are does not matter
         if accepted.num_final < span.num_tokens:
             self.outputs.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)

@@ -129,7 +129,7 @@ class Speculative(Autoregressive):
         required = span.num_tokens - num_drafted
         guess = span.token_ids[required:]
         right = 0
-        while right < num_drafted and sampled[right].token_id == guess[right]:
+        while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
             right += 1
         draft = self._drafts[view.seq_id]
         self._counts[draft.method].add(num_drafted, right)
