@@ -17,9 +17,9 @@ from rich.table import Table
 
 from ridgeline import LLM, DiffusionParams, SamplingParams
 from ridgeline.bench.report import Report, save_report
-from ridgeline.compress.corpus import split, standard_library
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.outputs import RequestOutput
+from ridgeline.quality.corpus import split, standard_library
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.jsonfile import read_json_object
 

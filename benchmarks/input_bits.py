@@ -13,7 +13,6 @@ inputs' outliers. Nothing here is a timing, so a busy machine does not matter.
 
 import argparse
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.common import option_parser, save
-from benchmarks.perplexity import cut
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +32,8 @@ from ridgeline.core.dtypes import FLOAT32, Array
 from ridgeline.engine.model import open_model
 from ridgeline.program.op import Program
 from ridgeline.program.ops.dense import MATRIX_OPS
+from ridgeline.quality.comparison import BITS, TokenScores, ratio, score_tokens
+from ridgeline.quality.texts import cut
 from ridgeline.quant import dequantized_weights, quantized_names, scheme
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights
@@ -85,13 +85,11 @@ class InputBitsReport(Report):
 
 
 @dataclass(slots=True)
-class Sums:
-    """What is gathered of one variant: the KL of every token, window by window, and the bits of the text."""
+class Scored:
+    """Windows of one variant: beside the model in float32, and beside the same weights with exact inputs."""
 
-    kl: list[np.ndarray] = field(default_factory=list)
-    kl_of_inputs: list[np.ndarray] = field(default_factory=list)
-    agreed: int = 0
-    bits: float = 0.0
+    windows: list[TokenScores] = field(default_factory=list)
+    of_inputs: list[TokenScores] = field(default_factory=list)
 
 
 def variants_of(schemes: Sequence[str]) -> Iterator[Variant]:
@@ -134,34 +132,27 @@ def planted(program: Program, weights: Mapping[str, Array]) -> dict[str, Array]:
     return out
 
 
-def exact_kl(log_p_TV: torch.Tensor, log_q_TV: torch.Tensor) -> np.ndarray:
-    """KL(p || q) of each token in bits, float64 [T]."""
-    kl_T = (log_p_TV.exp() * (log_p_TV - log_q_TV)).sum(-1)
-    return kl_T.double().numpy() / math.log(2)
+def kl_bits(windows: Sequence[TokenScores]) -> tuple[float, float, float]:
+    """Mean KL in bits per token, its standard error from windows, and the 99.9 percentile."""
+    kl = ratio([BITS * float(each.kl_T.sum()) for each in windows], [len(each.kl_T) for each in windows])
+    return kl.mean, kl.standard_error, BITS * float(np.quantile(np.concatenate([each.kl_T for each in windows]), 0.999))
 
 
-def mean_and_error(of_windows: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Mean of all tokens, and its standard error from the means of windows of one size."""
-    means = np.array([window.mean() for window in of_windows])
-    error = means.std(ddof=1) / math.sqrt(len(means)) if len(means) > 1 else math.nan
-    return float(np.concatenate(of_windows).mean()), float(error)
-
-
-def quality(variant: Variant, sums: Sums, num_tokens: int, num_bytes: int) -> VariantQuality:
+def quality(variant: Variant, scored: Scored, num_tokens: int, num_bytes: int) -> VariantQuality:
     """The figures of one variant."""
-    mean, error = mean_and_error(sums.kl)
-    inputs_mean, inputs_error = mean_and_error(sums.kl_of_inputs)
+    mean, error, p999 = kl_bits(scored.windows)
+    inputs_mean, inputs_error, inputs_p999 = kl_bits(scored.of_inputs)
     return VariantQuality(
         scheme=variant.scheme,
         inputs=variant.inputs,
         kl_mean=mean,
         kl_standard_error=error,
-        kl_p999=float(np.quantile(np.concatenate(sums.kl), 0.999)),
+        kl_p999=p999,
         kl_of_inputs_mean=inputs_mean,
         kl_of_inputs_standard_error=inputs_error,
-        kl_of_inputs_p999=float(np.quantile(np.concatenate(sums.kl_of_inputs), 0.999)),
-        top1_agreement=sums.agreed / num_tokens,
-        bits_per_byte=sums.bits / num_bytes,
+        kl_of_inputs_p999=inputs_p999,
+        top1_agreement=sum(int(each.agrees_T.sum()) for each in scored.windows) / num_tokens,
+        bits_per_byte=-BITS * sum(float(each.logprob_T.sum()) for each in scored.windows) / num_bytes,
     )
 
 
@@ -203,24 +194,21 @@ def measure(options: argparse.Namespace) -> InputBitsReport:
         program if each.rounding is None else with_rounded_inputs(program, dict.fromkeys(chosen, each.rounding))
         for each in variants
     ]
-    base_weights, base_bits = as_tensors(weights), 0.0
-    found = [Sums() for _ in variants]
+    base_weights = as_tensors(weights)
+    found = [Scored() for _ in variants]
     for window in windows:
-        ids_1T, next_T1 = torch.tensor([window[:-1]]), torch.tensor(window[1:])[:, None]
+        ids_1T, next_T = torch.tensor([window[:-1]]), np.array(window[1:])
 
-        def logprobs(program: Program, weights: Mapping[str, torch.Tensor], ids_1T: torch.Tensor) -> torch.Tensor:
-            return dense_logits(program, weights, ids_1T)[0].log_softmax(-1)
+        def logits(program: Program, weights: Mapping[str, torch.Tensor], ids_1T: torch.Tensor) -> np.ndarray:
+            return dense_logits(program, weights, ids_1T)[0].float().numpy()
 
-        base_TV = logprobs(program, base_weights, ids_1T)
-        base_bits -= float(base_TV.gather(1, next_T1).sum()) / math.log(2)
-        exact_TV = base_TV
-        for variant, rounded, sums in zip(variants, programs, found, strict=True):
-            log_q_TV = logprobs(rounded, of_scheme[variant.scheme], ids_1T)
-            exact_TV = log_q_TV if variant.rounding is None else exact_TV
-            sums.kl.append(exact_kl(base_TV, log_q_TV))
-            sums.kl_of_inputs.append(exact_kl(exact_TV, log_q_TV))
-            sums.agreed += int((base_TV.argmax(-1) == log_q_TV.argmax(-1)).sum())
-            sums.bits -= float(log_q_TV.gather(1, next_T1).sum()) / math.log(2)
+        base_TV = exact_TV = logits(program, base_weights, ids_1T)
+        for variant, rounded, scored in zip(variants, programs, found, strict=True):
+            logits_TV = logits(rounded, of_scheme[variant.scheme], ids_1T)
+            exact_TV = logits_TV if variant.rounding is None else exact_TV
+            scored.windows.append(score_tokens(logits_TV, base_TV, next_T))
+            scored.of_inputs.append(score_tokens(logits_TV, exact_TV, next_T))
+    base_bits = -BITS * sum(float(each.base_logprob_T.sum()) for each in found[0].windows)
     return InputBitsReport(
         name=f"input-bits-{model.folder.name}{'-planted' if options.planted else ''}",
         model=model.folder.name,

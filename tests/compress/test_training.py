@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ridgeline import LLM, DiffusionParams, SamplingParams
-from ridgeline.compress import corpus, presets
+from ridgeline.compress import presets
 from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
 from ridgeline.compress.bundle import train_bundled
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.train import Recipe, bits_per_byte, initial_weights, train
 from ridgeline.core.errors import ConfigError
+from ridgeline.quality import corpus
 from ridgeline.spec.families import read_spec
 
 TINY = {

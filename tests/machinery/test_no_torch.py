@@ -56,6 +56,7 @@ GENERATE = ("generate", "-m", "python-1m", "def f(", "--max-tokens", "4")
 COMMANDS = {
     "generate": GENERATE,
     "generate int4": (*GENERATE, "--quantize", "int4", "--temperature", "0.7", "--top-p", "0.9"),
+    "evaluate": ("evaluate", "python-1m", "--tokens", "64", "--quantize", "int4"),
     "bench offline": (
         "bench",
         "offline",

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.reference.dense import DenseModel
 from ridgeline.backends.reference.tensors import as_tensors
-from ridgeline.compress import corpus
 from ridgeline.compress.train import bits_per_byte
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.program.lower import lower
+from ridgeline.quality import corpus
 from ridgeline.spec.families import read_spec
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import ModelFolder

@@ -202,6 +202,27 @@ def _parse(row: Row, value: Any) -> object:
     return parsed
 
 
+def parse_pairs(owner: type, pairs: Sequence[str]) -> dict[str, object]:
+    """Return options typed as NAME=VALUE, by keyword. Raises ConfigError for what is no such pair or no such number."""
+    rows = {row.name: row for row in table(owner)}
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not text:
+            raise ConfigError(f"an option is given as NAME=VALUE, got {pair!r}")
+        kind = rows[name].type if name in rows else str
+        try:
+            found[name] = {"true": True, "false": False}.get(text, text) if kind is bool else _number(kind, text)
+        except ValueError:
+            raise ConfigError(f"{name} must be a number, got {text!r}") from None
+    return found
+
+
+def _number(kind: Any, text: str) -> object:
+    return kind(text) if kind in (int, float) else text
+
+
 def only_adapter(config: EngineConfig) -> str | None:
     """Return the name of the one adapter, None without any. Raises ConfigError for several."""
     names = list(config.adapters)

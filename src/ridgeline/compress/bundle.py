@@ -22,13 +22,13 @@ from ridgeline.backends.reference.dense import DenseModel
 from ridgeline.backends.reference.tensors import as_arrays, as_tensors
 from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
-from ridgeline.compress.corpus import SourceFile, fingerprint, split, standard_library
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.presets import Preset, load_preset
 from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
+from ridgeline.quality.corpus import SourceFile, fingerprint, split, standard_library
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder

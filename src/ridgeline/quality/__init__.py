@@ -1,0 +1,1 @@
+"""Measure what changed numbers cost in quality: on texts that no model saw, against a base, and how sure that is."""
