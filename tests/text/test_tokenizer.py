@@ -5,9 +5,11 @@ import random
 import shutil
 
 import pytest
+import tokenizers
 from transformers import AutoTokenizer
 
 from ridgeline.core.errors import ModelLoadError, RequestError
+from ridgeline.text import tokenizer as tokenizer_module
 from ridgeline.text.tokenizer import Tokenizer
 
 TEXTS = ["", " ", "hi", "I believe the meaning of life is", "a\n\n\tb  c", "</s>hi<s> ", "🦙 é 世界", "<0xE2>"]
@@ -93,6 +95,26 @@ def test_only_tokenizer_json_is_needed(stories_copy):
     (stories_copy / "tokenizer_config.json").unlink()
     tokenizer = Tokenizer.from_folder(stories_copy)
     assert tokenizer.bos_id is None and tokenizer.encode("hi")[0] == 1
+
+
+@pytest.mark.parametrize("name", ["models/stories260K", "tokenizers/qwen2"])
+def test_building_byte_pairs_from_parts_gives_what_the_rust_library_reads(shared_data, name):
+    path = shared_data / name / "tokenizer.json"
+    content = path.read_bytes()
+    built = tokenizer_module._byte_pairs(tokenizer_module._read_tokenizer_json(content, path))
+    assert built.to_str() == tokenizers.Tokenizer.from_buffer(content).to_str()
+
+
+def test_older_and_other_models_are_left_to_the_rust_library(stories_copy):
+    def texts(data):
+        data["model"]["merges"] = [" ".join(pair) for pair in data["model"]["merges"]]
+
+    ids = Tokenizer.from_folder(stories_copy).encode("Once upon a time")
+    edit(stories_copy, "tokenizer.json", texts)
+    assert Tokenizer.from_folder(stories_copy).encode("Once upon a time") == ids
+    edit(stories_copy, "tokenizer.json", lambda data: data["model"].pop("merges"))
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(stories_copy)
 
 
 def test_special_tokens_map_fills_in_what_the_config_leaves_out(stories_copy):

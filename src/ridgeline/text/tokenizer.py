@@ -22,6 +22,7 @@ MAX_VOCAB = 2**22
 MAX_TOKEN_CHARS = 1024
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NULL = msgspec.Raw(b"null")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 Json = dict[str, object]
@@ -30,20 +31,42 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 
 
 class _Model(msgspec.Struct):
+    """Reads what all kinds of model have, and the options of BPE by the names of the Rust library."""
+
     vocab: dict[Token, TokenId] | list[tuple[Token, float]]  # a list is Unigram's: tokens with scores, by id
+    type: str | None = None
+    merges: list[tuple[str, str] | str] | None = None  # of BPE: pairs, in older files texts with a space between
+    dropout: float | None = None
+    unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    fuse_unk: bool = False
+    byte_fallback: bool = False
+    ignore_merges: bool = False
 
 
 class _AddedToken(msgspec.Struct):
     content: Token
     id: TokenId
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+    special: bool
 
 
 class _TokenizerJson(msgspec.Struct):
-    """The part of tokenizer.json that is read here; the Rust library reads all of it."""
+    """Holds a tokenizer.json. What is Raw here, the Rust library reads."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
     decoder: object = None
+    version: object = "1.0"
+    truncation: msgspec.Raw = _NULL
+    padding: msgspec.Raw = _NULL
+    normalizer: msgspec.Raw = _NULL
+    pre_tokenizer: msgspec.Raw = _NULL
+    post_processor: msgspec.Raw = _NULL
 
     @property
     def largest_id(self) -> int:
@@ -99,7 +122,7 @@ class Tokenizer:
             return None
         content = _read_bytes(path, MAX_FILE_BYTES)
         file = _read_tokenizer_json(content, path)
-        raw = _build(content, path)
+        raw = _build(file, content, path)
         config_path = folder / "tokenizer_config.json"
         config = _read_json(config_path) if config_path.exists() else {}
         _add_config_tokens(raw, config, config_path)
@@ -113,7 +136,8 @@ class Tokenizer:
 
         Raises ModelLoadError, naming that file, for anything broken, hostile or of the wrong type.
         """
-        tokenizer = cls(_build(content, path), _read_tokenizer_json(content, path), named, templates)
+        file = _read_tokenizer_json(content, path)
+        tokenizer = cls(_build(file, content, path), file, named, templates)
         _try_out(tokenizer, path)
         return tokenizer
 
@@ -237,15 +261,34 @@ def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
     return file
 
 
-def _build(content: bytes, path: Path) -> tokenizers.Tokenizer:
+def _build(file: _TokenizerJson, content: bytes, path: Path) -> tokenizers.Tokenizer:
     try:
-        raw = tokenizers.Tokenizer.from_buffer(content)
+        raw = _byte_pairs(file) or tokenizers.Tokenizer.from_buffer(content)
         raw.no_truncation()
         raw.no_padding()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the Rust library arrives as a BaseException
         _fail(path, f"not a usable tokenizer ({str(error)[:200]})")
+    return raw
+
+
+def _byte_pairs(file: _TokenizerJson) -> tokenizers.Tokenizer | None:
+    """Build a BPE tokenizer from its decoded parts; None for other kinds and for merges that are texts.
+
+    The Rust library takes twice as long to read pairs from JSON as to take them decoded.
+    """
+    model = msgspec.structs.asdict(file.model)
+    kind, merges = model.pop("type"), model["merges"]
+    if kind != "BPE" or not merges or isinstance(merges[0], str):
+        return None
+    rest = msgspec.structs.replace(file, model=_Model({}, "BPE", []), added_tokens=[])
+    raw = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(rest))
+    raw.model = tokenizers.models.BPE(**{name: value for name, value in model.items() if value is not None})
+    added = [msgspec.structs.asdict(token) for token in file.added_tokens or ()]
+    for token in added:
+        del token["id"]  # given by the order
+    raw.add_tokens([tokenizers.AddedToken(**token) for token in added])
     return raw
 
 
