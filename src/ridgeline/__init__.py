@@ -11,13 +11,13 @@
 from typing import TYPE_CHECKING
 
 from ridgeline.core.collector import long_lived_imports
-from ridgeline.core.params import DiffusionParams, SamplingParams
+from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
     from ridgeline.engine.llm import LLM as LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "DiffusionParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "DiffusionParams", "SamplingParams", "SpeculationParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

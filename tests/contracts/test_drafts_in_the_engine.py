@@ -9,7 +9,7 @@ from tiny_models import build
 from cache_invariants import check_cache
 from drafting import Drafting
 from preemption import generate_with_preemption
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, SamplingParams, SpeculationParams
 from ridgeline.core.config import EngineConfig, proposer_names
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategies import build_strategy
@@ -178,13 +178,14 @@ def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypa
     plain = stories.generate(prompts, params, use_tqdm=False)
     strategy = real_strategy(name, adaptive)
     monkeypatch.setattr(scheduler, "_strategy", strategy)
-    drafted = stories.generate(prompts, params, use_tqdm=False)
+    expected = [output.outputs[0].text.replace("a", "e", 3) for output in plain] if name == "prediction" else None
+    drafted = stories.generate(prompts, params, prediction=expected, use_tqdm=False)
     assert completions(drafted) == completions(plain)
     assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
     check_cache(scheduler._cache, {})
     counts = strategy.drafts()[name]
     assert counts.num_accepted_tokens == sum(counts.num_accepted_per_position) <= counts.num_draft_tokens
-    if name == "ngram" and not adaptive and "min_tokens" not in options:
+    if not adaptive and "min_tokens" not in options:
         assert counts.num_accepted_tokens > 0
 
 
@@ -214,3 +215,34 @@ def test_models_that_cannot_verify_drafts_say_why(tmp_path):
     build("mamba2", 3, tmp_path)
     with pytest.raises(ConfigError, match="cannot be rolled back"):
         LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="ngram")
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "n": 2}])
+def test_a_prediction_saves_steps_though_speculation_is_off(options, shared_data):
+    llm = LLM(
+        str(shared_data / "models/stories260K"),
+        dtype="float32",
+        num_threads=1,
+        deterministic=True,
+        adaptive_speculation=False,
+    )
+    assert llm.engine.loop.scheduler._strategy.one_token
+    params = SamplingParams(max_tokens=80, **options)
+    plain = llm.generate([STORY], params, use_tqdm=False)
+    steps = llm.engine.loop.scheduler.stats().num_steps
+    edited = plain[0].outputs[0].text.replace(" was ", " is ")
+    predicted = llm.generate([STORY], params, prediction=edited, use_tqdm=False)
+    assert completions(predicted) == completions(plain)
+    num_steps = llm.engine.loop.scheduler.stats().num_steps - steps
+    assert num_steps < 80 - 10 / options.get("n", 1)
+    drafted = predicted[0].outputs[0].timings.drafted
+    assert (
+        drafted.predicted
+        == drafted.verified
+        >= drafted.accepted
+        == drafted.predicted_accepted
+        > 40 / options.get("n", 1)
+    )
+    off = SamplingParams(max_tokens=80, speculation=SpeculationParams(enabled=False), **options)
+    assert completions(llm.generate([STORY], off, prediction=edited, use_tqdm=False)) == completions(plain)
+    assert llm.engine.loop.scheduler.stats().num_steps - steps - num_steps >= 80

@@ -1,5 +1,6 @@
 """Proposers: found by their file, never beyond what was asked, and right about what has stood before."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,13 @@ import ridgeline.decoding.proposers as folder
 from ridgeline.core.config import SpeculationConfig, proposer_names
 from ridgeline.decoding.proposers import build_proposer
 from ridgeline.decoding.proposers.ngram import MAX_CANDIDATES, Ngram
+from ridgeline.decoding.proposers.prediction import Prediction
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-def view(tokens, seq_id=0):
-    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, prompt_ids=tokens[:1])
+def view(tokens, seq_id=0, prediction=()):
+    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, prompt_ids=tokens[:1], prediction_ids=prediction)
 
 
 def longest_match(tokens, shortest, longest):
@@ -42,7 +44,7 @@ def test_the_names_are_the_files():
 def test_a_draft_is_as_long_as_asked_at_most_and_its_evidence_a_small_number(name, text, max_tokens):
     proposer = build_proposer(name, SpeculationConfig(speculate=name))
     for known in range(1, len(text) + 1):
-        draft = proposer.propose(view(text[:known]), max_tokens)
+        draft = proposer.propose(view(text[:known], prediction=text[::-1]), max_tokens)
         assert draft is None or (1 <= len(draft.token_ids) <= max_tokens and 0 <= draft.evidence < 64)
     proposer.forget(view(text))
     assert proposer.propose(view([9]), max_tokens) is None
@@ -87,3 +89,59 @@ def test_a_lookup_in_one_repeated_token_is_bounded():
     tokens.append(7)
     proposer.propose(view(tokens), 8)
     assert Counted.reads < 5000
+
+
+def rounds(text, output, max_tokens=8):
+    """How many rounds a prediction of `text` takes for the output, and how many drafts were wrong from the start."""
+    proposer, known, wrong, num_rounds = Prediction(), 1, 0, 0
+    while known < len(output):
+        num_rounds += 1
+        draft = proposer.propose(view([99, *output[:known]], prediction=text), max_tokens)
+        right = 0
+        if draft is not None:
+            while right < len(draft.token_ids) and [*output, -1][known + right] == draft.token_ids[right]:
+                right += 1
+            wrong += right == 0
+        known += right + 1
+    return num_rounds, wrong
+
+
+WORDS = [random.Random(1).randrange(40) for _ in range(200)]  # tokens come again, as words do
+EDITS = {
+    "none": (WORDS, 0),
+    "a word changed": ([*WORDS[:80], 77, *WORDS[81:]], 0),
+    "words inserted": ([*WORDS[:80], 77, 78, 79, *WORDS[80:]], 2),
+    "words removed": ([*WORDS[:80], *WORDS[84:]], 1),
+    "begun elsewhere": (WORDS[50:], 1),
+    "a passage moved": ([*WORDS[:40], *WORDS[100:140], *WORDS[40:100], *WORDS[140:]], 5),
+}
+
+
+@pytest.mark.parametrize(("output", "max_wrong"), EDITS.values(), ids=EDITS)
+def test_a_prediction_finds_its_way_back_after_an_edit(output, max_wrong):
+    num_rounds, wrong = rounds(WORDS, output)
+    assert wrong <= max_wrong
+    assert num_rounds <= len(output) / 9 + 2 + 3 * max_wrong + 2
+
+
+def test_a_prediction_that_is_over_drafts_nothing_and_others_see_none():
+    proposer = Prediction()
+    assert proposer.propose(view([1, 5, 6], prediction=[5, 6]), 4) is None
+    assert proposer.propose(view([1, 5], seq_id=1, prediction=[5, 6, 7]), 1).token_ids == [6]
+    assert proposer.propose(view([1, 5], seq_id=2), 4) is None
+
+
+def test_a_prediction_of_one_repeated_token_is_searched_in_bounds():
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, place):
+            Counted.reads += 1
+            return super().__getitem__(place)
+
+    text = Counted([7] * 5000)
+    proposer = Prediction()
+    proposer.propose(view([0, 7, 8], prediction=text), 8)
+    Counted.reads = 0
+    proposer.propose(view([0, 7, 8, 9, 7, 7], prediction=text), 8)
+    assert Counted.reads < 2000

@@ -39,6 +39,7 @@ def sequence(seq_id=0, **more):
         "stop_ids": (),
         "adapter": 0,
         "pooling": None,
+        "prediction_ids": (),
     }
     return SimpleNamespace(**given | more)
 

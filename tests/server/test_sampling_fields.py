@@ -3,7 +3,7 @@
 import pytest
 
 from away_from_default import away
-from ridgeline import DiffusionParams, SamplingParams
+from ridgeline import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
 from ridgeline.engine.intake import Intake
@@ -30,6 +30,8 @@ def test_every_field_arrives(endpoint, live, monkeypatch):
         raise RequestError("enough")
 
     monkeypatch.setattr(Intake, "request", request)
-    body = own | {"diffusion": diffusion} | ENDPOINTS[endpoint]
+    speculation = {"enabled": False, "num_speculative_tokens": 3, "pool": False}
+    body = own | {"diffusion": diffusion, "speculation": speculation} | ENDPOINTS[endpoint]
     assert "enough" in live.post(endpoint, **body).text
-    assert arrived == [SamplingParams(**own, diffusion=DiffusionParams(**diffusion))]
+    expected = {"diffusion": DiffusionParams(**diffusion), "speculation": SpeculationParams(**speculation)}
+    assert arrived == [SamplingParams(**own, **expected)]

@@ -82,6 +82,7 @@ CHAT_ONLY: dict[str, tuple[object, ...]] = {
     "max_completion_tokens": (*WHOLE, 0, -1, 10_000, 3),
     "logprobs": FLAGS,
     "top_logprobs": (*WHOLE, 1, -1, 21),
+    "speculation": ({"enabled": 1}, {"num_speculative_tokens": -1}, {"num_speculative_tokens": 65}, {"k": 1}, True, []),
     "tools": ([{"type": "function", "function": {"name": "f"}}], 1, {}),
     "tool_choice": ("required", {"type": "function"}, 1),
     "response_format": ({"type": "json_object"}, {"type": "json_schema"}, "text", 1, []),
@@ -89,7 +90,13 @@ CHAT_ONLY: dict[str, tuple[object, ...]] = {
     "function_call": ({"name": "f"},),
     "modalities": (["audio"], "text"),
     "audio": ({"voice": "a"},),
-    "prediction": ({"type": "content"},),
+    "prediction": (
+        *({"type": "content"}, {"content": "a"}, {"type": "text", "content": "a"}, "a", [], 1),
+        *(
+            {"type": "content", "content": wrong}
+            for wrong in (None, 1, ["a"], [{"type": "image_url"}], [{"type": "text"}])
+        ),
+    ),
     "web_search_options": ({},),
     "reasoning_effort": ("high",),
     "chat_template_kwargs": (1, [], {"messages": []}, {"bos_token": "x"}, {"not a name": 1}),

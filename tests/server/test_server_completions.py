@@ -229,3 +229,31 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("stories-chat").id == "stories-chat"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")
+
+
+def test_a_prediction_is_followed_and_counted(client: openai.OpenAI, live: LiveServer) -> None:
+    """OpenAI's field, with speculation off: the same tokens, and how many of the prediction's were accepted."""
+    asked = {"model": "stories-chat", "messages": [{"role": "user", "content": START}], "max_tokens": 120}
+    plain = client.chat.completions.create(**asked, temperature=0)
+    text = plain.choices[0].message.content
+    assert plain.usage.completion_tokens_details is None
+    assert "draft_n" not in plain.choices[0].timings
+    parts = [{"type": "text", "text": text}]
+    for content, others in ((text, {}), (parts, {"stream": True, "stream_options": {"include_usage": True}})):
+        prediction = {"type": "content", "content": content}
+        got = client.chat.completions.create(**asked, temperature=0, prediction=prediction, **others)
+        if others:
+            *chunks, last = got
+            said, usage, timings = "", last.usage, chunks[-1].choices[0].timings
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        else:
+            said, usage, timings = got.choices[0].message.content, got.usage, got.choices[0].timings
+        details = usage.completion_tokens_details
+        assert said == text
+        assert details.accepted_prediction_tokens == timings["draft_n_accepted"] > 0
+        assert details.rejected_prediction_tokens == timings["draft_n"] - timings["draft_n_accepted"]
+    off = {"prediction": prediction, "speculation": {"enabled": False}}
+    (choice,) = (body := live.post("chat/completions", **asked, temperature=0, **off).json())["choices"]
+    assert choice["message"]["content"] == text
+    assert body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+    assert "draft_n" not in choice["timings"]

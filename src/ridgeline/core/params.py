@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_BIAS = 100.0
 MAX_BLOCK_LENGTH = 1024
+MAX_DRAFT_TOKENS = 64
 MAX_INT = 2**31 - 1
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a model's files may set instead
 GREEDY_TEMPERATURE = 1e-5  # at or below this, argmax: dividing by less overflows fp32 logits
@@ -59,6 +60,26 @@ class DiffusionParams:
         if self.steps is not None and self.steps > self.block_length:
             raise RequestError(
                 f"steps must be at most block_length ({self.block_length}), got {self.steps}", param="steps"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How one request is drafted for, within what the engine does. Raises RequestError for a value out of range.
+
+    `pool`: whether drafts may come from earlier outputs, and this output becomes one of them.
+    """
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None  # None: as many as the engine drafts
+    pool: bool = True
+
+    def __post_init__(self) -> None:
+        count = self.num_speculative_tokens
+        if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
+            raise RequestError(
+                f"speculation: num_speculative_tokens must be between 0 and {MAX_DRAFT_TOKENS}, got {count}",
+                param="speculation",
             )
 
 
@@ -111,6 +132,7 @@ class SamplingParams:
     )
     prompt_logprobs: int | None = option(None, "Return the same for the prompt's tokens.", low=0, high=MAX_LOGPROBS)
     diffusion: DiffusionParams | None = None  # None: the defaults; only for masked diffusion models
+    speculation: SpeculationParams | None = None  # None: what the engine does
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -33,6 +33,8 @@ class SequenceView(Protocol):
     @property
     def adapter(self) -> int: ...
     @property
+    def prediction_ids(self) -> Sequence[int]: ...
+    @property
     def pooling(self) -> PoolingParams | None: ...
 
 
@@ -49,11 +51,12 @@ class Room(NamedTuple):
 class Accepted(NamedTuple):
     """Says what an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
 
-    A token that is gained may be final already: a draft that was right.
+    A token that is gained may be final already: a draft that was right. `method` is who drafted, "" if nobody.
     """
 
     tokens: Sequence[SampledToken]
     num_final: int
+    method: str = ""
 
 
 class Strategy(Protocol):

@@ -54,10 +54,13 @@ def build_engine(
         log.info("%s: %s (%s)", name, choice.value, choice.reason)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     executor = InlineExecutor(executable, Sampler(), sizing.layout, clock)
+    cache = CacheManager(
+        sizing.layout, prefix_caching=config.cache.prefix_caching and not info.embeds
+    )  # all are pooled
     scheduler = Scheduler(
         config.scheduler,
-        CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching and not info.embeds),  # all are pooled
-        choose_strategy(spec, config, clock, embeds=info.embeds),
+        cache,
+        choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=cache.kinds_without_rollback()),
         sizing.max_model_len,
         sizing.limits.num_rows,
         clock,

@@ -93,6 +93,9 @@ class StepCommit:
         accepted = self.strategy.accept(seq, span, tokens)
         if span.num_optional and self._end_if_broken(seq, accepted.tokens, sampled):
             return  # rows behind a rejected token are of no text: what they are does not matter
+        if span.num_optional:
+            num_accepted = accepted.num_final - (span.num_tokens - span.num_optional)
+            seq.drafted.add(accepted.method, span.num_optional, num_accepted)
         if accepted.num_final < span.num_tokens:
             self.outputs.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)

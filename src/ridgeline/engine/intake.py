@@ -58,8 +58,10 @@ class Intake:
         priority: int = 0,
         deadline_s: float | None = None,
         adapter: str | None = None,
+        prediction: str | None = None,
     ) -> Request:
-        """Build a Request for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one.
+        """Build a Request for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one,
+        `prediction` a text that the output is expected to be, mostly.
 
         Raises ContextLengthError if prompt plus max_tokens exceeds the context, RequestError for ids or counts
         that this model or engine does not have.
@@ -91,6 +93,7 @@ class Intake:
             deadline_s=None if deadline_s is None else now + deadline_s,
             adapter=number_of_adapter,
             salt="" if adapter is None else f"adapter {adapter}",
+            prediction_ids=self._prediction_ids(prediction),
         )
 
     def embedding(
@@ -138,6 +141,14 @@ class Intake:
         with self._lock:
             seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
             return next(self._numbers), seed
+
+    def _prediction_ids(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of a prediction, as many as an output may have."""
+        if not text:
+            return ()
+        if self.tokenizer is None:
+            raise RequestError("a prediction needs a tokenizer, which this model lacks", param="prediction")
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False)[: self.info.max_model_len])
 
     def _number_of(self, adapter: str | None) -> int:
         if adapter is None:

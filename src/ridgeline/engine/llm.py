@@ -1,7 +1,7 @@
 """Implement LLM: the offline Python API. The loop runs in the calling thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -31,6 +31,7 @@ class _Job:
     text: str | None
     token_ids: list[int]
     params: SamplingParams
+    prediction: str | None = None
 
 
 class LLM:
@@ -72,14 +73,20 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        prediction: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return one RequestOutput per prompt, in order. `adapter` names a loaded one, for all prompts or for each.
+        """Return one RequestOutput per prompt, in order. `adapter` names a loaded one, for all prompts or for each,
+        `prediction` is text that the output is expected to be, mostly: drafts follow it.
 
         Raises RequestError before anything runs if any prompt is wrong.
         """
         batch = _as_batch(prompts)
-        jobs = [self._job(p, params) for p, params in zip(batch, self._params(sampling_params, len(batch)))]
+        texts = _for_each("predictions", prediction, len(batch))
+        jobs = [
+            replace(self._job(p, params), prediction=text)
+            for p, params, text in zip(batch, self._params(sampling_params, len(batch)), texts)
+        ]
         return self._run(jobs, priority, use_tqdm, _for_each("adapters", adapter, len(jobs)))
 
     def chat(
@@ -182,7 +189,11 @@ class LLM:
             raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
         requests = [
             self.engine.intake.request(
-                job.token_ids, job.params, priority=priority[i] if priority else 0, adapter=adapters[i]
+                job.token_ids,
+                job.params,
+                priority=priority[i] if priority else 0,
+                adapter=adapters[i],
+                prediction=job.prediction,
             )
             for i, job in enumerate(jobs)
         ]

@@ -43,6 +43,25 @@ class Request:
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
     pooling: PoolingParams | None = None
     salt: str = ""  # prefixes are shared only among requests of equal salt
+    prediction_ids: Items[int] = ()  # what the caller expects the output to be, mostly; a source of drafts
+
+
+@dataclass(slots=True)
+class DraftedTokens:
+    """Counts the drafted tokens of one output that were verified, and those accepted; of its prediction alone, too."""
+
+    verified: int = 0
+    accepted: int = 0
+    predicted: int = 0
+    predicted_accepted: int = 0
+
+    def add(self, method: str, verified: int, accepted: int) -> None:
+        """Take in a round."""
+        self.verified += verified
+        self.accepted += accepted
+        if method == "prediction":
+            self.predicted += verified
+            self.predicted_accepted += accepted
 
 
 @dataclass(slots=True)
@@ -62,6 +81,7 @@ class Sequence:
     num_preemptions: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    drafted: DraftedTokens = field(default_factory=DraftedTokens)
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
     @property
@@ -92,6 +112,10 @@ class Sequence:
     @property
     def adapter(self) -> int:
         return self.request.adapter
+
+    @property
+    def prediction_ids(self) -> Items[int]:
+        return self.request.prediction_ids
 
     @property
     def pooling(self) -> PoolingParams | None:
@@ -130,6 +154,7 @@ class Sequence:
             tpot_s=None,
             latency_s=now_s - arrival_s,
             num_preemptions=self.num_preemptions,
+            drafted=replace(self.drafted),
         ).of_tokens(self.num_output)
 
 
@@ -185,6 +210,7 @@ class Timings:
     tpot_s: float | None
     latency_s: float
     num_preemptions: int
+    drafted: DraftedTokens = field(default_factory=DraftedTokens)
 
     def of_tokens(self, num_output: int) -> "Timings":
         """Return the timings of an output of `num_output` tokens."""

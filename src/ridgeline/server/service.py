@@ -31,6 +31,8 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    predicted_tokens: int = 0  # of the request's prediction, verified
+    accepted_prediction_tokens: int = 0
 
 
 def note_of(request: Request) -> RequestNote:

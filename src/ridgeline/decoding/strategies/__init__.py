@@ -1,6 +1,7 @@
 """The strategies: one file per kind of decoding, file name == kind, each with a `build` function."""
 
 import pkgutil
+from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
@@ -21,16 +22,23 @@ def build_strategy(kind: str, spec: DecoderSpec, config: EngineConfig, clock: Cl
     return cast("Strategy", import_module(f"{__name__}.{kind}").build(spec, config, clock))
 
 
-def choose_strategy(spec: DecoderSpec, config: EngineConfig, clock: Clock, *, embeds: bool) -> Strategy:
-    """Build the strategy that a model and its use ask for.
+def choose_strategy(
+    spec: DecoderSpec, config: EngineConfig, clock: Clock, *, embeds: bool, without_rollback: Sequence[str]
+) -> Strategy:
+    """Build the strategy that a model and its use ask for; `without_rollback`: its kinds of memory that have none.
 
-    Raises ConfigError where drafts are asked for that the model cannot verify.
+    A model that can verify drafts does so also with speculation off, for requests that bring a prediction. Raises
+    ConfigError where drafts are asked for that the model cannot verify.
     """
-    kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "autoregressive"
-    if config.speculation.proposers():
-        if kind != "autoregressive":
-            what = "embeds text" if embeds else "fills in masks"
-            asked = config.speculation.speculate
-            raise ConfigError(f"speculate={asked}: this model {what}, so there is nothing to draft; leave it off")
-        kind = "speculative"
+    kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
+    if kind == "speculative" and without_rollback:
+        kind = "autoregressive"
+    if config.speculation.proposers() and kind != "speculative":
+        why = {
+            "embed": "this model embeds text, so there is nothing to draft",
+            "diffusion": "this model fills in masks, so there is nothing to draft",
+        }.get(
+            kind, f"{' and '.join(without_rollback)} states of this model cannot be rolled back past a rejected draft"
+        )
+        raise ConfigError(f"speculate={config.speculation.speculate}: {why}; leave it off")
     return build_strategy(kind, spec, config, clock)

@@ -21,13 +21,15 @@ from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
+ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
 
 
 def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Speculative":
     given = config.speculation
     control = DraftControl() if given.adaptive_speculation else None
-    proposers = {name: build_proposer(name, given) for name in given.proposers()}
+    names = dict.fromkeys((ON_REQUEST, *given.proposers()))
+    proposers = {name: build_proposer(name, given) for name in names}
     return Speculative(proposers, given.num_speculative_tokens, control, clock)
 
 
@@ -75,17 +77,22 @@ class Speculative(Autoregressive):
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
         self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
         self._counts = {name: _Counts() for name in proposers}
+        self._always = any(name != ON_REQUEST for name in proposers)
+        self._asked = False  # whether a sequence that runs is drafted for
         self._began_s = self._observed_s = 0.0
 
     @property
     def one_token(self) -> bool:
-        """Whether drafts do not pay now, so that steps go on as without them until they are tried again."""
-        return self._control is not None and self._control.rests
+        """Whether nobody asks for drafts, or they do not pay now: steps go on as without them until they are tried."""
+        return not self._asked or (self._control is not None and self._control.rests)
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
-        self._began_s = self._clock()
         self._drafts.clear()
+        self._asked = any(self._asks(view) for view in running)
+        if not self._asked:
+            return
+        self._began_s = self._clock()
         if self.one_token:
             return
         if any(len(view.token_ids) - view.num_computed != 1 for view in running):
@@ -135,10 +142,12 @@ class Speculative(Autoregressive):
         self._counts[draft.method].add(num_drafted, right)
         if self._control is not None:
             self._control.acceptance.observe(view.seq_id, draft.kind, num_drafted, right)
-        return Accepted(sampled[: right + 1], required + right)
+        return Accepted(sampled[: right + 1], required + right, draft.method)
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
+        if not self._asked:
+            return
         now_s = self._clock()
         idle_s = self._began_s - self._observed_s
         since_s = self._began_s if idle_s > MAX_BETWEEN_STEPS_S else self._observed_s
@@ -160,7 +169,11 @@ class Speculative(Autoregressive):
         """Return the draft that gains most, no longer than the output may still become."""
         num_output = len(view.token_ids) - len(view.prompt_ids)
         room = min(self._max_draft_tokens, view.max_tokens - num_output - 1)
-        if room <= 0 or not num_output:  # before the first token the outputs of n > 1 are one sequence
+        if (asked := view.params.speculation) is not None and asked.num_speculative_tokens is not None:
+            room = min(room, asked.num_speculative_tokens)
+        if (
+            room <= 0 or not num_output or not self._asks(view)
+        ):  # before the first token the outputs of n > 1 are one sequence
             return None
         self._learn_in_hindsight(view)
         best, best_gain = None, 0.0
@@ -176,6 +189,11 @@ class Speculative(Autoregressive):
             if worse is not None:
                 self._set_aside(view, worse)
         return best
+
+    def _asks(self, view: SequenceView) -> bool:
+        """Tell whether a sequence is drafted for at all."""
+        asked = view.params.speculation
+        return (self._always or bool(view.prediction_ids)) and (asked is None or asked.enabled)
 
     def _set_aside(self, view: SequenceView, draft: Draft) -> None:
         """Note a draft that is not verified, to compare it with what comes."""

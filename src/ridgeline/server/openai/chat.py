@@ -80,6 +80,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         priority=body.priority or 0,
         deadline_s=service.settings.request_timeout_s,
         adapter=service.adapter_of(model),
+        prediction=None if body.prediction is None else _text(body.prediction.content, "prediction.content"),
     )
     return _Chat(model, int(time.time()), body, request, TokenNames(service.tokenizer), usage_chunk)
 

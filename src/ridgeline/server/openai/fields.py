@@ -6,7 +6,7 @@ import msgspec
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
-from ridgeline.core.params import DiffusionParams, SamplingParams
+from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
 from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, StreamOptions
 from ridgeline.weights.folder import GenerationDefaults
@@ -61,6 +61,9 @@ def sampling_params(
     if (diffusion := values["diffusion"]) is not None:
         set_fields = {name: value for name, value in msgspec.structs.asdict(diffusion).items() if value is not None}
         given["diffusion"] = DiffusionParams(**set_fields)
+    if fields.speculation is not None:
+        set_fields = {name: v for name, v in msgspec.structs.asdict(fields.speculation).items() if v is not None}
+        given["speculation"] = SpeculationParams(**set_fields)
     return default_params(generation, **given)
 
 

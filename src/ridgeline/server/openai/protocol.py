@@ -23,6 +23,21 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class SpeculationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How the request is drafted for; an extension. It lowers what the server does, and never raises it."""
+
+    enabled: bool | None = None
+    num_speculative_tokens: int | None = None
+    pool: bool | None = None
+
+
+class PredictionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Text that the output is expected to be, mostly."""
+
+    type: Literal["content"]
+    content: str | list[dict[str, Any]]
+
+
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Holds what both request bodies share, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
@@ -38,6 +53,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
     metadata: dict[str, str] | None = None
+    speculation: SpeculationFields | None = None
 
 
 class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -87,7 +103,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
-        "prediction": (),
         "web_search_options": (),
         "reasoning_effort": ("none",),
         "verbosity": ("medium",),
@@ -100,6 +115,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    prediction: PredictionFields | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -116,6 +132,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Holds tokens of the request's prediction: those that a step verified and accepted, or rejected."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     """Token counts of a request, over all prompts and outputs."""
 
@@ -123,11 +146,12 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TimingsBody(msgspec.Struct, frozen=True):
     """Extends OpenAI's body: when things happened to one output, in milliseconds from the request's arrival in the
-    engine.
+    engine. `draft_n`: drafted tokens that were verified, as llama.cpp counts them; only where there were any.
     """
 
     queue_ms: float
@@ -135,6 +159,8 @@ class TimingsBody(msgspec.Struct, frozen=True):
     tpot_ms: float | None
     latency_ms: float
     num_preemptions: int
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from ridgeline.server.openai.protocol import (
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
+    CompletionTokensDetails,
     PromptTokensDetails,
     TimingsBody,
     UsageBody,
@@ -75,7 +77,12 @@ class Reply:
         """The counts so far; whole once the deltas have ended."""
         note = self.note
         total = note.prompt_tokens + note.completion_tokens
-        return UsageBody(note.prompt_tokens, note.completion_tokens, total, PromptTokensDetails(note.cached_tokens))
+        usage = UsageBody(note.prompt_tokens, note.completion_tokens, total, PromptTokensDetails(note.cached_tokens))
+        if not any(request.prediction_ids for request in self.requests):
+            return usage
+        rejected = note.predicted_tokens - note.accepted_prediction_tokens
+        details = CompletionTokensDetails(note.accepted_prediction_tokens, rejected)
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     def _finish(self, output: int, finish: Finish) -> None:
         match finish.reason:
@@ -88,6 +95,9 @@ class Reply:
                 )
             case FinishReason.ERROR | FinishReason.ABORT:
                 raise EngineError(finish.error or "the request was ended by the engine")
+        drafted = finish.timings.drafted
+        self.note.predicted_tokens += drafted.predicted
+        self.note.accepted_prediction_tokens += drafted.predicted_accepted
         if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
 
@@ -139,6 +149,8 @@ def _timings(timings: Timings) -> TimingsBody:
         tpot_ms=None if timings.tpot_s is None else _ms(timings.tpot_s),
         latency_ms=_ms(timings.latency_s),
         num_preemptions=timings.num_preemptions,
+        draft_n=timings.drafted.verified or UNSET,
+        draft_n_accepted=timings.drafted.accepted if timings.drafted.verified else UNSET,
     )
 
 
