@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from small_checkpoint import described, write
 
 from ridgeline import LLM, SamplingParams, quant
-from ridgeline.core.dtypes import FLOAT32, float32
+from ridgeline.core.dtypes import BFLOAT16, FLOAT8_E4M3, FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights
@@ -36,7 +37,7 @@ def store(folder, settings, quantize, config=LLAMA, metadata=None):
     Returns these by the layer's name.
     """
     write(folder, config)
-    tensors, expected = load_file(folder / "model.safetensors"), {}
+    tensors, expected = load(folder), {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         layer = name.removesuffix(".weight")
         stored, expected[layer] = quantize(layer, tensors.pop(name) / 16)
@@ -46,9 +47,22 @@ def store(folder, settings, quantize, config=LLAMA, metadata=None):
     return expected
 
 
+def as_stored(tensor):
+    """A torch tensor as numpy has it, of the types of ml_dtypes where numpy has none."""
+    same = {torch.bfloat16: (torch.int16, BFLOAT16), torch.float8_e4m3fn: (torch.uint8, FLOAT8_E4M3)}
+    if tensor.dtype not in same:
+        return tensor.numpy()
+    integers, dtype = same[tensor.dtype]
+    return tensor.view(integers).numpy().view(dtype)
+
+
+def load(folder):
+    return {name: as_stored(tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
 def change(folder, name, make):
     """Passes one tensor through `make`; None takes it away."""
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load(folder)
     tensors |= {name: make(tensors.pop(name))}
     kept = {key: np.ascontiguousarray(value) for key, value in tensors.items() if value is not None}
     save_file(kept, folder / "model.safetensors")
@@ -106,7 +120,3 @@ def loads_or_refuses(folder, config=LLAMA):
         assert str(error)
         return False
     return True
-
-
-def in_float32(array):
-    return float32(np.asarray(array))

@@ -48,7 +48,7 @@ class ConfigReader:
         """Return the one of several keys of the same meaning that is there; the first where none is."""
         return next((key for key in keys if self.has(key)), keys[0])
 
-    def keys(self) -> Sequence[str]:
+    def all_keys(self) -> Sequence[str]:
         """Return all keys, in the order of the file."""
         return list(self._config)
 

@@ -30,6 +30,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
     "F64": np.dtype(np.float64),
     "F8_E4M3": FLOAT8_E4M3,
+    "F8_E8M0": np.dtype(np.uint8),  # exponents, as they are stored
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "BOOL": np.dtype(np.bool_),
 }

@@ -26,6 +26,7 @@ IGNORED_SUFFIXES = (
     ".attn.masked_bias",
     ".attention.bias",
     ".attention.masked_bias",
+    *(".k_scale", ".v_scale", ".q_scale"),  # of another program's fp8 cache; keys and values are cached as asked for
 )
 MAX_LISTED = 10
 

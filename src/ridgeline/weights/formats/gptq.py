@@ -23,7 +23,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.targets import pattern
 
 BITS = (2, 3, 4, 8)
@@ -73,7 +73,7 @@ def _read(reader: ConfigReader, default: _Settings) -> _Settings:
 
 def _of_layer(layer: str, rules: ConfigReader | None, default: _Settings) -> _Settings:
     """Return the settings of a layer: those of the first rule of `dynamic` whose pattern begins its name."""
-    for text in rules.keys() if rules is not None else ():
+    for text in rules.all_keys() if rules is not None else ():
         if pattern(text.removeprefix("+:").removeprefix("-:")).match(layer):
             rule = rules.section(text) if rules is not None else None
             if rule is None or text.startswith("-:"):
@@ -99,22 +99,11 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
         wanted = {**wanted, g_idx: (("I32",), (groups.num_inputs,))}
     checked(checkpoint.entries, wanted, f"GPTQ of {bits} bits in groups of {groups.stored} inputs")
     where = f"{checkpoint.entries[qweight].file}: {layer}"
-    order = _order(where, checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
+    order = input_order(f"{where}.g_idx", checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
     zero, scale = "fixed" if settings.symmetric else "points", scale_type(checkpoint, scales)
     form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.described, zero, scale, ordered=order is not None)
     reader = _Reader(where, groups, settings, form, order)
     return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), form, reader)
-
-
-def _order(where: str, g_idx: Array, groups: Groups) -> npt.NDArray[np.int32] | None:
-    """Return the inputs group by group; None where they lie so. Some writers fill an unused g_idx with 0 or -1."""
-    group_of = np.arange(groups.num_inputs) // groups.stored
-    if np.array_equal(g_idx, group_of) or (g_idx == -1).all() or (groups.count == 1 and not g_idx.any()):
-        return None
-    order = np.argsort(g_idx, kind="stable").astype(np.int32)
-    if not np.array_equal(g_idx[order], group_of):
-        raise ModelLoadError(f"{where}.g_idx does not put {groups.stored} inputs in each of {groups.count} groups")
-    return order
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,16 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.scaled import from_e8m0
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
-EXPONENT_BIAS = 127
 FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="float32")
 
 
@@ -49,6 +47,4 @@ def _matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
     """Return the stored matrix; a scale of 255 is NaN, as the format has it."""
     blocks_OGB, exponents_OG = (part[rows] for part in parts)
     codes = nibbles(blocks_OGB)
-    scales = np.exp2(np.minimum(exponents_OG, 254) - float(EXPONENT_BIAS)).astype(np.float32)
-    scales[exponents_OG == 255] = np.nan
-    return StoredMatrix(FORMAT, codes.reshape(len(codes), -1), scales)
+    return StoredMatrix(FORMAT, codes.reshape(len(codes), -1), from_e8m0(exponents_OG))

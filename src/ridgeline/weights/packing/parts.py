@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
@@ -88,3 +89,17 @@ class Groups:
         num_described = -(-self.num_inputs // self.described)
         times = num_described if self.count == 1 else self.stored // self.described
         return np.repeat(values_NG, times, axis=1)[:, :num_described]
+
+
+def input_order(where: str, g_idx: Array, groups: Groups) -> npt.NDArray[np.int32] | None:
+    """Return the inputs group by group; None where they lie so. Some writers fill an unused index with 0 or -1.
+
+    `where` begins the error for groups of other sizes, a ModelLoadError.
+    """
+    group_of = np.arange(groups.num_inputs) // groups.stored
+    if np.array_equal(g_idx, group_of) or (g_idx == -1).all() or (groups.count == 1 and not g_idx.any()):
+        return None
+    order = np.argsort(g_idx, kind="stable").astype(np.int32)
+    if not np.array_equal(g_idx[order], group_of):
+        raise ModelLoadError(f"{where} does not put {groups.stored} inputs in each of {groups.count} groups")
+    return order

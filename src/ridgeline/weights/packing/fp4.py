@@ -1,0 +1,60 @@
+"""Matrices of 4-bit floats (E2M1), two in a byte: NVFP4 with scales of 8-bit floats, MXFP4 with powers of two."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.core.dtypes import Array, float32
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.parts import checked, matrix_entry
+from ridgeline.weights.packing.scaled import E4M3, E8M0, from_e8m0, require_scalar
+
+NVFP4_GROUP, MXFP4_GROUP = 16, 32
+LARGEST = 448 * 6  # of NVFP4, times the scale of the whole matrix
+PLAUSIBLE = (1e-6, 1e4)  # the largest weight that a matrix can hold; beyond, the scale is upside down
+
+
+def packed_fp4(
+    checkpoint: Checkpoint, name: str, numbers: str, scales: str, overall: str = "", *, divides: bool = False,
+    unused: Sequence[str] = (),
+) -> PackedTensor:  # fmt: skip
+    """Return the tensor `name`: E2M1 numbers uint8 [N, K / 2], the earlier in the low half, and scales [N, K / g].
+
+    MXFP4; or with the tensor of one number `overall` NVFP4, whose scales it multiplies, or `divides`. Raises
+    ModelLoadError where parts do not fit together, or `overall` is upside down.
+    """
+    num_outputs, num_bytes = matrix_entry(checkpoint.entries, numbers).shape
+    group = NVFP4_GROUP if overall else MXFP4_GROUP
+    wanted = {
+        numbers: (("U8",), (num_outputs, num_bytes)),
+        scales: (E4M3 if overall else E8M0, (num_outputs, -(-2 * num_bytes // group))),
+    }
+    checked(checkpoint.entries, wanted, "NVFP4" if overall else "MXFP4")
+    scalar = require_scalar(checkpoint, overall, numbers) if overall else np.float32(1)
+    largest = LARGEST / float(scalar) if divides else LARGEST * float(scalar)
+    if overall and not PLAUSIBLE[0] < largest < PLAUSIBLE[1]:
+        raise ModelLoadError(
+            f"{checkpoint.entries[overall].file}: {overall} is {scalar}, with which weights reach {largest:.3g}; is it "
+            "the reciprocal of what this format has?"
+        )
+    form = StoredFormat("e2m1", 4, group, scale="float32")
+    parts = (*wanted, *([overall] if overall else []), *unused)
+    return PackedTensor(name, (num_outputs, 2 * num_bytes), parts, form, _Reader(form, scalar, divides))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    form: StoredFormat
+    scalar: np.float32
+    divides: bool
+
+    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        scales = parts[1][rows]
+        if self.form.group == MXFP4_GROUP:
+            return StoredMatrix(self.form, nibbles(parts[0][rows]), from_e8m0(scales))
+        scales = float32(scales) / self.scalar if self.divides else float32(scales) * self.scalar
+        return StoredMatrix(self.form, nibbles(parts[0][rows]), scales)
