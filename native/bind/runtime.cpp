@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -301,12 +302,14 @@ void bind_runtime(nb::module_& module) {
       "num_heads"_a, "latent"_a, "rope"_a, "nope"_a, "value"_a, "num_tokens"_a, "kv_length"_a,
       "Whether latent attention expands the latents for a span, for tests.");
   module.def(
-      "checksum",
-      [](uintptr_t address, int64_t num_bytes) {
+      "checksums",
+      [](const std::vector<std::pair<uintptr_t, int64_t>>& parts, int num_threads) {
         const nb::gil_scoped_release release;
-        return checksum(pointer<const uint8_t>(address), num_bytes);
+        std::vector<Bytes> bytes;
+        for (auto [address, num_bytes] : parts) bytes.push_back({pointer<const uint8_t>(address), num_bytes});
+        return checksums(bytes, num_threads);
       },
-      "address"_a, "num_bytes"_a, "A 64-bit checksum of memory, for finding damage.");
+      "parts"_a, "num_threads"_a, "64-bit checksums of pieces of memory (address, bytes), for finding damage.");
   nb::class_<TapeBuilder> tape(module, "Tape");
   tape.def(nb::init<const std::string&, Pool*, bool>(), "level"_a, "pool"_a.none(), "deterministic"_a = false,
            nb::keep_alive<1, 3>())

@@ -2,9 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace ridgeline {
 
-uint64_t checksum(const uint8_t* data, int64_t num_bytes);
+struct Bytes {
+  const uint8_t* data;
+  int64_t num_bytes;
+};
+
+uint64_t checksum(Bytes part);
+std::vector<uint64_t> checksums(const std::vector<Bytes>& parts, int num_threads);
 
 }  // namespace ridgeline

@@ -189,8 +189,8 @@ class Pool:
 def latent_expands(num_heads: int, latent: int, rope: int, nope: int, value: int, num_tokens: int, kv_length: int) -> bool:
     """Whether latent attention expands the latents for a span, for tests."""
 
-def checksum(address: int, num_bytes: int) -> int:
-    """A 64-bit checksum of memory, for finding damage."""
+def checksums(parts: Sequence[tuple[int, int]], num_threads: int) -> list[int]:
+    """64-bit checksums of pieces of memory (address, bytes), for finding damage."""
 
 class Tape:
     def __init__(self, level: str, pool: Pool | None, deterministic: bool = False) -> None: ...

@@ -22,6 +22,9 @@ NOT_BEFORE_THE_FIRST_TOKEN = {
     "ridgeline.compress",
     "ridgeline.server",
     "ridgeline.text.chat",
+    "ridgeline.text.gguf",
+    "ridgeline.weights.fetch",
+    "ridgeline.weights.gguf.model",
 }
 PROGRAM = """
 import sys

@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ridgeline.backends.native.memory import checksums
 from ridgeline.backends.native.packs import file as pack_file
-from ridgeline.backends.native.packs.file import PackWriter, open_pack
+from ridgeline.backends.native.packs.file import PackWriter, crc32s, open_pack
 
 KEY = "key"
 PARTS = {
@@ -25,8 +27,8 @@ PARTS = {
 }
 
 
-def write(path, parts=PARTS, key=KEY, checksum=zlib.crc32):
-    writer = PackWriter(path, key, checksum)
+def write(path, parts=PARTS, key=KEY, checksums=crc32s):
+    writer = PackWriter(path, key, checksums)
     for name, (meta, data) in parts.items():
         writer.add(name, meta, memoryview(data))
     writer.commit()
@@ -43,7 +45,7 @@ def path(tmp_path):
 
 
 def test_what_is_written_is_read_back(path):
-    pack = open_pack(path, KEY, num_threads=3)
+    pack = open_pack(path, KEY)
     assert contents(pack) == PARTS
     for entry in pack.entries.values():
         assert entry.data.readonly
@@ -61,6 +63,16 @@ def test_what_is_written_is_read_back(path):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_parts(tmp_path, parts):
     assert contents(open_pack(write(tmp_path / "any.pack", parts), KEY)) == parts
+
+
+def test_native_checksums_do_not_depend_on_threads_and_find_one_bit(tmp_path):
+    by_three, alone = (partial(checksums, num_threads=num_threads) for num_threads in (3, 1))
+    path = write(tmp_path / "native.pack", checksums=by_three)
+    assert contents(open_pack(path, KEY, alone)) == PARTS
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"p" * 4096) + 4095] ^= 1
+    path.write_bytes(damaged)
+    assert open_pack(path, KEY, by_three) is None
 
 
 def test_a_missing_file_is_no_event(tmp_path, caplog):
@@ -81,7 +93,7 @@ def refused(path, caplog, key=KEY, **options):
 
 def test_other_key_version_checksum_or_file(path, caplog):
     assert "other files or settings" in refused(path, caplog, key="another")
-    assert "is damaged" in refused(path, caplog, checksum=lambda data: 1)
+    assert "is damaged" in refused(path, caplog, checksums=lambda parts: [1] * len(parts))
     raw = path.read_bytes()
     path.write_bytes(raw[:8] + struct.pack("<I", pack_file.VERSION + 1) + raw[12:])
     assert f"version {pack_file.VERSION + 1}" in refused(path, caplog)

@@ -5,6 +5,7 @@ Open the model, ask a backend what it would take, divide the memory, load, put t
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
@@ -47,8 +48,10 @@ def build_engine(
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
     sizing = choose_sizes(plan, config, model.program.states, spec.max_positions, all_rows=all_rows)
     program = for_context(model.program, sizing.max_model_len)
-    executable = plan.open(program, sizing.layout)
-    tokenizer = model.folder.tokenizer()
+    with ThreadPoolExecutor(1) as threads:  # while native code checks or packs weights
+        reading = threads.submit(model.folder.tokenizer)
+        executable = plan.open(program, sizing.layout)
+        tokenizer = reading.result()
     choices = {"backend": why_backend, **plan.choices, **sizing.choices}
     for name, choice in choices.items():
         log.info("%s: %s (%s)", name, choice.value, choice.reason)

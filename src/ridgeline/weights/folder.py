@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ridgeline.core.errors import ConfigError, MissingModelError, ModelLoadError
 from ridgeline.core.log import get_logger
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.fetch import PUBLISHED, fetched
-from ridgeline.weights.gguf.model import GgufModel
 from ridgeline.weights.jsonfile import read_json_object
 from ridgeline.weights.quantized_config import with_quantization
 
@@ -26,6 +23,9 @@ HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weigh
 GGUF_SUFFIX = ".gguf"
 NO_TOKEN = (1 << 32) - 1  # how some files say that there is no such token
 HUB_ID = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
+
+if TYPE_CHECKING:
+    from ridgeline.weights.gguf.model import GgufModel
 
 log = get_logger("weights")
 
@@ -59,7 +59,7 @@ class ModelFolder:
     config: Mapping[str, object]
     generation_config: GenerationDefaults
     name: str
-    gguf: GgufModel | None = None
+    gguf: "GgufModel | None" = None
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None) -> "ModelFolder":
@@ -70,6 +70,8 @@ class ModelFolder:
         """
         path, name = _locate(name_or_path, revision)
         if path.suffix == GGUF_SUFFIX and not path.is_dir():
+            from ridgeline.weights.gguf.model import GgufModel
+
             model = GgufModel.open(path)
             return cls(path, model.config, _gguf_defaults(model), name, model)
         config = with_quantization(path, read_json_object(path / "config.json"))
@@ -78,6 +80,8 @@ class ModelFolder:
     def tokenizer(self) -> Tokenizer | None:
         """Return the model's own tokenizer; None where it has none. Raises ModelLoadError for a broken one."""
         if self.gguf is not None:
+            from ridgeline.text.gguf import gguf_tokenizer
+
             return gguf_tokenizer(self.gguf.metadata, self.path)
         return Tokenizer.from_folder(self.path)
 
@@ -99,9 +103,13 @@ def _locate(name_or_path: str | Path, revision: str | None) -> tuple[Path, str]:
     if not exists and (isinstance(name_or_path, Path) or not HUB_ID.fullmatch(text) or text.startswith(".")):
         raise MissingModelError(f"{text[:200]!r} is neither an existing folder nor a Hugging Face id like 'org/model'")
     bundled = BUNDLED_MODELS / text
-    local = folder if exists else bundled if bundled.is_dir() else fetched(text)
-    if local is None and text in PUBLISHED:
-        raise MissingModelError(f"{text} is not here yet; fetch it with: ridgeline pull {text}")
+    local = folder if exists else bundled if bundled.is_dir() else None
+    if local is None:
+        from ridgeline.weights.fetch import PUBLISHED, fetched
+
+        local = fetched(text)
+        if local is None and text in PUBLISHED:
+            raise MissingModelError(f"{text} is not here yet; fetch it with: ridgeline pull {text}")
     if local is None:
         return download(text, revision), text
     if revision is not None:
@@ -132,13 +140,14 @@ def download(hub_id: str, revision: str | None) -> Path:
 
 def _meant(name: str) -> str:
     """Return the model at hand whose name is spelled almost so, as a question; empty where there is none."""
-    close = get_close_matches(
-        name, [*PUBLISHED, *(path.name for path in BUNDLED_MODELS.iterdir() if path.is_dir())], n=1
-    )
+    from ridgeline.weights.fetch import PUBLISHED
+
+    bundled = [path.name for path in BUNDLED_MODELS.iterdir() if path.is_dir()]
+    close = get_close_matches(name, [*PUBLISHED, *bundled], n=1)
     return f"Did you mean {close[0]}? " if close else ""
 
 
-def _gguf_defaults(model: GgufModel) -> GenerationDefaults:
+def _gguf_defaults(model: "GgufModel") -> GenerationDefaults:
     """Read what the file's keys recommend; a model may end its turn with another token than a text."""
     read = ConfigReader(model.metadata, str(model.path))
 

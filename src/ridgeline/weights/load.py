@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import FLOATS, WHOLE, Checkpoint
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats import PackedCheckpoint, unpacked
-from ridgeline.weights.gguf.tensors import GgufCheckpoint
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 
 # Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
@@ -31,7 +30,10 @@ IGNORED_SUFFIXES = (
 MAX_LISTED = 10
 
 
-Tensors = Checkpoint | PackedCheckpoint | GgufCheckpoint
+if TYPE_CHECKING:
+    from ridgeline.weights.gguf.tensors import GgufCheckpoint
+
+Tensors: TypeAlias = "Checkpoint | PackedCheckpoint | GgufCheckpoint"
 """A checkpoint as it is read: `entries` by name, and `read` of ranges of one, whatever it is stored as."""
 
 
@@ -97,6 +99,8 @@ def open_checkpoint(
     """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder.open(folder)
     if folder.gguf is not None:
+        from ridgeline.weights.gguf.tensors import GgufCheckpoint
+
         checkpoint = GgufCheckpoint(folder.gguf, spec)
         renames = expand(checkpoint.renames, spec)
     else:

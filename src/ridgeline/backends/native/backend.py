@@ -9,7 +9,7 @@ import sys
 from collections import ChainMap, Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
@@ -147,10 +147,10 @@ class NativePlan:
         )
         if store is not None:
             store.commit()
-        share = executable.huge_page_share() if store is not None else None
-        if share is not None and store is not None:
-            where = "mapped from the pack" if store.was_found else "anonymous memory"
-            self.choices = {**self.choices, "huge_pages": Choice(f"{share:.0%}", f"of the packed weights, {where}")}
+        if store is not None and store.was_found:
+            self.choices = {**self.choices, "huge_pages": Choice("off", "weights are mapped from the pack")}
+        elif (share := executable.huge_page_share()) is not None and store is not None:
+            self.choices = {**self.choices, "huge_pages": Choice(f"{share:.0%}", "of the packed weights")}
         if self._config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
         return executable
@@ -167,13 +167,13 @@ class NativePlan:
         """Return the folder of cached packed weights; None: no cache."""
         if self._model.adapters or not self._config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
             return None
-        from ridgeline.backends.native.memory import checksum
+        from ridgeline.backends.native.memory import checksums
         from ridgeline.backends.native.packs.store import PackName, PackStore
 
         folder = self._model.folder
         try:
             name = PackName.of(folder.path, folder.weight_files(), pack_settings(self.settings, program))
-            return PackStore(cache_folder() / "packs", name, checksum, self.settings.num_threads)
+            return PackStore(cache_folder() / "packs", name, partial(checksums, num_threads=self.settings.num_threads))
         except (OSError, ConfigError) as error:
             log.warning("packed weights are not cached between starts: %s", error)
             return None

@@ -15,8 +15,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -30,7 +29,7 @@ VERSION = 1
 ALIGNMENT = 4096
 PARTIAL = ".partial"
 
-Checksum = Callable[[memoryview], int]  # unsigned, of up to 64 bits
+Checksums = Callable[[Sequence[memoryview]], Sequence[int]]  # of each, unsigned, of up to 64 bits
 
 _HEADER = struct.Struct("<8sIIQQ28xI")  # magic, version, crc of the index, its offset and bytes; crc of these 60 bytes
 
@@ -66,18 +65,23 @@ class _Index(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[_Part]
 
 
+def crc32s(parts: Sequence[memoryview]) -> list[int]:
+    """Return the CRC-32 of each part."""
+    return [zlib.crc32(part) for part in parts]
+
+
 class _RefusedError(Exception):
     """The file is not what it should be; the message says why."""
 
 
-def open_pack(path: Path, key: str, checksum: Checksum = zlib.crc32, num_threads: int = 1) -> Pack | None:
+def open_pack(path: Path, key: str, checksums: Checksums = crc32s) -> Pack | None:
     """Return the pack at `path` if it was written under `key` and every byte of it is as it was; None otherwise.
 
     A file that is there and refused is named in the log, with the reason.
     """
     try:
         with path.open("rb") as file:
-            pack = _read(path, file, key, checksum, num_threads)
+            pack = _read(path, file, key, checksums)
         os.utime(path)  # the packs that were used longest ago are the first to be removed
     except FileNotFoundError:
         return None
@@ -87,7 +91,7 @@ def open_pack(path: Path, key: str, checksum: Checksum = zlib.crc32, num_threads
     return pack
 
 
-def _read(path: Path, file: BinaryIO, key: str, checksum: Checksum, num_threads: int) -> Pack:
+def _read(path: Path, file: BinaryIO, key: str, checksums: Checksums) -> Pack:
     num_bytes = os.fstat(file.fileno()).st_size
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
@@ -114,9 +118,8 @@ def _read(path: Path, file: BinaryIO, key: str, checksum: Checksum, num_threads:
     entries = {
         part.name: PackEntry(part.meta, view[part.offset : part.offset + part.num_bytes]) for part in index.parts
     }
-    with ThreadPoolExecutor(num_threads) as threads:
-        found = threads.map(checksum, [entries[part.name].data for part in index.parts])
-        damaged = [part.name for part, actual in zip(index.parts, found) if actual != part.checksum]
+    found = checksums([entries[part.name].data for part in index.parts])
+    damaged = [part.name for part, actual in zip(index.parts, found) if actual != part.checksum]
     if damaged:
         raise _RefusedError(f"part {damaged[0]!r} is damaged")
     return Pack(path, entries)
@@ -128,8 +131,8 @@ class PackWriter:
     Raises OSError where the disk does not take it; the file written so far is then removed.
     """
 
-    def __init__(self, path: Path, key: str, checksum: Checksum = zlib.crc32) -> None:
-        self._path, self._key, self._checksum = path, key, checksum
+    def __init__(self, path: Path, key: str, checksums: Checksums = crc32s) -> None:
+        self._path, self._key, self._checksums = path, key, checksums
         self._parts: list[_Part] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, partial = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=PARTIAL, dir=path.parent)
@@ -141,7 +144,7 @@ class PackWriter:
         data = data.cast("B") if data.nbytes else memoryview(b"")
         offset = -(-max(self._file.tell(), _HEADER.size) // ALIGNMENT) * ALIGNMENT
         self._write(offset, data)
-        self._parts.append(_Part(name, dict(meta), offset, data.nbytes, self._checksum(data)))
+        self._parts.append(_Part(name, dict(meta), offset, data.nbytes, self._checksums([data])[0]))
 
     def commit(self) -> None:
         """Complete the file and put it in its place, where it may replace another one."""

@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.backends.native.packs.file import PARTIAL, Checksum, PackWriter, open_pack
+from ridgeline.backends.native.packs.file import PARTIAL, Checksums, PackWriter, crc32s, open_pack
 from ridgeline.core.log import get_logger
 
 MAX_BYTES = 32 << 30  # of all packs; beyond it the ones that were used longest ago go
@@ -63,13 +62,12 @@ class PackStore:
         self,
         folder: Path,
         name: PackName,
-        checksum: Checksum = zlib.crc32,
-        num_threads: int = 1,
+        checksums: Checksums = crc32s,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._folder, self._name, self._checksum, self._max_bytes = folder, name, checksum, max_bytes
+        self._folder, self._name, self._checksums, self._max_bytes = folder, name, checksums, max_bytes
         self._path = folder / name.file_name
-        self._pack = open_pack(self._path, name.key, checksum, num_threads)
+        self._pack = open_pack(self._path, name.key, checksums)
         self._new: dict[str, Bytes] = {}
 
     @property
@@ -113,7 +111,7 @@ class PackStore:
         self._new.clear()
 
     def _write(self, parts: Mapping[str, memoryview]) -> None:
-        writer = PackWriter(self._path, self._name.key, self._checksum)
+        writer = PackWriter(self._path, self._name.key, self._checksums)
         try:
             for name, data in parts.items():
                 writer.add(name, {}, data)
