@@ -190,7 +190,9 @@ def latent_expands(num_heads: int, latent: int, rope: int, nope: int, value: int
     """Whether latent attention expands the latents for a span, for tests."""
 
 def checksums(parts: Sequence[tuple[int, int]], num_threads: int) -> list[int]:
-    """64-bit checksums of pieces of memory (address, bytes), for finding damage."""
+    """
+    64-bit checksums of pieces of memory (address, bytes), for finding damage.
+    """
 
 class Tape:
     def __init__(self, level: str, pool: Pool | None, deterministic: bool = False) -> None: ...

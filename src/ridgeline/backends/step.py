@@ -11,7 +11,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 `native/bind/step.cpp` reads the same words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ridgeline.backends.timing import OpTiming
 from ridgeline.core.arrays import Array
+from ridgeline.core.config import Choice
 
 IntArray = npt.NDArray[np.int64]
 
@@ -203,4 +204,8 @@ class Executable(Protocol):
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
         """Do as `run`, and return how long each part of it took; slower by what the clock costs."""
+        ...
+
+    def facts(self) -> Mapping[str, Choice]:
+        """Return what profiles say beside the choices of a start, because finding it out takes time."""
         ...

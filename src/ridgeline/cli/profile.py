@@ -76,7 +76,7 @@ def profile(
     else:
         from ridgeline.cli._profile_text import print_profiles
 
-        print_profiles(profiles, hardware, threads, engine.info.choices, found)
+        print_profiles(profiles, hardware, threads, {**engine.info.choices, **engine.executor.facts()}, found)
 
 
 def _calibrated(profiler: "Profiler", hardware: "Hardware", num_threads: int, again: bool) -> "Calibration | None":
@@ -101,7 +101,9 @@ def _as_json(
 
     document = {
         "model": engine.info.model_name,
-        "choices": {name: asdict(choice) for name, choice in engine.info.choices.items()},
+        "choices": {
+            name: asdict(choice) for name, choice in {**engine.info.choices, **engine.executor.facts()}.items()
+        },
         "num_threads": num_threads,
         "hardware": hardware,
         "calibration": found,

@@ -4,7 +4,7 @@ InlineExecutor computes in the calling thread; other executors put a device, a p
 same calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from ridgeline.backends.step import Executable
 from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
+from ridgeline.core.config import Choice
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
@@ -73,6 +74,10 @@ class Executor(Protocol):
         """
         ...
 
+    def facts(self) -> Mapping[str, Choice]:
+        """Return `Executable.facts`."""
+        ...
+
 
 class InlineExecutor:
     """Model and sampler in this thread; the step is computed when it is collected."""
@@ -87,6 +92,9 @@ class InlineExecutor:
         self._batches = BatchBuilder(layout)
         self._clock = clock
         self._plan: StepPlan | None = None
+
+    def facts(self) -> Mapping[str, Choice]:
+        return self._executable.facts()
 
     def submit(self, plan: StepPlan) -> None:
         assert self._plan is None, "a plan is in flight"

@@ -89,7 +89,7 @@ def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -
     Weights that run as one matrix are among them where all of these are stored alike.
     """
     found: dict[str, StoredFormat] = {}
-    for names in _matrices(program):
+    for names in _matrices(program) if forms else ():
         alike = {forms.get(name) for name in names}
         form = alike.pop()
         if not alike and form is not None and not why_decoded(form):

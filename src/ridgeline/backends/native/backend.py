@@ -147,10 +147,6 @@ class NativePlan:
         )
         if store is not None:
             store.commit()
-        if store is not None and store.was_found:
-            self.choices = {**self.choices, "huge_pages": Choice("off", "weights are mapped from the pack")}
-        elif (share := executable.huge_page_share()) is not None and store is not None:
-            self.choices = {**self.choices, "huge_pages": Choice(f"{share:.0%}", "of the packed weights")}
         if self._config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
         return executable

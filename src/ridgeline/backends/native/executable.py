@@ -17,6 +17,7 @@ from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError
 from ridgeline.program.op import LOGITS, Program, RecurrentState
@@ -82,9 +83,10 @@ class NativeExecutable:
         """The bytes that the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
 
-    def huge_page_share(self) -> float | None:
-        """Return the share of the packed weights' memory in huge pages; None where the system does not tell."""
-        return huge_page_share(self._weights.largest_parts(MAX_READ_BYTES))
+    def facts(self) -> Mapping[str, Choice]:
+        """Return how much of the packed weights' memory is in huge pages, where the system tells."""
+        share = huge_page_share(self._weights.largest_parts(MAX_READ_BYTES))
+        return {} if share is None else {"huge_pages": Choice(f"{share:.0%}", "of the packed weights' memory")}
 
     def read_bandwidth(self) -> float | None:
         """Measure the bytes per second at which all threads read weights; None where caches could hold them."""

@@ -20,6 +20,7 @@ from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.program.op import (
     ADAPTERS,
@@ -67,6 +68,9 @@ class ReferenceExecutable:
         return sum({id(weight): weight.nbytes for weight in self._weights.values()}.values())
 
     @torch.inference_mode()
+    def facts(self) -> Mapping[str, Choice]:
+        return {}
+
     def run(self, step: StepBatch) -> StepOutput:
         """Compute the step and update the cache; sample no tokens."""
         values, memory = self._start(step)

@@ -70,11 +70,6 @@ class PackStore:
         self._pack = open_pack(self._path, name.key, checksums)
         self._new: dict[str, Bytes] = {}
 
-    @property
-    def was_found(self) -> bool:
-        """Whether an earlier start left a pack."""
-        return self._pack is not None
-
     def find(self, name: str) -> Bytes | None:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
         entry = self._pack.entries.get(name) if self._pack else None
