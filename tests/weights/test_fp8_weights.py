@@ -120,12 +120,11 @@ def test_scales_that_do_not_fit_are_refused(tmp_path, tensors, broken, words):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"weight_block_size": None},
         {"weight_block_size": [128]},
         {"weight_block_size": [0, 128]},
         {"weight_block_size": "128"},
         {"fmt": "e5m2"},
-        {"activation_scheme": "static"},
+        {"activation_scheme": "sometimes"},
         {"scale_bits": 3},
     ],
 )

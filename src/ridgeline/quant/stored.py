@@ -12,12 +12,30 @@ import numpy.typing as npt
 from ridgeline.core.dtypes import FLOAT8_E4M3, FLOAT32, Array, Float32s, assign
 
 Bytes = npt.NDArray[np.uint8]
-Code = Literal["uniform", "e2m1", "e4m3"]
+Code = Literal["uniform", "e2m1", "e4m3", "nf4", "fp4"]
 
 _E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the low three bits; the fourth is the sign
+# bitsandbytes' own: quantiles of a normal distribution, and floats with its own places of magnitudes.
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_FP4_MAGNITUDES = (
+    0.0,
+    0.0052083334885537624,
+    0.6666666865348816,
+    1.0,
+    0.3333333432674408,
+    0.5,
+    0.1666666716337204,
+    0.25,
+)
 # The number that each code stands for; a uniform code is the number itself.
 LEVELS: Mapping[Code, Float32s] = {
     "e2m1": np.array([*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES)], dtype=np.float32),
+    "nf4": np.array(_NF4, dtype=np.float32),
+    "fp4": np.array([*_FP4_MAGNITUDES, *(-x for x in _FP4_MAGNITUDES)], dtype=np.float32),
     "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
 }
 SCALE_BYTES = {"float16": 2, "float32": 4}

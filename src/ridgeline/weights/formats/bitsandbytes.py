@@ -1,0 +1,150 @@
+"""bitsandbytes: NF4 and FP4 in blocks of a flat matrix, maybe with scales in 8 bits, and int8 with a scale per output.
+
+`X.weight` of 4 bits holds the whole matrix [N, K] flat, two codes in a byte, the earlier in the high half, whatever
+type the bytes are stored as. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON: the shape, the codes of a block,
+and of doubly quantized scales the offset. w = level(code) * absmax[block], where absmax is `X.weight.absmax`, or
+nested_quant_map[absmax] * nested_absmax[block of 256] + offset. https://arxiv.org/abs/2305.14314
+
+Of 8 bits: `X.weight` int8 [N, K] and `X.SCB` float32 [N], w = q * SCB / 127. https://arxiv.org/abs/2208.07339
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from ridgeline.core.dtypes import Array, Float32s, contiguous, float32
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import LEVELS, Bytes, Code, StoredFormat, StoredMatrix, nibbles
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.weights.checkpoint import FLOATS, Checkpoint
+from ridgeline.weights.formats import PackedTensor
+from ridgeline.weights.packing.bits import covering
+from ridgeline.weights.packing.parts import Wanted, checked
+from ridgeline.weights.packing.scaled import INT8, Blocks, ScaledBytes
+
+STATE = ".quant_state.bitsandbytes__"
+CODES: Mapping[str, Code] = {"nf4": "nf4", "fp4": "fp4"}
+STORAGE = ("U8", "I8", *FLOATS)
+EIGHT_BITS = ScaledBytes("bitsandbytes' int8", INT8, Blocks(1), ("F32",), lambda scb: float32(scb) / np.float32(127))
+MAX_STATE_BYTES = 1 << 16
+
+
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
+    settings.ignore(*(key for key in settings.all_keys() if key.startswith(("bnb_4bit_", "llm_int8_"))))
+    settings.ignore("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")  # the tensors say it
+    entries, found = checkpoint.entries, list[PackedTensor]()
+    for name in entries:
+        weight, _, kind = name.partition(STATE)
+        if kind:
+            found.append(_four_bits(checkpoint, weight, name, kind))
+        elif name.endswith(".SCB"):
+            layer = name.removesuffix(".SCB")
+            unused = [part for part in (f"{layer}.weight_format",) if part in entries]
+            if unused and np.any(checkpoint.tensor(unused[0]) != 0):
+                raise ModelLoadError(
+                    f"{entries[name].file}: {unused[0]} is not 0: int8 arranged for a GPU is not read; save the "
+                    "model by bitsandbytes 0.43 or later"
+                )
+            if f"{layer}.weight" not in entries:
+                raise ModelLoadError(f"{entries[name].file}: {name} has no {layer}.weight beside it")
+            found.append(EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=unused))
+    bare = [name for name, entry in entries.items() if name.endswith(".weight") and entry.dtype in ("U8", "I8")]
+    if missing := set(bare) - {tensor.name for tensor in found}:
+        name = min(missing)
+        raise ModelLoadError(f"{entries[name].file}: {name} is quantized and has no quant_state or SCB; save it again")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a quant_state says."""
+
+    shape: tuple[int, int]
+    block: int
+    offset: np.float32
+    nested_block: int
+
+
+def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) -> PackedTensor:
+    entries = checkpoint.entries
+    file = entries[state_name].file
+    if kind not in CODES:
+        raise ConfigError(f"{file}: {state_name} is not supported; supported: {', '.join(CODES)}")
+    if weight not in entries:
+        raise ModelLoadError(f"{file}: {state_name} has no {weight} beside it; download the model again")
+    state = _read_state(checkpoint, state_name)
+    count, size = math.prod(state.shape), 1
+    absmax, levels = f"{weight}.absmax", f"{weight}.quant_map"
+    if entries[weight].dtype in STORAGE:
+        size = entries[weight].num_bytes // max(1, math.prod(entries[weight].shape))
+    num_items, num_blocks = -(-count // (2 * size)), -(-count // state.block)
+    nested = absmax in entries and entries[absmax].dtype == "U8"
+    wanted: Wanted = {
+        weight: (STORAGE, (num_items, 1) if len(entries[weight].shape) == 2 else (num_items,)),
+        absmax: (("U8",) if nested else ("F32",), (num_blocks,)),
+        levels: (("F32",), (len(LEVELS[CODES[kind]]),)),
+    }
+    if nested:
+        outer = -(-num_blocks // state.nested_block)
+        wanted = {
+            **wanted,
+            f"{weight}.nested_absmax": (("F32",), (outer,)),
+            f"{weight}.nested_quant_map": (("F32",), (256,)),
+        }
+    checked(entries, wanted, f"{kind} of {list(state.shape)} in blocks of {state.block}")
+    if not np.array_equal(checkpoint.tensor(levels), LEVELS[CODES[kind]]):
+        raise ModelLoadError(f"{file}: {levels} is not the table of {kind}")
+    form = StoredFormat(CODES[kind], 4, math.gcd(state.block, state.shape[1]), scale="float32")
+    return PackedTensor(weight, state.shape, (*wanted, state_name), form, _Reader(state, form, nested))
+
+
+def _read_state(checkpoint: Checkpoint, name: str) -> _State:
+    """Raises ModelLoadError where the JSON of a tensor is not what a quant_state is."""
+    entry = checkpoint.entries[name]
+    try:
+        if entry.dtype != "U8" or entry.num_bytes > MAX_STATE_BYTES:
+            raise ValueError(f"it is {entry.dtype} {list(entry.shape)}")
+        values = json.loads(contiguous(checkpoint.tensor(name)).tobytes())
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+        read = ConfigReader(cast("dict[str, object]", values), name)
+        shape = read.integers("shape", low=1)
+        if len(shape) != 2:
+            raise ValueError(f"shape is {list(shape)}")
+        offset = np.float32(read.number("nested_offset", 0.0))
+        return _State(
+            (shape[0], shape[1]), read.integer("blocksize", 64), offset, read.integer("nested_blocksize", 256)
+        )
+    except (ValueError, ConfigError, RecursionError) as error:
+        raise ModelLoadError(
+            f"{entry.file}: {name}: {str(error)[:200]}; it must be the JSON of a quant_state"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    state: _State
+    form: StoredFormat
+    nested: bool
+
+    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        num_outputs, num_inputs = self.state.shape
+        first, end, step = rows.indices(num_outputs)
+        flat = slice(first * num_inputs, max(first, end) * num_inputs)
+        within_bytes, within = covering(flat, num_outputs * num_inputs, 2)
+        data: Bytes = contiguous(parts[0]).reshape(-1).view(np.uint8)[within_bytes]
+        codes = nibbles(data << np.uint8(4) | data >> np.uint8(4))[within].reshape(-1, num_inputs)
+        starts = np.arange(flat.start, flat.stop, self.form.group) // self.state.block
+        scales = self._absmax(parts, starts).reshape(len(codes), -1)
+        return StoredMatrix(self.form, codes[::step], scales[::step])
+
+    def _absmax(self, parts: Sequence[Array], blocks: Array) -> Float32s:
+        absmax = parts[1][blocks]
+        if not self.nested:
+            return absmax
+        outer, levels = parts[3][blocks // self.state.nested_block], parts[4]
+        return levels[absmax] * outer + self.state.offset

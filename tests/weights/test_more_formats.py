@@ -1,0 +1,291 @@
+"""Folders of transformers' fp8, FBGEMM, ModelOpt, bitsandbytes and MLX: their formulas bit for bit, and clear refusals.
+
+Matrices are written bit by bit, and by the libraries themselves where they are installed.
+"""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from quantized_folder import EXAMPLE, LLAMA, change, check_bits, check_logits, loads_or_refuses, store
+from small_checkpoint import described
+
+from ridgeline.core.dtypes import FLOAT32
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import LEVELS
+from ridgeline.weights.load import load_weights
+
+RNG = np.random.default_rng(0)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def float8(weight):
+    stored = (weight * 64).astype(ml_dtypes.float8_e4m3fn)
+    return stored, stored.astype(np.float32)
+
+
+def native():
+    return pytest.importorskip("ridgeline._native", reason="the native module is not built")
+
+
+def positive(shape, dtype=np.float32):
+    return (RNG.random(shape) / 64 + 0.004).astype(dtype)
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv"])
+def test_fp8_with_one_scale(tmp_path, suffix):
+    def quantize(layer, weight):
+        stored, numbers = float8(weight)
+        scale = positive((1,) if "q_proj" in layer else ())
+        parts = {f"{layer}.weight": stored, f"{layer}.{suffix}": scale, f"{layer}.input_scale": positive(())}
+        return parts, numbers * scale
+
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    check_bits(tmp_path, store(tmp_path, settings, quantize))
+    native()
+    assert "no kernel multiplies e4m3" in check_logits(tmp_path, stays=False)
+
+
+def test_fbgemm_fp8(tmp_path):
+    def quantize(layer, weight):
+        (stored, numbers), scale = float8(weight), positive((len(weight), 1))
+        parts = {f"{layer}.weight": stored, f"{layer}.weight_scale": scale, f"{layer}.input_scale_ub": positive((1,))}
+        return parts, numbers * scale
+
+    settings = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+    check_bits(tmp_path, store(tmp_path, settings, quantize))
+    change(tmp_path, f"{EXAMPLE}.weight_scale", lambda x: x[:-1])
+    with pytest.raises(ModelLoadError, match=r"FBGEMM's fp8 needs F32 .*\[128, 1\] beside"):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+def modelopt(folder, settings, config=LLAMA):
+    """Attention in FP8, the rest in NVFP4; keys have a scale for a cache."""
+
+    def quantize(layer, weight):
+        if "attn" in layer:
+            (stored, numbers), scale = float8(weight), positive((len(weight),) if "o_proj" in layer else ())
+            extra = {f"{layer}.k_scale": positive(())} if "k_proj" in layer else {}
+            parts = {f"{layer}.weight": stored, f"{layer}.weight_scale": scale, f"{layer}.input_scale": positive(())}
+            return parts | extra, numbers * (scale[:, None] if scale.ndim else scale)
+        num_outputs, num_inputs = weight.shape
+        codes = RNG.integers(0, 16, weight.shape).astype(np.uint8)
+        scales = positive((num_outputs, num_inputs // 16)).astype(ml_dtypes.float8_e4m3fn)
+        overall = np.float32(0.003)
+        parts = {
+            f"{layer}.weight": codes[:, ::2] | codes[:, 1::2] << 4,
+            f"{layer}.weight_scale": scales,
+            f"{layer}.weight_scale_2": overall,
+        }
+        return parts, E2M1[codes] * np.repeat(scales.astype(np.float32) * overall, 16, axis=1)
+
+    return store(folder, settings, quantize, config)
+
+
+def test_modelopt(tmp_path):
+    """The settings are in config.json, or in a file of their own."""
+    expected = modelopt(tmp_path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]})
+    program = described(LLAMA)
+    for _ in range(2):
+        weights = load_weights(tmp_path, *program, FLOAT32)
+        for source, name in {
+            "self_attn.q_proj": "attn.q",
+            "self_attn.o_proj": "attn.o",
+            "mlp.up_proj": "ffn.up",
+        }.items():
+            assert np.array_equal(weights[f"layers.0.{name}.weight"], expected[f"model.layers.0.{source}"]), name
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    change(tmp_path, f"{EXAMPLE}.weight_scale_2", lambda x: 1000 / x)
+    with pytest.raises(ModelLoadError, match="is it the reciprocal"):
+        load_weights(tmp_path, *program, FLOAT32)
+    own["quantization"]["quant_algo"] = "W4A8_AWQ"
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    with pytest.raises(ConfigError, match="quant_algo='W4A8_AWQ'"):
+        load_weights(tmp_path, *program, FLOAT32)
+
+
+def four_bits(folder, *, kind="nf4", block=64, nested=True, storage=np.uint8, config=LLAMA):
+    """By the definition, code by code; scales are quantized twice where `nested`."""
+
+    def quantize(layer, weight):
+        num_blocks = weight.size // block
+        codes = RNG.integers(0, 16, weight.size).astype(np.uint8)
+        state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(weight.shape)}
+        absmax, parts = positive(num_blocks), {}
+        if nested:
+            stored = RNG.integers(0, 256, num_blocks).astype(np.uint8)
+            levels, outer = np.linspace(-1, 1, 256, dtype=np.float32), positive(-(-num_blocks // 256))
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+            parts = {f"{layer}.weight.nested_absmax": outer, f"{layer}.weight.nested_quant_map": levels}
+            absmax = levels[stored] * np.repeat(outer, 256)[:num_blocks] + np.float32(0.0625)
+        parts |= {
+            f"{layer}.weight": (codes[::2] << 4 | codes[1::2])[:, None].reshape(-1).view(storage)[:, None],
+            f"{layer}.weight.absmax": stored if nested else absmax,
+            f"{layer}.weight.quant_map": LEVELS[kind],
+            f"{layer}.weight.quant_state.bitsandbytes__{kind}": np.frombuffer(json.dumps(state).encode(), np.uint8),
+        }
+        return parts, (LEVELS[kind][codes] * np.repeat(absmax, block)).reshape(weight.shape)
+
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "_load_in_4bit": True, "load_in_8bit": False}
+    settings |= {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested, "llm_int8_threshold": 6.0}
+    return store(folder, settings, quantize, config)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"nested": False, "storage": np.float32},
+        {"kind": "fp4", "storage": ml_dtypes.bfloat16},
+        {"block": 512, "nested": False},  # blocks of several rows
+    ],
+    ids=str,
+)
+def test_bitsandbytes_four_bits(tmp_path, case):
+    check_bits(tmp_path, four_bits(tmp_path, **case))
+    native()
+    assert f"no kernel multiplies {case.get('kind', 'nf4')}" in check_logits(tmp_path, stays=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "make", "said"),
+    [
+        (".weight", lambda x: None, "has no .*weight beside"),
+        (".weight", lambda x: x[:-1], "nf4 of .* needs"),
+        (".weight.absmax", lambda x: None, "has no .*absmax"),
+        (".weight.absmax", lambda x: x[1:], "absmax"),
+        (".weight.nested_absmax", lambda x: x[1:], "nested_absmax"),
+        (".weight.nested_quant_map", lambda x: None, "nested_quant_map"),
+        (".weight.quant_map", lambda x: x[::-1], "is not the table of nf4"),
+        (".weight.quant_state.bitsandbytes__nf4", lambda x: x[:-9], "JSON of a quant_state"),
+        (".weight.quant_state.bitsandbytes__nf4", lambda x: np.frombuffer(b"[1]", np.uint8), "no JSON object"),
+        (".weight.quant_state.bitsandbytes__nf4", lambda x: x.astype(np.int32), "it is I32"),
+        (".weight.quant_state.bitsandbytes__nf4", lambda x: None, "has no quant_state or SCB"),
+    ],
+)
+def test_bitsandbytes_parts_that_do_not_fit(tmp_path, part, make, said):
+    four_bits(tmp_path)
+    change(tmp_path, EXAMPLE + part, make)
+    with pytest.raises(ModelLoadError, match=said):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+def eight_bits(folder, *, layout=0):
+    def quantize(layer, weight):
+        codes, scb = RNG.integers(-127, 128, weight.shape).astype(np.int8), positive(len(weight))
+        parts = {f"{layer}.weight": codes, f"{layer}.SCB": scb, f"{layer}.weight_format": np.uint8(layout)}
+        return parts, codes * (scb / np.float32(127))[:, None]
+
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_enable_fp32_cpu_offload": False}
+    return store(folder, settings, quantize)
+
+
+def test_bitsandbytes_int8_stays(tmp_path):
+    check_bits(tmp_path, eight_bits(tmp_path))
+    native()
+    check_logits(tmp_path, stays=True)
+    change(tmp_path, f"{EXAMPLE}.SCB", lambda x: None)
+    assert not loads_or_refuses(tmp_path)
+    eight_bits(tmp_path, layout=1)
+    with pytest.raises(ModelLoadError, match="weight_format is not 0"):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA):
+    def quantize(layer, weight):
+        num_outputs, num_inputs = weight.shape
+        used = 8 if own and "down" in layer else bits
+        codes = RNG.integers(0, 1 << used, weight.shape)
+        spread = (codes[..., None] >> np.arange(used) & 1).astype(np.uint8).reshape(num_outputs, -1)
+        scales, biases = (positive((num_outputs, num_inputs // group), dtype) * sign for sign in (1, -4))
+        parts = {
+            f"{layer}.weight": np.packbits(spread, axis=1, bitorder="little").view(np.uint32),
+            f"{layer}.scales": scales.astype(dtype),
+            f"{layer}.biases": biases.astype(dtype),
+        }
+        s, b = (np.repeat(parts[f"{layer}.{part}"].astype(np.float32), group, axis=1) for part in ("scales", "biases"))
+        return parts, codes.astype(np.float32) * s + b
+
+    expected = store(folder, None, quantize, config)
+    settings = {"group_size": group, "bits": bits, "mode": "affine"}
+    if own:
+        settings |= {name: {"group_size": group, "bits": 8} for name in expected if "down" in name}
+    settings |= {"model.layers.0.mlp.router": False}
+    both = {"quantization": settings, "quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config | both))
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ({}, ""),
+        ({"bits": 2, "group": 32, "dtype": np.dtype(ml_dtypes.bfloat16)}, ""),
+        ({"bits": 3, "group": 128}, ""),
+        ({"bits": 6}, "8 bits with minima"),
+        ({"bits": 8, "group": 32}, "8 bits with minima"),
+        ({"dtype": np.float32}, "float16 cannot hold its scales"),
+    ],
+    ids=str,
+)
+def test_mlx(tmp_path, case, why):
+    form = check_bits(tmp_path, mlx(tmp_path, **case))
+    assert form.zero == "minima"
+    native()
+    assert why in check_logits(tmp_path, stays=not why)
+
+
+def test_mlx_layers_with_bits_of_their_own(tmp_path):
+    expected = mlx(tmp_path, own=True)
+    weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
+    assert np.array_equal(weights["layers.1.ffn.down.weight"], expected[EXAMPLE])
+    native()
+    reason = check_logits(tmp_path, stays=True)
+    assert (
+        "12 matrices keep the file's integers; 2 are dequantized to float32: no kernel has 8 bits with minima" in reason
+    )
+    change(tmp_path, f"{EXAMPLE}.biases", lambda x: None)
+    assert not loads_or_refuses(tmp_path)
+
+
+def test_mlx_settings_that_are_not_supported(tmp_path):
+    mlx(tmp_path)
+    for changed, said in (({"mode": "nvfp4"}, "mode"), ({"bits": 7}, "bits=7"), ({"unheard_of": 1}, "unheard_of")):
+        settings = {"group_size": 64, "bits": 4} | changed
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": settings}))
+        with pytest.raises(ConfigError, match=said):
+            load_weights(tmp_path, *described(LLAMA), FLOAT32)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_bitsandbytes_itself(tmp_path, kind, nested):
+    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+
+    def quantize(layer, weight):
+        codes, state = functional.quantize_4bit(
+            torch.from_numpy(np.ascontiguousarray(weight)), quant_type=kind, compress_statistics=nested
+        )
+        parts = {f"{layer}.weight.{key}": part.numpy() for key, part in state.as_dict(packed=True).items()}
+        return {f"{layer}.weight": codes.numpy(), **parts}, functional.dequantize_4bit(codes, state).numpy()
+
+    check_bits(tmp_path, store(tmp_path, {"quant_method": "bitsandbytes", "load_in_4bit": True}, quantize))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_mlx_itself(tmp_path, bits):
+    core = pytest.importorskip("mlx.core", reason="mlx is not installed")
+
+    def quantize(layer, weight):
+        parts = core.quantize(core.array(weight), group_size=64, bits=bits)
+        numbers = np.array(core.dequantize(*parts, group_size=64, bits=bits))
+        return {f"{layer}.{name}": np.array(p) for name, p in zip(("weight", "scales", "biases"), parts)}, numbers
+
+    expected = store(tmp_path, {"group_size": 64, "bits": bits}, quantize)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": {"group_size": 64, "bits": bits}}))
+    weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
+    np.testing.assert_allclose(weights["layers.1.ffn.down.weight"], expected[EXAMPLE], rtol=0, atol=1e-7)  # it may fuse
