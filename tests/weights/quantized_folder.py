@@ -31,14 +31,14 @@ EXAMPLE = "model.layers.1.mlp.down_proj"
 LAYERS = {"self_attn.q_proj": "attn.q", "self_attn.o_proj": "attn.o", "mlp.down_proj": "ffn.down"}
 
 
-def store(folder, settings, quantize, config=LLAMA, metadata=None):
-    """Writes a model of which `quantize(layer, weight)` returns the tensors of every projection, and its numbers.
+def store(folder, settings, quantize, config=LLAMA, *, what="_proj.weight", metadata=None):
+    """Writes a model; `quantize(layer, weight)` returns the tensors of each projection, or of `what`, and its numbers.
 
     Returns these by the layer's name.
     """
     write(folder, config)
     tensors, expected = load(folder), {}
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith(what)]:
         layer = name.removesuffix(".weight")
         stored, expected[layer] = quantize(layer, tensors.pop(name) / 16)
         tensors |= {key: np.ascontiguousarray(value) for key, value in stored.items()}

@@ -195,7 +195,7 @@ def test_bitsandbytes_int8_stays(tmp_path):
         load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 
-def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA):
+def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA, what="_proj.weight"):
     def quantize(layer, weight):
         num_outputs, num_inputs = weight.shape
         used = 8 if own and "down" in layer else bits
@@ -210,7 +210,7 @@ def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA):
         s, b = (np.repeat(parts[f"{layer}.{part}"].astype(np.float32), group, axis=1) for part in ("scales", "biases"))
         return parts, codes.astype(np.float32) * s + b
 
-    expected = store(folder, None, quantize, config)
+    expected = store(folder, None, quantize, config, what=what)
     settings = {"group_size": group, "bits": bits, "mode": "affine"}
     if own:
         settings |= {name: {"group_size": group, "bits": 8} for name in expected if "down" in name}
@@ -250,6 +250,18 @@ def test_mlx_layers_with_bits_of_their_own(tmp_path):
     )
     change(tmp_path, f"{EXAMPLE}.biases", lambda x: None)
     assert not loads_or_refuses(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_mlx_tables(tmp_path, tied):
+    """Embedding and head are quantized as well, and one table serves as both where they are tied."""
+    what = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
+    expected = mlx(tmp_path, config=LLAMA | {"tie_word_embeddings": tied}, what=what)
+    config = LLAMA | {"tie_word_embeddings": tied}
+    weights = load_weights(tmp_path, *described(config), FLOAT32)
+    assert np.array_equal(weights["embed.weight"], expected["model.embed_tokens"])
+    native()
+    assert ("15" if tied else "16") + " matrices keep" in check_logits(tmp_path, stays=True)
 
 
 def test_mlx_settings_that_are_not_supported(tmp_path):

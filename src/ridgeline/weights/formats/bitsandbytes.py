@@ -1,8 +1,8 @@
 """bitsandbytes: NF4 and FP4 in blocks of a flat matrix, maybe with scales in 8 bits, and int8 with a scale per output.
 
 `X.weight` of 4 bits holds the whole matrix [N, K] flat, two codes in a byte, the earlier in the high half, whatever
-type the bytes are stored as. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON: the shape, the codes of a block,
-and of doubly quantized scales the offset. w = level(code) * absmax[block], where absmax is `X.weight.absmax`, or
+type the bytes are stored as. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON: the shape, the codes of a
+block, and of doubly quantized scales the offset. w = level(code) * absmax[block], where absmax is `X.weight.absmax`, or
 nested_quant_map[absmax] * nested_absmax[block of 256] + offset. https://arxiv.org/abs/2305.14314
 
 Of 8 bits: `X.weight` int8 [N, K] and `X.SCB` float32 [N], w = q * SCB / 127. https://arxiv.org/abs/2208.07339
@@ -61,7 +61,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a quant_state says."""
+    """Holds what a quant_state says."""
 
     shape: tuple[int, int]
     block: int
