@@ -34,6 +34,7 @@ TESTED = {
     "a logits processor": "test_a_logits_processor",
     "a kind of decoding": "test_a_strategy",
     "a proposer of drafts": "test_a_proposer",
+    "a proposer that computes a model": "test_a_drafter",
     "a kind of cache memory": "test_a_cache_group",
     "a workload": "test_a_workload",
     "a model to train": "test_a_preset",
@@ -228,6 +229,31 @@ plain, drafted = (
     for options in ({}, {"speculate": "stubborn", "adaptive_speculation": False})
 )
 assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+""")
+
+
+def test_a_drafter(copy):
+    copy.add(
+        "decoding/drafters/sevens.py",
+        "class Sevens:\n"
+        "    def max_tokens(self, view):\n"
+        "        return 4\n"
+        "    def draft(self, asked, max_catch_up):\n"
+        "        return {request.view.seq_id: [7] * request.num_tokens for request in asked}\n"
+        "    def forget(self, view):\n"
+        "        pass\n"
+        "def build(companion):\n"
+        "    return Sevens()\n",
+    )
+    copy.run("""
+from ridgeline import LLM, SamplingParams
+params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+options = {"speculate": "sevens:python-1m", "adaptive_speculation": False}
+llm = LLM("python-1m", num_threads=1, deterministic=True, **options)
+(drafted,) = llm.generate(["def f"], params, use_tqdm=False)
+(plain,) = LLM("python-1m", num_threads=1, deterministic=True).generate(["def f"], params, use_tqdm=False)
+assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+assert llm.engine.loop.stats().drafts["sevens"].num_draft_tokens > 0
 """)
 
 

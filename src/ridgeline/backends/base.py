@@ -67,9 +67,10 @@ class BackendPlan(Protocol):
         """Return the memory that the largest step takes beside weights and cache; 0 where it is not known."""
         ...
 
-    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+    def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Load the weights and take the memory. `program` is the planned one for the context length that was chosen.
 
+        `beside` never runs at the same time: the two may share threads.
         Raises ModelLoadError for broken weights.
         """
         ...

@@ -19,6 +19,7 @@ InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
+DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
 MAX_THREADS = 4096  # of the native backend's pool
 
 
@@ -158,7 +159,8 @@ class SpeculationConfig:
 
     speculate: str = option(
         "off",
-        "Draft the next tokens and verify them in one step: off, or proposers separated by commas, such as ngram.",
+        "Draft the next tokens and verify them in one step: off, or proposers separated by commas, such as ngram or "
+        "draft:MODEL.",
         metavar="NAMES",
         aka="speculative_config spec_type speculative_model draft",
     )
@@ -173,9 +175,15 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        for name in self.proposers():
-            if name not in proposer_names():
-                raise ConfigError(f"speculate must be off or one of {', '.join(proposer_names())}, got {name!r}")
+        for name, model in self._asked():
+            if name not in (known := [*proposer_names(), *drafter_names()]):
+                raise ConfigError(f"speculate must be off or one of {', '.join(known)}, got {name!r}")
+            if name in drafter_names() and not model:
+                raise ConfigError(f"speculate={name} lacks its model; write {name}:MODEL, such as {name}:python-1m")
+            if name in proposer_names() and model:
+                raise ConfigError(f"speculate={name}:{model}: {name} needs no model; write {name}")
+        if sum(name in drafter_names() for name in self.proposers()) > 1:
+            raise ConfigError(f"speculate={self.speculate}: one model can draft beside a model; name one")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min must be at most prompt_lookup_max ({self.prompt_lookup_max}), "
@@ -184,12 +192,29 @@ class SpeculationConfig:
 
     def proposers(self) -> tuple[str, ...]:
         """Return the names of the proposers, the preferred one first; none where speculation is off."""
-        return () if self.speculate == "off" else tuple(name.strip() for name in self.speculate.split(","))
+        return tuple(name for name, _ in self._asked())
+
+    @property
+    def drafter(self) -> tuple[str, str] | None:
+        """The name of the proposer that needs a model, and that model; None where none is asked for."""
+        return next(((name, model) for name, model in self._asked() if name in drafter_names()), None)
+
+    def _asked(self) -> list[tuple[str, str]]:
+        """Return the proposers by name, each with what stands behind its colon."""
+        if self.speculate == "off":
+            return []
+        parts = [part.strip().partition(":") for part in self.speculate.split(",")]
+        return [(name, model) for name, _, model in parts]
 
 
 def proposer_names() -> list[str]:
-    """Return the names of the proposers."""
+    """Return the names of the proposers that need no model."""
     return sorted(path.stem for path in PROPOSERS.glob("[a-z]*.py"))
+
+
+def drafter_names() -> list[str]:
+    """Return the names of the proposers that compute a model of their own."""
+    return sorted(path.stem for path in DRAFTERS.glob("[a-z]*.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from ridgeline.core.host import HostReader
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
+from ridgeline.engine.companion import plan_companion
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
@@ -24,7 +25,7 @@ from ridgeline.engine.model import describe, embeds, open_model
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.sizing import choose_sizes
+from ridgeline.engine.sizing import bytes_per_token, choose_sizes
 from ridgeline.program.passes.context import for_context
 
 log = get_logger("build")
@@ -46,24 +47,30 @@ def build_engine(
     backend, why_backend = select(model, config, offered)
     plan = backend.plan(model, config)
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
-    sizing = choose_sizes(plan, config, model.program.states, spec.max_positions, all_rows=all_rows)
+    draft = plan_companion(config, model, offered)
+    beside = None if draft is None else draft.needs
+    states = model.program.states
+    sizing = choose_sizes(plan, config, states, spec.max_positions, all_rows=all_rows, beside=beside)
     program = for_context(model.program, sizing.max_model_len)
     with ThreadPoolExecutor(1) as threads:  # while native code checks or packs weights
         reading = threads.submit(model.folder.tokenizer)
         executable = plan.open(program, sizing.layout)
         tokenizer = reading.result()
-    choices = {"backend": why_backend, **plan.choices, **sizing.choices}
+    companion = None if draft is None else draft.open(sizing, bytes_per_token(plan, states), executable, clock)
+    drafting = {} if companion is None else companion.choices
+    choices = {"backend": why_backend, **plan.choices, **sizing.choices, **drafting}
     for name, choice in choices.items():
         log.info("%s: %s (%s)", name, choice.value, choice.reason)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     executor = InlineExecutor(executable, Sampler(), sizing.layout, clock)
-    cache = CacheManager(
-        sizing.layout, prefix_caching=config.cache.prefix_caching and not info.embeds
-    )  # all are pooled
+    prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled
+    cache = CacheManager(sizing.layout, prefix_caching=prefixes)
+    kinds = cache.kinds_without_rollback()
+    strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
     scheduler = Scheduler(
         config.scheduler,
         cache,
-        choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=cache.kinds_without_rollback()),
+        strategy,
         sizing.max_model_len,
         sizing.limits.num_rows,
         clock,

@@ -122,6 +122,10 @@ class Sequence:
         return self.request.pooling
 
     @property
+    def salt(self) -> str:
+        return self.request.salt
+
+    @property
     def num_output(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
 

@@ -33,10 +33,24 @@ class Sizing:
     choices: Mapping[str, Choice]
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Holds what a second model takes: bytes of weights and workspace, and of a token in its cache."""
+
+    taken_bytes: int
+    bytes_per_token: int
+
+
 def choose_sizes(
-    plan: BackendPlan, config: EngineConfig, states: Sequence[State], max_positions: int, *, all_rows: bool
+    plan: BackendPlan,
+    config: EngineConfig,
+    states: Sequence[State],
+    max_positions: int,
+    *,
+    all_rows: bool,
+    beside: "Beside | None" = None,
 ) -> Sizing:
-    """Return what fits beside the weights and the largest step.
+    """Return what fits beside the weights and the largest step, and `beside` another model.
 
     `max_positions` is the declared context length: unless another was asked for, it is halved until one sequence fits.
     `all_rows`: every token of a step has its row of results. Raises ConfigError where nothing fits.
@@ -44,10 +58,15 @@ def choose_sizes(
     asked, scheduler = config.model.max_model_len, config.scheduler
     sizes = [plan.state_size(state) for state in states]
     free_bytes = plan.available_bytes - plan.weight_bytes  # which come into memory later
+    share = 1.0
+    if beside is not None:
+        free_bytes -= beside.taken_bytes
+        own = bytes_per_token(plan, states)
+        share = own / max(own + beside.bytes_per_token, 1)
     length = asked or max_positions
     while True:
         limits = _step_limits(scheduler, length, all_rows=all_rows)
-        budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits))
+        budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits), share)
         try:
             layout = plan_layout(
                 sizes,
@@ -85,17 +104,30 @@ def _length_choice(length: int, asked: int | None, max_positions: int) -> Choice
 
 
 def _choose_budget(
-    config: EngineConfig, sizes: Sequence[StateSize], max_model_len: int, free_bytes: int
+    config: EngineConfig, sizes: Sequence[StateSize], max_model_len: int, free_bytes: int, own_share: float
 ) -> tuple[int, Choice]:
-    """Return the cache's bytes: as asked, or enough for all sequences within a share of the free memory."""
+    """Return the cache's bytes: as asked, or enough for all sequences within a share of the free memory.
+
+    `own_share` of what is asked for or free is for this model.
+    """
     cache, max_num_seqs = config.cache, config.scheduler.max_num_seqs
+    if cache.kv_cache_bytes is not None and own_share < 1:
+        own_bytes = int(cache.kv_cache_bytes * own_share)
+        return own_bytes, Choice(f"{own_bytes:,}", f"of {cache.kv_cache_bytes:,}, beside as many tokens of drafts")
     if cache.kv_cache_bytes is not None:
         return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
     blocks = -(-max_model_len // cache.block_size) + 1
     per_token = sum(size.bytes_per_token for size in sizes if isinstance(size, KvStateSize))
     per_sequence = sum(size.num_bytes for size in sizes if isinstance(size, RecurrentStateSize))
     wanted = max_num_seqs * (blocks * cache.block_size * per_token + RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence)
-    share = max(0, int(free_bytes * CACHE_SHARE))
+    share = max(0, int(free_bytes * CACHE_SHARE * own_share))
     if wanted <= share:
         return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {max_model_len} tokens")
-    return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory")
+    beside = "" if own_share == 1 else ", less a draft model's part"
+    return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory{beside}")
+
+
+def bytes_per_token(plan: BackendPlan, states: Sequence[State]) -> int:
+    """Return what the cache keeps of a token, windows and recurrent states left aside."""
+    sizes = [plan.state_size(state) for state in states]
+    return sum(size.bytes_per_token for size in sizes if isinstance(size, KvStateSize))

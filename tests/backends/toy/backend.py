@@ -41,7 +41,7 @@ class ToyPlan:
     def workspace_bytes(self, limits: StepLimits) -> int:
         return 1000 * limits.num_tokens
 
-    def open(self, program: Program, layout: CacheLayout) -> CountingExecutable:
+    def open(self, program: Program, layout: CacheLayout, beside: object = None) -> CountingExecutable:
         from ridgeline.backends.reference.paged import ReferenceExecutable
         from ridgeline.backends.reference.weights import read_weights
 

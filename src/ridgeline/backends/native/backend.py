@@ -133,7 +133,7 @@ class NativePlan:
         sizes = [self.state_size(state) for state in program.states]
         return MeasuredTape(program, self.settings, sizes, self._config.cache.block_size)
 
-    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+    def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Build the tape over weights that an earlier start packed, or that are packed now and cached for the next."""
         from ridgeline.backends.native.executable import NativeExecutable
 
@@ -142,8 +142,9 @@ class NativePlan:
         if torch is not None:  # ops that fall back use it, and its threads would spin beside the pool's
             torch.set_num_threads(1)
         store = self._open_store(program)
+        pool = beside.pool if isinstance(beside, NativeExecutable) else None
         executable = NativeExecutable(
-            program, self._load, layout, self.settings, store, prequantized=self._prequantized
+            program, self._load, layout, self.settings, store, prequantized=self._prequantized, pool=pool
         )
         if store is not None:
             store.commit()

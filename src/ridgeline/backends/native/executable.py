@@ -35,7 +35,7 @@ class NativeExecutable:
 
     `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
     names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `prequantized`
-    reads the weights that `settings.prequantized` names.
+    reads the weights that `settings.prequantized` names. `pool` are threads that another executable has as well.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class NativeExecutable:
         store: Store | None = None,
         native: Mapping[str, Emitter] = EMITTERS,
         prequantized: PrequantizedWeights | None = None,
+        pool: _native.Pool | None = None,
     ) -> None:
         self._program, self._layout, self._settings = program, layout, settings
-        self._pool = _native.Pool(settings.num_threads)
-        self._tape = _native.Tape(settings.level, self._pool, settings.deterministic)
+        self.pool = pool or _native.Pool(settings.num_threads)
+        self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
         self._memory: list[np.ndarray] = []
         self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
@@ -98,7 +99,7 @@ class NativeExecutable:
         for _ in range(3):
             started = time.perf_counter()
             for part in parts:
-                _native.read_all(self._settings.level, self._pool, address(part), part.nbytes // 64 * 64)
+                _native.read_all(self._settings.level, self.pool, address(part), part.nbytes // 64 * 64)
             fastest_s = min(fastest_s, time.perf_counter() - started)
         return num_bytes / fastest_s
 

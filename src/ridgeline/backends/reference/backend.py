@@ -60,7 +60,7 @@ class ReferencePlan:
         """Return 0: torch does not tell."""
         return 0
 
-    def open(self, program: Program, layout: CacheLayout) -> "Executable":
+    def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         import torch
 
         from ridgeline.backends.reference.paged import ReferenceExecutable

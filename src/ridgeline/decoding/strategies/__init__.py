@@ -8,6 +8,7 @@ from typing import cast
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.spec.spec import DecoderSpec
 
@@ -23,9 +24,17 @@ def build_strategy(kind: str, spec: DecoderSpec, config: EngineConfig, clock: Cl
 
 
 def choose_strategy(
-    spec: DecoderSpec, config: EngineConfig, clock: Clock, *, embeds: bool, without_rollback: Sequence[str]
+    spec: DecoderSpec,
+    config: EngineConfig,
+    clock: Clock,
+    *,
+    embeds: bool,
+    without_rollback: Sequence[str],
+    companion: Companion | None = None,
 ) -> Strategy:
     """Build the strategy that a model and its use ask for; `without_rollback`: its kinds of memory that have none.
+
+    `companion` is the model of a drafter that is asked for.
 
     A model that can verify drafts does so also with speculation off, for requests that bring a prediction. Raises
     ConfigError where drafts are asked for that the model cannot verify.
@@ -41,4 +50,8 @@ def choose_strategy(
             kind, f"{' and '.join(without_rollback)} states of this model cannot be rolled back past a rejected draft"
         )
         raise ConfigError(f"speculate={config.speculation.speculate}: {why}; leave it off")
+    if kind == "speculative":
+        from ridgeline.decoding.strategies import speculative  # it needs this package first
+
+        return speculative.build(spec, config, clock, companion)
     return build_strategy(kind, spec, config, clock)

@@ -11,11 +11,14 @@ Called by the scheduler.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import EngineConfig, proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
+from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
+from ridgeline.decoding.drafters._guard import Probes, Shielded
 from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
@@ -25,12 +28,18 @@ ON_REQUEST = "prediction"  # the proposer that is there also with speculation of
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
 
 
-def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Speculative":
+def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None) -> "Speculative":
+    """Build the strategy; `companion` is the model of a drafter that is asked for."""
     given = config.speculation
     control = DraftControl() if given.adaptive_speculation else None
     names = dict.fromkeys((ON_REQUEST, *given.proposers()))
-    proposers = {name: build_proposer(name, given) for name in names}
-    return Speculative(proposers, given.num_speculative_tokens, control, clock)
+    hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
+    drafter = None
+    if given.drafter is not None:
+        name, _ = given.drafter
+        assert companion is not None, f"{name} drafts with a model"
+        drafter = name, Shielded(build_drafter(name, companion))
+    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter)
 
 
 @dataclass(slots=True)
@@ -56,10 +65,18 @@ class _Counts:
         return DraftStats(self.drafts, self.draft_tokens, self.accepted_tokens, tuple(self.accepted_by_position))
 
 
+class _Guess(NamedTuple):
+    """A draft that may be made or shortened, by what says how far it can be trusted."""
+
+    kind: tuple[str, int]
+    num_tokens: int
+
+
 class Speculative(Autoregressive):
     """Strategy that verifies what `proposers`, by their names, draft: for each sequence the draft that gains most.
 
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
+    The `drafter`, with its name, drafts for the sequences of which nobody has a guess.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that since the last one was taken in, drafting included.
@@ -68,16 +85,23 @@ class Speculative(Autoregressive):
     rolls_back = True
 
     def __init__(
-        self, proposers: Mapping[str, Proposer], max_draft_tokens: int, control: DraftControl | None, clock: Clock
+        self,
+        proposers: Mapping[str, Proposer],
+        max_draft_tokens: int,
+        control: DraftControl | None,
+        clock: Clock,
+        drafter: tuple[str, Drafter] | None = None,
     ) -> None:
         self._proposers = proposers
+        self._method, self._drafter = drafter or ("", None)
+        self._probes = Probes()
         self._max_draft_tokens = max_draft_tokens
         self._control = control
         self._clock = clock
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
         self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
-        self._counts = {name: _Counts() for name in proposers}
-        self._always = any(name != ON_REQUEST for name in proposers)
+        self._counts = {name: _Counts() for name in (*proposers, *([drafter[0]] if drafter else []))}
+        self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._asked = False  # whether a sequence that runs is drafted for
         self._began_s = self._observed_s = 0.0
 
@@ -98,11 +122,31 @@ class Speculative(Autoregressive):
         if any(len(view.token_ids) - view.num_computed != 1 for view in running):
             return
         budget = min(room.num_tokens, room.num_rows)
-        drafts = {view.seq_id: draft for view in running if budget > 0 and (draft := self._propose(view)) is not None}
-        self._drafts = self._within(drafts, len(running), budget)
+        if budget <= 0:
+            return
+        drafts: dict[int, Draft] = {}
+        unguessed: dict[int, DraftRequest] = {}
+        for view in running:
+            if (draft := self._propose(view)) is not None:
+                drafts[view.seq_id] = draft
+            elif (num_tokens := self._max_by_drafter(view)) > 0:
+                unguessed[view.seq_id] = DraftRequest(view, num_tokens)
+        guesses = {key: _Guess(draft.kind, len(draft.token_ids)) for key, draft in drafts.items()}
+        guesses |= {key: _Guess((self._method, 0), request.num_tokens) for key, request in unguessed.items()}
+        lengths = self._lengths(guesses, len(running), budget)
+        for key, length in lengths.items():
+            if key in drafts:
+                self._drafts[key] = drafts[key]._replace(token_ids=drafts[key].token_ids[:length])
         for view in running:
             if view.seq_id in drafts and view.seq_id not in self._drafts:
                 self._set_aside(view, drafts[view.seq_id])
+        if unguessed and self._drafter is not None:
+            asked = [DraftRequest(r.view, lengths[key]) for key, r in unguessed.items() if key in lengths]
+            if self._probes.due(len(asked) > 0):
+                asked = [min(unguessed.values(), key=lambda r: len(r.view.token_ids))._replace(num_tokens=1)]
+            if asked:
+                found = self._drafter.draft(asked, room.num_tokens)
+                self._drafts |= {key: Draft(token_ids, 0, self._method) for key, token_ids in found.items()}
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -159,6 +203,8 @@ class Speculative(Autoregressive):
         self._unverified.pop(view.seq_id, None)
         for proposer in self._proposers.values():
             proposer.forget(view)
+        if self._drafter is not None:
+            self._drafter.forget(view)
         if self._control is not None:
             self._control.acceptance.forget(view.seq_id)
 
@@ -167,13 +213,7 @@ class Speculative(Autoregressive):
 
     def _propose(self, view: SequenceView) -> Draft | None:
         """Return the draft that gains most, no longer than the output may still become."""
-        num_output = len(view.token_ids) - len(view.prompt_ids)
-        room = min(self._max_draft_tokens, view.max_tokens - num_output - 1)
-        if (asked := view.params.speculation) is not None and asked.num_speculative_tokens is not None:
-            room = min(room, asked.num_speculative_tokens)
-        if (
-            room <= 0 or not num_output or not self._asks(view)
-        ):  # before the first token the outputs of n > 1 are one sequence
+        if (room := self._room(view)) <= 0:
             return None
         self._learn_in_hindsight(view)
         best, best_gain = None, 0.0
@@ -199,6 +239,21 @@ class Speculative(Autoregressive):
         """Note a draft that is not verified, to compare it with what comes."""
         self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))[1].append(draft)
 
+    def _room(self, view: SequenceView) -> int:
+        """Return how many tokens a draft may have."""
+        num_output = len(view.token_ids) - len(view.prompt_ids)
+        if not num_output or not self._asks(view):  # before the first token the outputs of n > 1 are one sequence
+            return 0
+        asked = view.params.speculation
+        most = asked.num_speculative_tokens if asked is not None else None
+        return min(
+            self._max_draft_tokens if most is None else min(self._max_draft_tokens, most),
+            view.max_tokens - num_output - 1,
+        )
+
+    def _max_by_drafter(self, view: SequenceView) -> int:
+        return 0 if self._drafter is None else min(self._room(view), self._drafter.max_tokens(view))
+
     def _learn_in_hindsight(self, view: SequenceView) -> None:
         """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
         if self._control is None or (unverified := self._unverified.pop(view.seq_id, None)) is None:
@@ -209,17 +264,17 @@ class Speculative(Autoregressive):
             right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))
             self._control.acceptance.observe(view.seq_id, draft.kind, len(came), right)
 
-    def _within(self, drafts: dict[int, Draft], num_decodes: int, budget: int) -> dict[int, Draft]:
-        """Return as much of each draft as pays and as `budget` tokens allow."""
+    def _lengths(self, guesses: dict[int, "_Guess"], num_decodes: int, budget: int) -> dict[int, int]:
+        """Return how many tokens of each guess pay and fit into `budget` tokens, by sequence, where there are any."""
         if self._control is not None:
             acceptance = self._control.acceptance
-            survivals = [acceptance.survival(key, d.kind, len(d.token_ids)) for key, d in drafts.items()]
-            lengths = self._control.choose(num_decodes, survivals, budget)
+            survivals = [acceptance.survival(key, g.kind, g.num_tokens) for key, g in guesses.items()]
+            wanted = self._control.choose(num_decodes, survivals, budget)
         else:
-            lengths = [len(draft.token_ids) for draft in drafts.values()]
-        shortened: dict[int, Draft] = {}
-        for (seq_id, draft), length in zip(drafts.items(), lengths, strict=True):
+            wanted = [guess.num_tokens for guess in guesses.values()]
+        lengths: dict[int, int] = {}
+        for seq_id, length in zip(guesses, wanted, strict=True):
             if (length := min(length, budget)) > 0:
-                shortened[seq_id] = draft._replace(token_ids=draft.token_ids[:length])
+                lengths[seq_id] = length
                 budget -= length
-        return shortened
+        return lengths

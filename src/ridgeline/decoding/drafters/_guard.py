@@ -1,0 +1,57 @@
+"""Guard a strategy from its drafter: errors harm no request, and drafts that do not pay are tried now and then."""
+
+from collections.abc import Mapping, Sequence
+
+from ridgeline.core.log import get_logger
+from ridgeline.decoding.drafters import Drafter, DraftRequest
+from ridgeline.decoding.strategy import SequenceView
+
+MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
+FIRST_WAIT, MAX_WAIT = 4, 32  # rounds without drafts, each behind a rest of the control, between two tries
+
+log = get_logger("engine")
+
+
+class Shielded:
+    """Drafter that does what `drafter` does until it fails: sequences then go on without drafts."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._failures = 0
+
+    def max_tokens(self, view: SequenceView) -> int:
+        return self._drafter.max_tokens(view) if self._failures < MAX_FAILURES else 0
+
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Sequence[int]]:
+        try:
+            drafts = self._drafter.draft(asked, max_catch_up)
+        except Exception:
+            self._failures += 1
+            ends = ", and it is left alone" if self._failures == MAX_FAILURES else ""
+            log.exception("%d sequences go on without drafts, which could not be made%s", len(asked), ends)
+            for request in asked:
+                self.forget(request.view)
+            return {}
+        self._failures = 0
+        return drafts
+
+    def forget(self, view: SequenceView) -> None:
+        self._drafter.forget(view)
+
+
+class Probes:
+    """Says when to draft all the same while drafts do not pay, less and less often: acceptance may have changed."""
+
+    def __init__(self) -> None:
+        self._waited, self._wait = 0, FIRST_WAIT
+
+    def due(self, drafts: bool) -> bool:
+        """Take in whether a round drafts; return whether one that does not should try."""
+        if drafts:
+            self._waited, self._wait = 0, FIRST_WAIT
+            return False
+        self._waited += 1
+        if self._waited < self._wait:
+            return False
+        self._waited, self._wait = 0, min(2 * self._wait, MAX_WAIT)
+        return True

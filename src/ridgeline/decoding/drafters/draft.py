@@ -1,0 +1,233 @@
+"""Predict with a smaller model of the same vocabulary (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
+
+Its cache follows the target's text at a distance of its own: it may lag behind, find other prefixes cached, and lose
+its blocks alone. A round first catches up, then takes one step a drafted token, of all sequences together:
+
+    known  a b c d | computed  a b | catches up with  c d → e | steps  e → f, f → g | drafted  e f g
+
+Every token is sampled with the target's parameters and the random number of its place: where the two distributions
+agree the same token comes out of both (drafter-invariant speculation, arXiv 2408.07978).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import BlockCopy, BlockTable, SampledToken, SampleRow, Span, StepPlan
+from ridgeline.decoding.drafters import Companion, DraftRequest
+from ridgeline.decoding.strategy import SequenceView, sample_row
+
+
+def build(companion: Companion) -> "DraftModel":
+    return DraftModel(companion)
+
+
+@dataclass(slots=True)
+class _Resident:
+    """A sequence in the draft model's cache: positions [0, num_computed) hold its tokens, then those of `drafted`.
+
+    The first of `drafted` is the newest token that was known: its logits are computed again if nothing came.
+    `num_checked` of its tokens are in the common vocabulary.
+    """
+
+    params: SamplingParams  # the target's, without what the target alone is asked for
+    num_computed: int
+    drafted: list[int] = field(default_factory=list[int])
+    num_checked: int = 0
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft in the making: `row` decides its first token, up to `num_tokens` of them."""
+
+    view: SequenceView
+    num_tokens: int
+    row: SampleRow
+    token_ids: list[int] = field(default_factory=list[int])
+
+
+class DraftModel:
+    """Drafter over `companion`; the order of the residents is that of their last round, the latest last."""
+
+    def __init__(self, companion: Companion) -> None:
+        self._companion = companion
+        self._cache = companion.cache
+        self._residents: dict[int, _Resident] = {}
+        self._silent: set[int] = set()  # sequences with tokens that the draft model does not have
+        self._step = 0
+
+    def max_tokens(self, view: SequenceView) -> int:
+        if view.seq_id in self._silent:
+            return 0
+        return max(self._companion.max_model_len - len(view.token_ids) + 1, 0)  # the last one is never computed
+
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Sequence[int]]:
+        members = {request.view.seq_id for request in asked}
+        spans: list[Span] = []
+        copies: list[BlockCopy] = []
+        chains: list[_Chain] = []
+        room = self._companion.max_step_tokens
+        for index, (view, num_tokens) in enumerate(asked):
+            behind = len(asked) - index - 1  # each keeps its newest token
+            span = self._catch_up(view, num_tokens, min(room - behind, max_catch_up + 1), members, copies)
+            if span is None:
+                continue
+            spans.append(span)
+            room -= span.num_tokens
+            max_catch_up -= span.num_tokens - 1
+            if span.num_logit_rows:
+                chains.append(_Chain(view, num_tokens, self._row(view, len(chains))))
+        if not spans:
+            return {}
+        self._compute(spans, copies, chains)
+        by_id = {request.view.seq_id: request.view for request in asked}
+        for span in spans:
+            resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
+            resident.num_computed = final
+            resident.drafted.extend(span.token_ids[final - span.start :])
+            self._cache.commit(span.seq_id, by_id[span.seq_id].token_ids, final)
+        self._follow(chains)
+        return {chain.view.seq_id: chain.token_ids for chain in chains if chain.token_ids}
+
+    def forget(self, view: SequenceView) -> None:
+        self._silent.discard(view.seq_id)
+        self._release(view.seq_id)
+
+    def _catch_up(
+        self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]
+    ) -> Span | None:
+        """Return the known tokens to compute, at most `max_tokens`, with their blocks and those of the draft reserved.
+
+        None where the sequence has to do without drafts for now.
+        """
+        seq_id, token_ids = view.seq_id, view.token_ids
+        resident = self._resident(view, members)
+        if resident is None or max_tokens <= 0:
+            return None
+        known, start = len(token_ids), resident.num_computed
+        end = min(start + max_tokens, known)
+        needed = end if end < known else known + num_tokens - 1
+        while (copied := self._cache.reserve(seq_id, needed)) is None:
+            if not self._evict(members):
+                return None
+        copies.extend(copied)
+        return Span(seq_id, start, token_ids[start:end], int(end == known))
+
+    def _resident(self, view: SequenceView, members: set[int]) -> _Resident | None:
+        """Return the sequence as the cache has it now, what was drafted and came about included."""
+        seq_id, token_ids = view.seq_id, view.token_ids
+        resident = self._residents.pop(seq_id, None)
+        if resident is None:
+            if seq_id in self._silent or not self._knows(view, 0):
+                return None
+            while not self._cache.can_admit(token_ids, view.salt):
+                if not self._evict(members):
+                    return None
+            cached = self._cache.admit(seq_id, token_ids, view.salt)
+            params = self._own_params(view.params)
+            self._residents[seq_id] = resident = _Resident(params, cached.num_tokens, num_checked=len(token_ids))
+            return resident
+        self._residents[seq_id] = resident
+        if not self._knows(view, resident.num_checked):
+            self._release(seq_id)
+            return None
+        came = token_ids[resident.num_computed : len(token_ids) - 1]  # the newest token's row is needed anew
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(resident.drafted, came)))
+        if right:
+            resident.num_computed += right
+            self._cache.commit(seq_id, token_ids, resident.num_computed)
+        resident.num_checked = len(token_ids)
+        resident.drafted.clear()
+        return resident
+
+    def _row(self, view: SequenceView, row: int) -> SampleRow:
+        """Return the row that decides the first token of a draft."""
+        asked = sample_row(view, row)
+        stop_ids = [token for token in asked.stop_ids if token < self._companion.vocab_size]
+        return asked._replace(params=self._residents[view.seq_id].params, stop_ids=stop_ids)
+
+    def _own_params(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters of drafts: the target's parameters, as far as they concern common tokens."""
+        bias = {token: value for token, value in params.logit_bias.items() if token < self._companion.vocab_size}
+        return replace(params, logprobs=None, prompt_logprobs=None, logit_bias=bias)
+
+    def _knows(self, view: SequenceView, num_checked: int) -> bool:
+        """Tell whether the tokens from `num_checked` on are in the common vocabulary, and remember if not."""
+        if max(view.token_ids[num_checked:], default=0) < self._companion.vocab_size:
+            return True
+        self._silent.add(view.seq_id)
+        return False
+
+    def _follow(self, chains: list[_Chain]) -> None:
+        """Compute a token of every chain a step, until all are as long as asked."""
+        followed, block_size = 0, self._cache.layout.block_size
+        tables: tuple[tuple[BlockTable, ...], ...] = ()
+        last: list[_Chain] = []
+        while chains := [chain for chain in chains if 0 < len(chain.token_ids) < chain.num_tokens]:
+            spans: list[Span] = []
+            for chain in chains:
+                seq_id, drafted = chain.view.seq_id, chain.token_ids
+                start = len(chain.view.token_ids) + len(drafted) - 1
+                spans.append(Span(seq_id, start, (drafted[-1],), 1))
+                self._residents[seq_id].drafted.append(drafted[-1])
+            if len(chains) != len(last):
+                followed = 0
+            if not followed or any(span.start % block_size == 0 for span in spans):  # else slots go on by one
+                tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
+            rows = [_row_after(chain, row) for row, chain in enumerate(chains)]
+            if any(row.params.needs_history or row.num_output <= row.params.min_tokens for row in rows):
+                followed = 0
+            followed = self._run(spans, (), chains, rows, tables, followed)
+            last = chains
+
+    def _compute(self, spans: Sequence[Span], copies: Sequence[BlockCopy], chains: Sequence[_Chain]) -> None:
+        """Compute known tokens, and sample the first token of each chain."""
+        tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
+        self._run(spans, copies, chains, [chain.row for chain in chains], tables, 0)
+
+    def _run(
+        self,
+        spans: Sequence[Span],
+        copies: Sequence[BlockCopy],
+        chains: Sequence[_Chain],
+        rows: Sequence[SampleRow],
+        tables: tuple[tuple[BlockTable, ...], ...],
+        followed: int,
+    ) -> int:
+        """Compute a step, extend the chains by what was sampled in it, and return its number."""
+        self._step += 1
+        plan = StepPlan(self._step, tuple(spans), tables, tuple(copies), tuple(rows), follows=followed)
+        for chain, token in zip(chains, self._companion.compute(plan).samples, strict=True):
+            if _is_sound(token, self._companion.vocab_size):
+                chain.token_ids.append(token.token_id)
+            else:
+                chain.num_tokens = 0
+        return plan.step
+
+    def _evict(self, members: set[int]) -> bool:
+        """Free the blocks of the sequence that has drafted least lately, unless all are in this round."""
+        victim = next((seq_id for seq_id in self._residents if seq_id not in members), None)
+        if victim is not None:
+            self._release(victim)
+        return victim is not None
+
+    def _release(self, seq_id: int) -> None:
+        if self._residents.pop(seq_id, None) is not None:
+            self._cache.release(seq_id)
+
+
+def _row_after(chain: _Chain, row: int) -> SampleRow:
+    """Return the row that decides the token after those that the chain has."""
+    first, drafted = chain.row, chain.token_ids
+    num_output = first.num_output + len(drafted)
+    return first._replace(
+        row=row,
+        num_output=num_output,
+        output_ids=[*first.output_ids, *drafted] if first.params.needs_history else (),
+        stop_ids=first.stop_ids if num_output < first.params.min_tokens else (),
+    )
+
+
+def _is_sound(token: SampledToken, vocab_size: int) -> bool:
+    return token.error is None and token.token_id < vocab_size
