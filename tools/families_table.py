@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from ridgeline.backends.native.kinds import NATIVE_KINDS
+from ridgeline.backends.select import offers
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, LatentState, Program, State
@@ -32,8 +32,9 @@ def table() -> str:
 def _row(name: str) -> str:
     programs = [program for seed in range(SEEDS) if (program := _program(name, seed)) is not None]
     cached = sorted({_kind(state) for program in programs for state in program.states})
-    groups = [group for program in programs for group in fuse(program) if group.kind not in NATIVE_KINDS]
-    fallback = sorted({op.kind for group in groups for op in group.ops if op.kind not in NATIVE_KINDS})
+    kinds = offers()[0].kinds  # of the backend that is preferred
+    groups = [group for program in programs for group in fuse(program) if group.kind not in kinds]
+    fallback = sorted({op.kind for group in groups for op in group.ops if op.kind not in kinds})
     text = (import_module(f"{families.__name__}.{name}").__doc__ or "").strip().replace("\n", " ").removesuffix(".")
     alone = f" ({', '.join(f'`{kind}`' for kind in fallback)} on the reference backend alone)" if fallback else ""
     return f"| `{name}` | {text}{alone} | {', '.join(cached)} |"

@@ -144,12 +144,12 @@ def test_groups_cover_the_ops_and_say_where_they_run(inspect, config):
     found = inspect(config, "--json")
     labels = [label for group in found["groups"] for label in group["ops"]]
     assert sorted(labels) == sorted(op["label"] for op in found["ops"])
-    assert all(group["native"] for group in found["groups"] if group["kind"] in GROUP_KINDS)
+    assert all(group["backend"] == "native" for group in found["groups"] if group["kind"] in GROUP_KINDS)
     for key in ("flops", "weight_bytes", "kv_read_bytes"):
         assert sum(group["decode"][key] for group in found["groups"]) == pytest.approx(found["decode"][key])
     assert sum(group["prefill"]["num_bytes"] for group in found["groups"]) < found["prefill"]["num_bytes"]
     rows = {line.split()[0]: line for line in inspect(config).partition("Groups of ops")[2].splitlines() if line}
-    assert " yes " in rows["norm_qkv"] and " no " not in rows["embed"]
+    assert " native " in rows["norm_qkv"] and " native " in rows["embed"]
     assert f" {config['num_hidden_layers']} " in rows["norm_gated"]
 
 

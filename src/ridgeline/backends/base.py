@@ -5,7 +5,7 @@ A backend is a folder `backends/<name>/` with a module `backend` that has a `BAC
 module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -90,6 +90,11 @@ class Backend(Protocol):
 
     @property
     def caveat(self) -> str: ...
+
+    @property
+    def kinds(self) -> Set[str]:
+        """The kinds of groups that it computes as one; the ops of others are computed one by one."""
+        ...
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
         """Return why this backend cannot compute the model as configured, None where it can."""

@@ -32,6 +32,12 @@ def offers(asked: str = ANY) -> list[Backend]:
     return sorted(found, key=lambda backend: -backend.preference)
 
 
+def computes(kind: str) -> str:
+    """Return the name of the preferred backend that computes a kind of group as one, or of the last if none does."""
+    found = offers()
+    return next((backend.name for backend in found if kind in backend.kinds), found[-1].name)
+
+
 def select(model: ModelSource, config: EngineConfig, offered: Sequence[Backend]) -> tuple[Backend, Choice]:
     """Return the first of `offered` that can compute the model, and why it was chosen.
 

@@ -10,7 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli._inspection import Inspection, StepCost, runs_natively
+from ridgeline.backends.select import computes
+from ridgeline.cli._inspection import Inspection, StepCost
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Op, Shape
 from ridgeline.program.pricing import OpCost
@@ -129,7 +130,7 @@ def _program(inspection: Inspection, plain: bool) -> Table:
 
 def _groups(inspection: Inspection, plain: bool) -> Table:
     """Make one row per kind of group: what it is made of, and what all groups of the kind cost together."""
-    columns = ("kind", "ops", "native", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
+    columns = ("kind", "ops", "backend", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
     table = _table("Groups of ops that run as one", plain, *columns, left=3)
     members: dict[tuple[str, str], list[int]] = {}
     for index, group in enumerate(inspection.groups):
@@ -137,11 +138,10 @@ def _groups(inspection: Inspection, plain: bool) -> Table:
         told = ", ".join(kind if count == 1 else f"{kind} × {count}" for kind, count in kinds.items())
         members.setdefault((group.kind, told), []).append(index)
     for (kind, told), indices in members.items():
-        native = "yes" if runs_natively(inspection.groups[indices[0]]) else "no"
         steps = (inspection.decode, inspection.prefill)
         totals = [sum((step.groups[index] for index in indices), OpCost()) for step in steps]
         costs = [told for total in totals for told in (_flops(total.flops), _bytes(total.num_bytes))]
-        table.add_row(kind, told, native, str(len(indices)), *costs)
+        table.add_row(kind, told, computes(kind), str(len(indices)), *costs)
     return table
 
 

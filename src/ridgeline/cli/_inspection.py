@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Literal, cast
 
-from ridgeline.backends.native.kinds import NATIVE_KINDS
+from ridgeline.backends.select import computes
 from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost import account as cost
@@ -70,11 +70,6 @@ class Inspection:
     def kv_element(self) -> int:
         """Bytes of a key or value entry."""
         return KV_BYTES[self.kv_dtype]
-
-
-def runs_natively(group: Group) -> bool:
-    """Tell whether the native backend runs the whole group; otherwise each op runs as on the reference backend."""
-    return group.kind in NATIVE_KINDS
 
 
 def examine(
@@ -170,7 +165,7 @@ def as_json(inspection: Inspection) -> str:
                 "kind": group.kind,
                 "label": group.label,
                 "ops": [op.label for op in group.ops],
-                "native": runs_natively(group),
+                "backend": computes(group.kind),
                 "decode": _cost_json(decode),
                 "prefill": _cost_json(prefill),
             }

@@ -25,6 +25,9 @@ class CountingExecutable:
     def timed(self, step):
         return self._inner.timed(step)
 
+    def facts(self):
+        return self._inner.facts()
+
 
 @dataclass(frozen=True)
 class ToyPlan:
@@ -53,6 +56,7 @@ class ToyBackend:
     name = "toy"
     preference = 100
     caveat = ""
+    kinds = frozenset()
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
         if (config.model.max_model_len or model.spec.max_positions) > MAX_CONTEXT:

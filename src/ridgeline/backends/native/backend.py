@@ -21,6 +21,7 @@ from ridgeline.backends.host import (
     describe_quantize,
     retain_freed_memory,
 )
+from ridgeline.backends.native.kinds import NATIVE_KINDS
 from ridgeline.backends.native.settings import (
     KV_KINDS,
     LAYOUT_VERSION,
@@ -182,6 +183,7 @@ class NativeBackend:
     name = "native"
     preference = 10
     caveat = ""
+    kinds = NATIVE_KINDS
 
     def __init__(self, support: NativeSupport | None = None) -> None:
         self._given = support

@@ -24,6 +24,7 @@ from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import TORCH_IS_MISSING
 from ridgeline.cost.account import weight_bytes
 from ridgeline.program.op import Program, RecurrentState, State
+from ridgeline.program.opset import OPSET
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
 from ridgeline.quant.inputs import describe_inputs
 from ridgeline.weights.stored import prequantized
@@ -79,6 +80,7 @@ class ReferenceBackend:
     name = "reference"
     preference = 0
     caveat = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
+    kinds = frozenset(OPSET)
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
         """Return that torch is missing, or the first option that only faster backends have."""
