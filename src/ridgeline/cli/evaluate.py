@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.quality.evaluation import Evaluation
+    from ridgeline.quality.texts import Texts
 
 # Options that change no number of a text that is scored alone.
 WITHOUT = {
@@ -67,15 +68,13 @@ def evaluate(
 
 
 def with_progress(
-    console: "Console", config: EngineConfig, base: EngineConfig, texts: object, *, window: int, max_tokens: int
+    console: "Console", config: EngineConfig, base: EngineConfig, texts: "Texts", *, window: int, max_tokens: int
 ) -> "Evaluation":
     """Evaluate, with a bar of tokens on `console`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ridgeline.quality.evaluation import evaluate
-    from ridgeline.quality.texts import Texts
 
-    assert isinstance(texts, Texts)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("scoring tokens", total=None)

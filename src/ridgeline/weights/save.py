@@ -26,7 +26,7 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], 
     for rename in expand(families.renames(spec), spec):
         targets = set(rename.targets)
         if targets and targets <= weights.keys() and not targets & written:
-            tensors.update(_stored_tensors(rename, [to_dtype(weights[target], dtype) for target in rename.targets]))
+            tensors.update(stored_tensors(rename, [to_dtype(weights[target], dtype) for target in rename.targets]))
             written |= targets
     unnamed = sorted(set(weights) - written)
     if unnamed:
@@ -37,12 +37,12 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], 
     partial.replace(folder / SINGLE)
 
 
-def _stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Array]:
+def stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Array]:
     """Return `targets` under the name or names of `rename`: their rows one after the other within each group."""
     if "{e}" in rename.source:
         each = replace(rename, source="", experts=False)
         return {
-            rename.source.replace("{e}", str(expert)): _stored_tensors(each, experts)[""]
+            rename.source.replace("{e}", str(expert)): stored_tensors(each, experts)[""]
             for expert, experts in enumerate(zip(*targets, strict=True))
         }
     dim = Source(rename).row_dim

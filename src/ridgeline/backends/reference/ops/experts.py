@@ -40,7 +40,7 @@ def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
         rows, slots = (ids_TK == expert).nonzero(as_tuple=True)
         gate_bias, up_bias, down_bias = (bias[expert] for bias in biases) if biases else (None, None, None)
         x = rounded(x_TH[rows], attrs)
-        h = _gated(own, linear(x, gate_EFH[expert], gate_bias), linear(x, up_EFH[expert], up_bias))
+        h = gated(own, linear(x, gate_EFH[expert], gate_bias), linear(x, up_EFH[expert], up_bias))
         y = linear(rounded(h, attrs, weight=2), down_EHF[expert], down_bias) * weights_TK[rows, slots, None]
         sums_TH = sums_TH.index_add(0, rows, y.to(sums_TH.dtype))
     return (sums_TH.to(x_TH.dtype),)
@@ -64,7 +64,7 @@ def _best_groups(attrs: RouteAttrs, choice_TE: torch.Tensor) -> torch.Tensor:
     return choice_TGN.masked_fill(is_out_TG[..., None], -torch.inf).flatten(1)
 
 
-def _gated(attrs: ExpertsAttrs, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def gated(attrs: ExpertsAttrs, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if attrs.limit is None:
         return ACTIVATIONS[attrs.activation](gate) * up
     gate, up = gate.clamp(max=attrs.limit), up.clamp(-attrs.limit, attrs.limit)

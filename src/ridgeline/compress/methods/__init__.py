@@ -1,0 +1,64 @@
+"""Ways to make small numbers of weights: one file per method, named as it. Adding one is adding a file.
+
+A module declares
+
+    NEEDS_STATISTICS                                     whether it looks at a model's inputs
+    balance(weights, statistics, grid) -> s_K or None    numbers by which the inputs that several matrices read are
+                                                         divided, and the weights multiplied; None to leave both
+    quantize(weight_NK, statistics, grid) -> StoredMatrix
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from ridgeline.compress.grid import Grid
+from ridgeline.core.errors import ConfigError
+from ridgeline.quant.stored import StoredMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Holds what T rows of inputs x [T, K] say: `hessian_KK` is the mean of x xᵀ, `mean_abs_K` that of |x|."""
+
+    hessian_KK: torch.Tensor
+    mean_abs_K: torch.Tensor
+    num_rows: int
+
+    def divided(self, s_K: torch.Tensor) -> "Statistics":
+        """Return those of inputs divided by `s_K`."""
+        return Statistics(self.hessian_KK / torch.outer(s_K, s_K), self.mean_abs_K / s_K, self.num_rows)
+
+    def loss(self, error_NK: torch.Tensor) -> float:
+        """Return the mean square by which a matrix with this error changes its outputs, summed over outputs."""
+        return float(((error_NK @ self.hessian_KK) * error_NK).sum())
+
+
+class Method(Protocol):
+    """Describes the functions of a file of this folder."""
+
+    NEEDS_STATISTICS: bool
+
+    def balance(self, weights: Sequence[torch.Tensor], statistics: Statistics, grid: Grid) -> torch.Tensor | None:
+        """Return by what inputs are divided that these matrices [N, K] all read, and nothing else does."""
+        ...
+
+    def quantize(self, weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid) -> StoredMatrix:
+        """Quantize a float32 matrix; `statistics` None: nothing is known of its inputs."""
+        ...
+
+
+def names() -> list[str]:
+    """Return the names of all methods: the files of this folder."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Method:
+    """Look up a method. Raises ConfigError where there is none of that name."""
+    if name not in names():
+        raise ConfigError(f"method must be one of {', '.join(names())}, got {name!r}")
+    return cast("Method", importlib.import_module(f"{__name__}.{name}"))

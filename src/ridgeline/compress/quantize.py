@@ -1,0 +1,301 @@
+"""Quantize a model folder, layer by layer, into a folder of compressed-tensors that vLLM and transformers load too.
+
+    OUT.partial/   state.json, and a shard for every finished layer: a run that was killed goes on after the last one
+    OUT/           appears at the end, whole
+
+A layer is in memory, with the values of the calibration windows that its ops read; the others are on disk. What a layer
+hands on is computed with the matrices as they were stored, so that a run in pieces makes the same bytes as a whole one.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from ridgeline import __version__
+from ridgeline.backends.reference.tensors import DTYPES as TORCH_DTYPES
+from ridgeline.backends.reference.tensors import as_array, as_tensor
+from ridgeline.compress.calibrate import Flow, layers_of, windows
+from ridgeline.compress.grid import Grid
+from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
+from ridgeline.compress.methods import load
+from ridgeline.compress.recipe import Recipe
+from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import lower
+from ridgeline.program.op import Program
+from ridgeline.program.ops.dense import MATRIX_OPS
+from ridgeline.program.passes.context import for_context
+from ridgeline.quality.evaluation import QUALITY_FILE
+from ridgeline.quality.texts import Texts
+from ridgeline.quant import quantized_names
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
+from ridgeline.spec import families
+from ridgeline.spec.families import read_spec
+from ridgeline.weights.checkpoint import INDEX, Checkpoint, take_ranges
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
+from ridgeline.weights.save import stored_tensors
+from ridgeline.weights.save_quantized import packed_tensors, quantization_config, read_packed
+
+STATE = "state.json"
+COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # beside the weights: tokenizer, generation defaults
+NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE, INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Says which of how many layers is done, and how its matrices came out."""
+
+    layer: int
+    num_layers: int
+    reports: Sequence[MatrixReport]
+
+
+class QuantizeJob:
+    """Quantizes one model into one folder."""
+
+    def __init__(self, folder: ModelFolder, recipe: Recipe, texts: Texts, out: Path) -> None:
+        """Check everything that can be checked before work begins. Raises ConfigError and ModelLoadError."""
+        self._folder, self._recipe, self._texts = folder, recipe, texts
+        self.out, self.partial = out, out.with_name(out.name + ".partial")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} exists already; give --out another name, or delete it")
+        self._form, self._method = recipe.form(), load(recipe.method)
+        self._spec = read_spec(folder.config)
+        program = lower(self._spec)
+        self._program = for_context(program, min(recipe.length, program.context_length))
+        self._dtype = str(folder.config.get("dtype", folder.config.get("torch_dtype")) or "float32")
+        if self._dtype not in DTYPES:
+            raise ConfigError(f"config.json's dtype {self._dtype!r} is not supported; it must be {', '.join(DTYPES)}")
+        self._sources = _sources(folder, self._spec, self._program)
+        self.left_out = _left_out(self._program, self._sources, self._form)
+        self._chosen = quantized_names(self._program, embeddings=False) - self.left_out.keys()
+        if not self._chosen:
+            reasons = "; ".join(dict.fromkeys(self.left_out.values())) or "it has no linear layers"
+            raise ConfigError(f"{folder.name} has no matrix that can be quantized: {reasons}")
+        self._layers = layers_of(self._program)
+        self.calibrates = self._method.NEEDS_STATISTICS
+        self.reports: list[MatrixReport] = []
+
+    @torch.inference_mode()
+    def run(self, report: Callable[[Progress], None]) -> Path:
+        """Write all shards and everything beside them into the partial folder, and return it."""
+        self._begin()
+        weights = StreamedWeights(self._folder, self._spec, self._program, FLOAT32)
+        flow = Flow(self._program, self._windows() if self.calibrates else [])
+        dtype = TORCH_DTYPES[self._dtype]
+        grid = Grid(self._form, dtype)
+        quantizer = LayerQuantizer(self._program, self._method, grid, self._chosen, dtype)
+        for index, ops in enumerate(self._layers):
+            shard, names = self._shard(index), _weights_of(self._program, ops)
+            if not shard.exists():
+                before = flow.begin_layer()
+                made = quantizer.quantize(ops, flow, {name: as_tensor(weights[name]) for name in names})
+                self._write(shard, names, weights, made)
+                flow.values = before
+            self._load_reports(shard)
+            report(Progress(index + 1, len(self._layers), self.reports))
+            if self.calibrates and index + 1 < len(self._layers):
+                stored = self._read(shard, names, weights)
+                flow.begin_layer()
+                for number in ops:
+                    flow.run(number, stored)
+        inside = {name for ops in self._layers for name in _weights_of(self._program, ops)}
+        rest = [name for name in self._program.weights if name not in inside]
+        self._write(self._shard(len(self._layers)), rest, weights, QuantizedLayer())
+        self._finish()
+        return self.partial
+
+    def publish(self) -> None:
+        """Let the folder appear under its own name."""
+        (self.partial / STATE).unlink()
+        if self.out.exists():
+            self.out.rmdir()
+        self.partial.rename(self.out)
+
+    def discard(self) -> None:
+        """Remove all that was made but the report on its quality, which stays in the folder."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.partial / QUALITY_FILE).replace(self.out / QUALITY_FILE)
+        shutil.rmtree(self.partial)
+
+    def facts(self) -> dict[str, object]:
+        """Say how the folder was made, matrix by matrix."""
+        return {
+            "source": self._folder.name,
+            **asdict(self._recipe),
+            "text": self._texts.source,
+            "text_sha256": self._texts.sha256,
+            "left_out": self.left_out,
+            "matrices": [asdict(report) for report in self.reports],
+        }
+
+    # ---- parts
+
+    def _begin(self) -> None:
+        """Make the partial folder, or go on with one of the same work. Raises ConfigError for another's."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._folder.weight_files()]
+        facts = [__version__, asdict(self._recipe), self._texts.sha256, dict(self._folder.config), files]
+        digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+        state = self.partial / STATE
+        if state.exists() and json.loads(state.read_text())["sha256"] != digest:
+            raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
+        self.partial.mkdir(parents=True, exist_ok=True)
+        _write_text(state, json.dumps({"sha256": digest}))
+
+    def _windows(self) -> list[torch.Tensor]:
+        tokenizer = self._folder.tokenizer()
+        if tokenizer is None:
+            raise ConfigError(
+                f"{self._folder.name} has no tokenizer, so it cannot be calibrated; method rtn needs none"
+            )
+        recipe = self._recipe
+        return windows(self._texts, tokenizer, recipe.samples, self._program.context_length, recipe.seed)
+
+    def _shard(self, index: int) -> Path:
+        return self.partial / f"model-{index + 1:05}-of-{len(self._layers) + 1:05}.safetensors"
+
+    def _write(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array], made: QuantizedLayer) -> None:
+        """Write the checkpoint's tensors of these weights: all of a shard, or nothing."""
+        dtype, tensors = DTYPES[self._dtype], dict[str, Array]()
+        for name, source in self._sources_of(names):
+            keys: list[Key] = [(target, source.expert) for target in source.rename.targets]
+            if keys[0] in made.matrices:
+                stored = _together(source, self._program, [made.matrices[key] for key in keys])
+                tensors |= packed_tensors(name.removesuffix(".weight"), stored, dtype)
+                continue
+            plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else weights[key[0]] for key in keys]
+            parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
+            alone = replace(source.rename, source=name, experts=source.rename.experts and source.expert is None)
+            tensors |= stored_tensors(alone, parts)
+        partial = shard.with_name(shard.name + ".partial")
+        reports = json.dumps([asdict(report) for report in made.reports])
+        save_file(tensors, partial, metadata={"format": "pt", "reports": reports})
+        partial.replace(shard)
+
+    def _read(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return weights as a shard has them, in float32."""
+        checkpoint = Checkpoint.of_file(shard)
+        tensors = {name: checkpoint.tensor(name) for name in checkpoint.entries}
+        found = {name: np.array(weights[name]) for name in names}
+        for name, source in self._sources_of(names):
+            layer = name.removesuffix(".weight")
+            is_packed = f"{layer}.weight_packed" in tensors
+            values = (
+                dequantize(read_packed(tensors, layer, self._form)) if is_packed else to_dtype(tensors[name], FLOAT32)
+            )
+            values = source.arranged(values)
+            for target in source.rename.targets:
+                into = found[target] if source.expert is None else found[target][source.expert]
+                rows = source.rows(self._program, target, slice(None))
+                into[...] = take_ranges(values, source.row_dim, rows)
+        return {name: as_tensor(array) for name, array in found.items()}
+
+    def _sources_of(self, names: Sequence[str]) -> list[tuple[str, Source]]:
+        wanted = set(names)
+        return [(name, source) for name, source in self._sources.items() if wanted.issuperset(source.rename.targets)]
+
+    def _load_reports(self, shard: Path) -> None:
+        with safe_open(shard, framework="np") as opened:
+            found = json.loads(opened.metadata()["reports"])
+        self.reports += [MatrixReport(**each) for each in found]
+
+    def _finish(self) -> None:
+        """Write the index, config.json and what the source has beside its weights."""
+        shards = sorted(self.partial.glob("model-*-of-*.safetensors"))
+        entries = {name: shard for shard in shards for name in Checkpoint.of_file(shard).entries}
+        index = {
+            "metadata": {"total_size": sum(shard.stat().st_size for shard in shards)},
+            "weight_map": {name: shard.name for name, shard in sorted(entries.items())},
+        }
+        _write_text(self.partial / INDEX, json.dumps(index, indent=1))
+        config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
+        config["quantization_config"] = quantization_config(self._form, self._ignored())
+        _write_text(self.partial / "config.json", json.dumps(config, indent=2))
+        if self._folder.path.is_dir():
+            for path in {path for pattern in COPIED for path in self._folder.path.glob(pattern)}:
+                if path.name not in NOT_COPIED:
+                    shutil.copyfile(path, self.partial / path.name)
+
+    def _ignored(self) -> list[str]:
+        """Return the names of linear layers that stay plain, as the checkpoint has them."""
+        linear = {op.weights[0] for op in self._program.ops if op.kind in MATRIX_OPS}
+        linear |= {name for op in self._program.ops if op.kind == "experts" for name in op.weights[:3]}
+        plain = [
+            name.removesuffix(".weight")
+            for name, source in self._sources.items()
+            if not self._chosen.issuperset(source.rename.targets) and linear.intersection(source.rename.targets)
+        ]
+        return sorted({*plain, "lm_head"})
+
+
+def _weights_of(program: Program, ops: range) -> list[str]:
+    return list(dict.fromkeys(name for number in ops for name in program.ops[number].weights))
+
+
+def _sources(folder: ModelFolder, spec: families.DecoderSpec, program: Program) -> Mapping[str, Source]:
+    """Return which tensor is to hold what: as in the source, or as transformers spells it where that is no folder."""
+    renames, names = expand(families.renames(spec), spec), set[str]()
+    if folder.gguf is None:
+        suffix = re.compile(r"\.(qweight|weight_packed|weight_scale.*|scales|qzeros|g_idx|weight_shape)$")
+        names = {suffix.sub(".weight", name) for name in Checkpoint.open(folder.path).entries}
+        renames = spelled_as_in(names, renames)
+    return followed(names, renames, program)
+
+
+def _left_out(program: Program, sources: Mapping[str, Source], form: StoredFormat) -> dict[str, str]:
+    """Return the matrices that stay plain, and why."""
+    found: dict[str, str] = {}
+    candidates = quantized_names(program, embeddings=False)
+    for name, source in sources.items():
+        why = ""
+        if not candidates.issuperset(source.rename.targets):
+            why = "it is stored in one tensor with others"
+        elif source.rename.transpose or source.rename.depthwise:
+            why = "its family stores it turned around"
+        elif source.row_dim == 1:
+            why = "its family stores all experts in one tensor"
+        elif not name.endswith(".weight"):
+            why = f"its tensor is called {name}"
+        elif form.group and any(program.weights[target][-1] % form.group for target in source.rename.targets):
+            why = f"its inputs are no multiple of the group of {form.group}"
+        if why:
+            found |= {target: why for target in source.rename.targets if target in candidates}
+    return found
+
+
+def _together(source: Source, program: Program, members: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Return the matrix of the checkpoint's tensor, of which `members` are rows."""
+    if len(members) == 1:
+        return members[0]
+    size = sum(len(member.codes) for member in members)
+
+    def merged(name: str) -> Array | None:
+        first = getattr(members[0], name)
+        if first is None:
+            return None
+        out = np.empty((size, first.shape[1]), first.dtype)
+        for target, member in zip(source.rename.targets, members, strict=True):
+            at = np.concatenate([np.arange(size)[rows] for rows in source.rows(program, target, slice(None))])
+            out[at] = getattr(member, name)
+        return out
+
+    codes, scales = merged("codes"), merged("scales")
+    assert codes is not None and scales is not None, "every matrix has both"
+    return StoredMatrix(members[0].format, codes, scales, merged("points"))
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(path)

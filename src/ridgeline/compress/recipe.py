@@ -1,0 +1,48 @@
+"""Recipe: how a model is quantized, as options of a command. Imports no torch, so that help does not wait for it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.options import check, option
+from ridgeline.quant.stored import StoredFormat
+
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Says how a model is quantized, and on how many windows of text the method is calibrated."""
+
+    PANEL: ClassVar[str] = "Method"
+
+    method: str = option("gptq", "How weights are rounded: gptq, awq, or rtn, to nearest.", metavar="NAME")
+    bits: int = option(4, "Bits of a weight.", choices=(4, 8))
+    group_size: int | None = option(
+        None,
+        "Weights that share a scale: 32, 64 or 128, with 8 bits also 0, all of an output. Default: 128 with 4 bits, "
+        "0 with 8.",
+        low=0,
+    )
+    zero_points: bool = option(False, "4 bits: store a zero point beside each scale.")
+    samples: int = option(128, "Number of calibration windows.", low=1)
+    length: int = option(512, "Tokens of a calibration window.", low=16)
+    seed: int = option(0, "Seed that draws the calibration windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))
+        self.form()
+
+    def form(self) -> StoredFormat:
+        """Return how matrices are stored. Raises ConfigError for what no kernel and no other engine has."""
+        group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
+        if self.bits == 8 and self.zero_points:
+            raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
+        if self.bits == 8 and group_size == 0:
+            return StoredFormat("uniform", 8, 0, scale="float32")
+        if group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise ConfigError(f"group_size must be one of {sizes}, or 0 with 8 bits, got {group_size}")
+        return StoredFormat(
+            "uniform", 8 if self.bits == 8 else 4, group_size, "points" if self.zero_points else "fixed"
+        )
