@@ -1,6 +1,7 @@
 """What each dtype costs in quality: exact KL and bits per byte on held-out text, beside float32 on the same tokens.
 
-usage: python benchmarks/perplexity.py [--model python-9m] [--text FILE...] [--formats NAME...] [--tokens N]
+usage: python benchmarks/perplexity.py [--model python-9m] [--text FILE...] [--formats NAME...] [--folders FOLDER...]
+                                        [--tokens N]
 
 Every format is scored as `ridgeline evaluate` does it: windows of a document, none across documents. The default text
 is what the bundled models never saw: the held-out modules of the standard library. Nothing here is a timing, so a busy
@@ -46,7 +47,7 @@ FORMATS: dict[str, dict[str, object]] = {
 class FormatQuality:
     """One format beside float32."""
 
-    name: str
+    name: str  # of the format, or of the folder
     options: dict[str, object]
     weight_bytes: int
     comparison: Comparison
@@ -69,22 +70,23 @@ def measure(arguments: argparse.Namespace, console: Console) -> PerplexityReport
     """float32, then every format asked for."""
     texts = read_texts(arguments.text)
 
+    folders = {folder.name: folder for folder in arguments.folders}
+    of_folders = {"quantize_inputs": "int16"}
+
     def start(name: str) -> Scorer:
-        return Scorer(
-            EngineConfig.of(arguments.model, num_threads=arguments.threads, **FORMATS[name]), arguments.window
-        )
+        model, options = (folders[name], of_folders) if name in folders else (arguments.model, FORMATS[name])
+        return Scorer(EngineConfig.of(str(model), num_threads=arguments.threads, **options), arguments.window)
 
     base = start(BASE)
     documents = make_documents(texts, base.tokenizer(), base.window, arguments.tokens)
     found: list[FormatQuality] = []
     scorer = base
-    for name in [BASE, *(name for name in arguments.formats if name != BASE)]:
+    for name in [BASE, *(name for name in arguments.formats if name != BASE), *folders]:
         if name != BASE:
             scorer = start(name)
         figures = compare(documents, scorer.logits, None if name == BASE else base.logits, lambda done: None)
-        found.append(
-            FormatQuality(name=name, options=FORMATS[name], weight_bytes=scorer.weight_bytes, comparison=figures)
-        )
+        options = of_folders if name in folders else FORMATS[name]
+        found.append(FormatQuality(name=name, options=options, weight_bytes=scorer.weight_bytes, comparison=figures))
         console.print(f"{name}: {figures.bits_per_byte:.4f} bits per byte", highlight=False)
     return PerplexityReport(
         name=f"perplexity-{base.name}",
@@ -125,6 +127,9 @@ def main() -> None:
     parser.add_argument("--model", default="python-9m", help="folder, hub id or bundled model")
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="a document each, UTF-8")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="NAME")
+    parser.add_argument(
+        "--folders", nargs="+", type=Path, default=[], metavar="FOLDER", help="what `ridgeline quantize` made of it"
+    )
     parser.add_argument("--window", type=int, default=1024, help="tokens that the model sees at most")
     parser.add_argument("--tokens", type=int, help="of all documents, at most; default: all")
     parser.add_argument("--threads", type=int, default=usable_cores())

@@ -31,6 +31,7 @@ TESTED = {
     "an op": "test_an_op",
     "a quantization scheme": "test_a_quantization_scheme",
     "a format of stored weights": "test_a_format_of_stored_weights",
+    "a method of quantization": "test_a_method_of_quantization",
     "a logits processor": "test_a_logits_processor",
     "a kind of decoding": "test_a_strategy",
     "a proposer of drafts": "test_a_proposer",
@@ -94,6 +95,32 @@ def test_every_row_of_the_table_has_a_test():
 
 def test_the_copy_is_what_runs(copy):
     assert copy.run("print(ridgeline.__file__)").strip() == str(copy.package / "__init__.py")
+
+
+def test_a_method_of_quantization(copy):
+    copy.add(
+        "compress/methods/nothing.py",
+        """from ridgeline.compress.methods import rtn
+
+NEEDS_STATISTICS = False
+
+def balance(weights, statistics, grid):
+    return None
+
+def quantize(weight_NK, statistics, grid):
+    return rtn.quantize(0 * weight_NK, None, grid)
+""",
+    )
+    out = copy.run("""
+from ridgeline.cli import main
+try:
+    main(["quantize", "python-1m", "--method", "nothing", "--out", "nothing-model", "--eval-tokens", "0"])
+except SystemExit as done:
+    assert not done.code
+from ridgeline import LLM
+print(LLM("nothing-model", num_threads=1).engine.info.weight_bytes < 2_000_000)
+""")
+    assert out.splitlines()[-1] == "True"
 
 
 def test_a_family(copy):

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ridgeline import __version__
@@ -48,6 +47,7 @@ from ridgeline.weights.save import stored_tensors
 from ridgeline.weights.save_quantized import packed_tensors, quantization_config, read_packed
 
 STATE = "state.json"
+REPORTS = "{}.reports.json"  # beside a shard until all are done
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # beside the weights: tokenizer, generation defaults
 NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE, INDEX)
 
@@ -103,7 +103,7 @@ class QuantizeJob:
                 made = quantizer.quantize(ops, flow, {name: as_tensor(weights[name]) for name in names})
                 self._write(shard, names, weights, made)
                 flow.values = before
-            self._load_reports(shard)
+            self.reports += [MatrixReport(**each) for each in json.loads(_reports_of(shard).read_text())]
             report(Progress(index + 1, len(self._layers), self.reports))
             if self.calibrates and index + 1 < len(self._layers):
                 stored = self._read(shard, names, weights)
@@ -118,7 +118,8 @@ class QuantizeJob:
 
     def publish(self) -> None:
         """Let the folder appear under its own name."""
-        (self.partial / STATE).unlink()
+        for path in (self.partial / STATE, *self.partial.glob(REPORTS.format("*"))):
+            path.unlink()
         if self.out.exists():
             self.out.rmdir()
         self.partial.rename(self.out)
@@ -178,9 +179,9 @@ class QuantizeJob:
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
             alone = replace(source.rename, source=name, experts=source.rename.experts and source.expert is None)
             tensors |= stored_tensors(alone, parts)
+        _write_text(_reports_of(shard), json.dumps([asdict(report) for report in made.reports]))
         partial = shard.with_name(shard.name + ".partial")
-        reports = json.dumps([asdict(report) for report in made.reports])
-        save_file(tensors, partial, metadata={"format": "pt", "reports": reports})
+        save_file(tensors, partial, metadata={"format": "pt"})
         partial.replace(shard)
 
     def _read(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -204,11 +205,6 @@ class QuantizeJob:
     def _sources_of(self, names: Sequence[str]) -> list[tuple[str, Source]]:
         wanted = set(names)
         return [(name, source) for name, source in self._sources.items() if wanted.issuperset(source.rename.targets)]
-
-    def _load_reports(self, shard: Path) -> None:
-        with safe_open(shard, framework="np") as opened:
-            found = json.loads(opened.metadata()["reports"])
-        self.reports += [MatrixReport(**each) for each in found]
 
     def _finish(self) -> None:
         """Write the index, config.json and what the source has beside its weights."""
@@ -293,6 +289,10 @@ def _together(source: Source, program: Program, members: Sequence[StoredMatrix])
     codes, scales = merged("codes"), merged("scales")
     assert codes is not None and scales is not None, "every matrix has both"
     return StoredMatrix(members[0].format, codes, scales, merged("points"))
+
+
+def _reports_of(shard: Path) -> Path:
+    return shard.with_name(REPORTS.format(shard.stem))
 
 
 def _write_text(path: Path, text: str) -> None:

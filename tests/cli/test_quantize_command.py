@@ -1,0 +1,64 @@
+"""`ridgeline quantize`: a folder that runs, its measurement, and what is refused."""
+
+import json
+
+import pytest
+
+from ridgeline.weights.folder import ModelFolder
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "calibration.py"
+    path.write_text("import os\n\n\ndef walk(path):\n    for name in os.listdir(path):\n        yield name\n" * 20)
+    return path
+
+
+def options(text, out):
+    return ("--text", text, "--out", out, "--length=32", "--samples=4", "--eval-tokens=200", "--num-threads=1")
+
+
+def test_a_folder_that_runs_with_its_measurement(ridgeline, text, tmp_path):
+    pytest.importorskip("ridgeline._native", reason="the native code is not built")
+    out = tmp_path / "out"
+    done = ridgeline("quantize", "python-1m", "--method=gptq", *options(text, out))
+    assert done.code == 0, done.err
+    assert "KL, bits per token" in done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.py", "out"]
+    assert {"tokenizer.json", "generation_config.json", "config.json"} <= {path.name for path in out.iterdir()}
+    quality = json.loads((out / "ridgeline_quality.json").read_text())
+    assert quality["method"]["method"] == "gptq"
+    assert len(quality["method"]["matrices"]) == 7 * ModelFolder.open("python-1m").config["num_hidden_layers"]
+    assert all(each["error_ratio"] < 1.001 for each in quality["method"]["matrices"])
+    assert 0 < quality["comparison"]["kl"]["mean"] < 1
+    done = ridgeline("generate", out, "def f(", "--max-tokens=4", "--temperature=0", "--num-threads=1")
+    assert done.code == 0, done.err
+    assert ridgeline("quantize", "python-1m", *options(text, out)).code == 2  # it is there
+
+
+def test_what_is_worse_than_max_kl_leaves_its_report_alone(ridgeline, text, tmp_path):
+    out = tmp_path / "out"
+    done = ridgeline("quantize", "python-1m", "--method=rtn", "--max-kl=0.001", *options(text, out))
+    assert done.code == 1
+    assert "refused: the KL is" in done.err
+    assert [path.name for path in out.iterdir()] == ["ridgeline_quality.json"]
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method=best"], "method must be one of awq, gptq, rtn"),
+        (["--bits=5"], "bits must be one of 4, 8"),
+        (["--max-kl=0.1", "--eval-tokens=0"], "--max-kl needs a measurement"),
+        (["--length=4096"], "no calibration text has 1024 tokens"),
+        (["--eval-text", "{text}"], "is calibration text and held-out text"),
+        (["--out", "{text}"], "exists already"),
+    ],
+)
+def test_wrong_options_are_told_in_a_line(ridgeline, text, tmp_path, arguments, message):
+    given = [argument.format(text=text) for argument in arguments]
+    done = ridgeline("quantize", "python-1m", *options(text, tmp_path / "out"), *given)
+    assert done.code == 2
+    assert message in done.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,348 @@
+"""`ridgeline quantize`: methods on single matrices, whole folders of several families, and runs in pieces."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.backends.reference.tensors import as_arrays, as_tensor, as_tensors
+from ridgeline.compress import methods
+from ridgeline.compress.calibrate import statistics_of
+from ridgeline.compress.grid import Grid
+from ridgeline.compress.methods import gptq, rtn
+from ridgeline.compress.quantize import QuantizeJob
+from ridgeline.compress.recipe import Recipe
+from ridgeline.core.dtypes import BFLOAT16, DTYPES, FLOAT32
+from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import lower
+from ridgeline.quality.texts import Texts
+from ridgeline.quant.stored import dequantize
+from ridgeline.spec.families import read_spec
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.load import load_weights, open_checkpoint
+from ridgeline.weights.save import save_weights
+
+TEXTS = Texts(
+    "here", {f"{i}.py": f"def f{i}(x):\n    return [x * {i} for _ in range({i * i})]\n" * 9 for i in range(12)}
+)
+FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
+SIZES = {
+    "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+LATENT = {
+    "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 64,
+}  # fmt: skip
+CONFIGS = {
+    "llama": {"model_type": "llama", "hidden_act": "silu"},
+    "phi3": {"model_type": "phi3", "hidden_act": "silu", "pad_token_id": 0},  # q, k, v and gate, up in one tensor
+    "gemma": {"model_type": "gemma", "head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, "hidden_act": "silu", **EXPERTS},
+    "deepseek_v2": {"model_type": "deepseek_v2", "hidden_act": "silu", **LATENT},
+}
+
+
+def folder_of(path, config, dtype="bfloat16", change=lambda weights: None):
+    """A random model with the bundled models' tokenizer."""
+    path.mkdir()
+    config = SIZES | config | {"torch_dtype": dtype}
+    (path / "config.json").write_text(json.dumps(config))
+    for file in ModelFolder.open("python-1m").path.glob("tokenizer*"):
+        shutil.copyfile(file, path / file.name)
+    spec = read_spec(config)
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 if len(shape) > 1 else torch.rand(shape) + 0.5
+        for name, shape in lower(spec).weights.items()
+    }
+    change(weights)
+    save_weights(path, spec, as_arrays(weights), DTYPES[dtype])
+    return ModelFolder.open(path)
+
+
+def quantized(folder, out, **recipe):
+    job = QuantizeJob(folder, Recipe(**{"samples": 6, "length": 64, **recipe}), TEXTS, out)
+    job.run(lambda progress: None)
+    job.publish()
+    return job, ModelFolder.open(out)
+
+
+def logits(folder):
+    spec = read_spec(folder.config)
+    program = lower(spec)
+    weights = as_tensors(load_weights(folder, spec, program, FLOAT32))
+    ids = folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]
+    with torch.inference_mode():
+        return dense_logits(program, weights, torch.tensor([ids]))[0]
+
+
+def kl(base_TV, other_TV):
+    log_p, log_q = base_TV.log_softmax(-1), other_TV.log_softmax(-1)
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+def correlated_inputs(num_rows, num_inputs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(num_inputs, num_inputs, generator=generator)
+    x = torch.randn(num_rows, num_inputs, generator=generator) @ (mix / num_inputs**0.5)
+    return x * torch.logspace(-1, 1, num_inputs)[torch.randperm(num_inputs, generator=generator)]
+
+
+def matrix(num_outputs=24, num_inputs=128):
+    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1))
+
+
+def loss(method, weight, statistics, grid):
+    stored = methods.load(method).quantize(weight, statistics, grid)
+    return statistics.loss(as_tensor(dequantize(stored)) - weight)
+
+
+# ---- one matrix: the contract of every method
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_gives_a_stored_matrix_no_worse_than_rounding(name, form):
+    grid = Grid(Recipe(**form).form(), torch.bfloat16)
+    weight, statistics = matrix(), statistics_of([correlated_inputs(400, 128)])
+    stored = methods.load(name).quantize(weight, statistics, grid)
+    assert stored.format == grid.form
+    assert stored.codes.shape == weight.shape
+    assert stored.scales.shape == (24, grid.form.num_groups(128))
+    assert (stored.scales == stored.scales.astype(BFLOAT16).astype(np.float32)).all()
+    assert (stored.points is not None) == (grid.form.zero == "points")
+    assert stored.codes.min() >= grid.lowest and stored.codes.max() <= grid.highest
+    assert loss(name, weight, statistics, grid) <= loss("rtn", weight, statistics, grid) * 1.001
+    unknown = methods.load(name).quantize(weight, None, grid)
+    assert (unknown.codes == rtn.quantize(weight, None, grid).codes).all()
+    s_K = methods.load(name).balance([weight], statistics, grid)
+    assert s_K is None or (s_K.shape == (128,) and bool((s_K > 0).all()) and bool(s_K.isfinite().all()))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_gptq_loses_a_quarter_less_at_least_where_inputs_are_correlated(form):
+    grid, statistics = Grid(Recipe(**form).form(), torch.bfloat16), statistics_of([correlated_inputs(400, 128)])
+    assert loss("gptq", matrix(), statistics, grid) < 0.75 * loss("rtn", matrix(), statistics, grid)
+
+
+@pytest.mark.parametrize(
+    "x_TK",
+    [
+        torch.zeros(5, 64),
+        torch.outer(torch.arange(9.0), torch.linspace(-1, 1, 64)),  # of rank 1
+        correlated_inputs(3, 64),  # fewer rows than inputs
+        correlated_inputs(100, 64) * (torch.arange(64) % 3 > 0),  # inputs that are always zero
+        correlated_inputs(100, 64) * 1e5,
+    ],
+    ids=["zero", "rank 1", "few rows", "dead inputs", "large"],
+)
+@pytest.mark.parametrize("name", methods.names())
+def test_statistics_that_say_little_give_finite_weights(name, x_TK):
+    grid, weight = Grid(Recipe(group_size=32).form(), torch.bfloat16), matrix(8, 64)
+    statistics = statistics_of([x_TK])
+    method = methods.load(name)
+    s_K = method.balance([weight], statistics, grid)
+    assert s_K is None or bool(s_K.isfinite().all())
+    values = dequantize(method.quantize(weight, statistics, grid))
+    assert np.isfinite(values).all()
+    assert loss(name, weight, statistics, grid) <= loss("rtn", weight, statistics, grid) * 1.001
+
+
+def test_gptq_of_columns_that_know_nothing_of_each_other_is_rounding_with_its_scales():
+    """With H the identity no column makes up for another."""
+    grid, weight = Grid(Recipe(group_size=32).form(), torch.bfloat16), matrix(16, 64)
+    statistics = methods.Statistics(torch.eye(64), torch.ones(64), 64)
+    found = gptq.quantize(weight, statistics, grid)
+    w_NGS = grid.grouped(weight)
+    scale, zero = grid.fit(w_NGS, torch.ones(2, 32))
+    assert (found.codes == grid.codes(w_NGS, scale, zero).flatten(1).numpy()).all()
+
+
+def test_awq_rescues_the_inputs_that_matter():
+    """A few inputs of great magnitude, whose weights are as small as the others'."""
+    grid, weight = Grid(Recipe(group_size=32).form(), torch.bfloat16), matrix()
+    x_TK = torch.randn(400, 128, generator=torch.Generator().manual_seed(2))
+    x_TK[:, ::40] *= 60
+    statistics = statistics_of([x_TK])
+    s_K = methods.load("awq").balance([weight], statistics, grid)
+    assert s_K is not None
+    scaled = dequantize(methods.load("awq").quantize(weight * s_K, statistics.divided(s_K), grid))
+    assert statistics.loss(as_tensor(scaled) / s_K - weight) < 0.3 * loss("rtn", weight, statistics, grid)
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ConfigError, match=r"method must be one of awq, gptq, rtn, got 'best'"):
+        methods.load("best")
+
+
+# ---- whole folders
+
+
+@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("family", CONFIGS)
+def test_eight_bits_of_a_family_say_what_the_model_says(tmp_path, family, method):
+    """Through the checkpoint's own names and the reader, with norms divided where the method balances."""
+    folder = folder_of(tmp_path / "model", CONFIGS[family])
+    job, made = quantized(folder, tmp_path / "out", method=method, bits=8, group_size=32)
+    base = logits(folder)
+    assert kl(base, logits(made)) < (0.01 if "experts" in str(folder.config) else 4e-3)  # a choice of experts may flip
+    spec = read_spec(made.config)
+    checkpoint, _ = open_checkpoint(made, spec, lower(spec), FLOAT32)
+    stored = [name for name in checkpoint.entries if checkpoint.format_of(name) is not None]
+    assert all(str(checkpoint.format_of(name)) == "int8 in groups of 32" for name in stored)
+    assert not {name for name in stored if "embed" in name or "lm_head" in name or name.endswith("mlp.gate.weight")}
+    assert len(stored) >= 2 * {"phi3": 4, "deepseek_v2": 10, "qwen3_moe": 4 + 4 * 3}.get(family, 7)
+    assert not job.left_out
+    ratios = [report.error_ratio for report in job.reports if report.error_ratio is not None]
+    assert bool(ratios) == (method != "rtn")
+    assert np.mean(ratios or [1]) <= 1.02  # awq weighs matrices of one input together
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "qwen3_moe"])
+def test_planted_outliers_cost_awq_less_than_rounding(tmp_path, family):
+    """Some channels of every norm are 40 times as large, and the weights that read them as much smaller."""
+
+    def plant(weights):
+        offset = 1.0 if family == "gemma" else 0.0
+        for name, weight in weights.items():
+            if name.endswith("norm.weight") and name.startswith("layers.") and weight.shape == (64,):
+                weight[::16] = (weight[::16] + offset) * 40 - offset
+            elif name.endswith(("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "router.weight")):
+                weight[..., ::16] /= 40
+
+    folder = folder_of(tmp_path / "model", CONFIGS[family], change=plant)
+    base = logits(folder)
+    found = {m: kl(base, logits(quantized(folder, tmp_path / m, method=m, group_size=32)[1])) for m in ("rtn", "awq")}
+    assert found["awq"] < 0.7 * found["rtn"]
+
+
+def test_an_expert_that_no_token_reaches_is_rounded_and_named(tmp_path):
+    def close(weights):
+        for name, weight in weights.items():
+            if name.endswith("router.weight"):
+                weight[3] = 0  # of a softmax over 4, the smallest cannot be the largest
+                weight[1], weight[2] = -weight[0], 2 * weight[0]
+
+    folder = folder_of(tmp_path / "model", CONFIGS["qwen3_moe"] | {"num_experts_per_tok": 1}, change=close)
+    job, made = quantized(folder, tmp_path / "out", method="gptq", group_size=32)
+    unseen = [report.name for report in job.reports if report.error_ratio is None]
+    assert unseen
+    assert all("[" in name for name in unseen)
+    assert bool(logits(made).isfinite().all())
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_run_in_pieces_makes_the_same_bytes(tmp_path, method):
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
+    quantized(folder, tmp_path / "whole", method=method, group_size=32)
+    recipe = Recipe(method=method, group_size=32, samples=6, length=64)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(progress):
+        raise KilledError
+
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            QuantizeJob(folder, recipe, TEXTS, tmp_path / "pieces").run(kill)
+        assert not (tmp_path / "pieces").exists()
+    (tmp_path / "pieces.partial" / "model-00002-of-00003.safetensors.partial").write_bytes(b"half")
+    job = QuantizeJob(folder, recipe, TEXTS, tmp_path / "pieces")
+    job.run(lambda progress: None)
+    job.publish()
+    assert files_of(tmp_path / "pieces") == files_of(tmp_path / "whole")
+    assert {report.name for report in job.reports} >= {"layers.0.attn.q.weight", "layers.1.ffn.down.weight"}
+
+
+def test_another_runs_state_and_a_folder_that_is_there_are_left_alone(tmp_path):
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
+    QuantizeJob(folder, Recipe(method="rtn", group_size=32), TEXTS, tmp_path / "out").run(lambda progress: None)
+    with pytest.raises(ConfigError, match="has the state of another run; delete it"):
+        QuantizeJob(folder, Recipe(method="rtn", group_size=64), TEXTS, tmp_path / "out").run(lambda progress: None)
+    with pytest.raises(ConfigError, match="exists already"):
+        QuantizeJob(folder, Recipe(method="rtn", group_size=32), TEXTS, tmp_path / "model")
+
+
+def test_what_cannot_be_quantized_is_told_why(tmp_path):
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
+    with pytest.raises(ConfigError, match="no multiple of the group of 128"):
+        QuantizeJob(folder, Recipe(method="rtn"), TEXTS, tmp_path / "out")
+    job = QuantizeJob(folder, Recipe(method="rtn", group_size=64), TEXTS, tmp_path / "out")
+    assert set(job.left_out) == {"layers.0.ffn.down.weight", "layers.1.ffn.down.weight"}
+    job.run(lambda progress: None)
+    assert kl(logits(folder), logits(ModelFolder.open(job.partial))) < 0.2
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 4096}
+    config = {key: value for key, value in SIZES.items() if key in ("vocab_size",)} | gpt2
+    (tmp_path / "gpt2").mkdir()
+    spec = read_spec(config)
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
+    weights = {name: torch.zeros(shape) for name, shape in lower(spec).weights.items()}
+    save_weights(tmp_path / "gpt2", spec, as_arrays(weights), FLOAT32)
+    with pytest.raises(ConfigError, match="no matrix that can be quantized: its family stores it turned around"):
+        QuantizeJob(ModelFolder.open(tmp_path / "gpt2"), Recipe(group_size=32), TEXTS, tmp_path / "out2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 3}, "bits must be one of 4, 8"),
+        ({"group_size": 48}, "group_size must be one of 32, 64, 128"),
+        ({"group_size": 0}, "group_size must be one of"),
+        ({"bits": 8, "zero_points": True}, "8 bits have no zero points"),
+    ],
+)
+def test_a_format_that_nobody_has_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Recipe(**options)
+
+
+# ---- what others read
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
+    """Weights bit for bit, by the library that defines the format, and the logits of transformers with it."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"], dtype)
+    form = form | {"group_size": 32} if form["bits"] == 4 else form
+    _, made = quantized(folder, tmp_path / "out", method="gptq", **form)
+    spec = read_spec(made.config)
+    program = lower(spec)
+    checkpoint, _ = open_checkpoint(made, spec, program, FLOAT32)
+    scheme = QuantizationConfig.model_validate(made.config["quantization_config"]).config_groups["group_0"]
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    raw = {}
+    for path in made.path.glob("*.safetensors"):
+        from safetensors.torch import load_file
+
+        raw |= load_file(path)
+    for name in checkpoint.entries:
+        layer = name.removesuffix(".weight")
+        if f"{layer}.weight_packed" in raw:
+            parts = {part.removeprefix(layer + "."): raw[part] for part in raw if part.startswith(layer + ".")}
+            parts["weight_scale"] = parts["weight_scale"].float()
+            theirs = compressor.decompress(parts, scheme)["weight"]
+            assert torch.equal(theirs, torch.from_numpy(checkpoint.read(name, 0, (slice(None),)))), name
+    ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
+    if not scheme.weights.symmetric:
+        return  # transformers takes zero points for unpacked ones, of the library's own folders as well
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32)
+    with torch.inference_mode():
+        assert torch.allclose(model(ids).logits[0], logits(made), atol=2e-2 if dtype == "bfloat16" else 2e-4)
