@@ -166,6 +166,38 @@ class KvMemory:
 
     def read(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
 
+class SuffixIndex:
+    """
+    Where tokens have stood before in a list of documents, and what followed them.
+    """
+
+    def __init__(self, lengths: Sequence[int], max_tokens: int, max_documents: int = 1073741824) -> None:
+        """
+        Matches are as long as one of `lengths`, rising, or longer up to the last; the oldest documents go.
+        """
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the open document."""
+
+    def close(self) -> None:
+        """End the open document."""
+
+    def find(self, text: Sequence[int], max_tokens: int, factor: float, min_probability: float) -> tuple[list[int], int, float, float] | None:
+        """
+        Return (tokens, length of the match, agreement on the first, expected number right) of what follows text.
+        """
+
+    def find_own(self, max_tokens: int, factor: float, min_probability: float) -> tuple[list[int], int, float, float] | None:
+        """Return the same for the open document's own end."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, with one for the end of each."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory."""
+
 class Norm:
     def __init__(self, kind: str = 'none', eps: float = 0.0, weight: int = 0, bias: int = 0, by_head: bool = False) -> None: ...
 

@@ -9,16 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ridgeline.decoding.proposers as folder
+from ridgeline import SamplingParams, SpeculationParams
 from ridgeline.core.config import SpeculationConfig, proposer_names
 from ridgeline.decoding.proposers import build_proposer
 from ridgeline.decoding.proposers.ngram import MAX_CANDIDATES, Ngram
 from ridgeline.decoding.proposers.prediction import Prediction
+from ridgeline.decoding.proposers.suffix import MAX_POOLS
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-def view(tokens, seq_id=0, prediction=()):
-    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, prompt_ids=tokens[:1], prediction_ids=prediction)
+def view(tokens, seq_id=0, prediction=(), num_prompt=1, salt="", adapter=0, pool=True):
+    return SimpleNamespace(
+        seq_id=seq_id,
+        token_ids=tokens,
+        prompt_ids=tokens[:num_prompt],
+        prediction_ids=prediction,
+        salt=salt,
+        adapter=adapter,
+        params=SamplingParams(speculation=SpeculationParams(pool=pool)),
+    )
 
 
 def longest_match(tokens, shortest, longest):
@@ -46,7 +56,7 @@ def test_a_draft_is_as_long_as_asked_at_most_and_its_evidence_a_small_number(nam
     for known in range(1, len(text) + 1):
         draft = proposer.propose(view(text[:known], prediction=text[::-1]), max_tokens)
         assert draft is None or (1 <= len(draft.token_ids) <= max_tokens and 0 <= draft.evidence < 64)
-    proposer.forget(view(text))
+    proposer.forget(view(text, pool=False))
     assert proposer.propose(view([9]), max_tokens) is None
 
 
@@ -145,3 +155,67 @@ def test_a_prediction_of_one_repeated_token_is_searched_in_bounds():
     Counted.reads = 0
     proposer.propose(view([0, 7, 8, 9, 7, 7], prediction=text), 8)
     assert Counted.reads < 2000
+
+
+def ended(proposer, seq_id, output, **more):
+    """Let a sequence of a prompt and this output come and go."""
+    whole = view([90, 91, 92, *output], seq_id=seq_id, num_prompt=3, **more)
+    proposer.propose(whole, 4)
+    proposer.forget(whole)
+
+
+@pytest.fixture
+def suffix():
+    pytest.importorskip("ridgeline._native")
+    return build_proposer("suffix", SpeculationConfig(speculate="suffix"))
+
+
+def test_a_finished_output_is_drafted_from_and_a_prompt_is_not(suffix):
+    ended(suffix, 1, [5, 6, 7, 8, 9])
+    assert suffix.propose(view([1, 2, 5, 6, 7], seq_id=2), 4).token_ids == [8, 9]
+    assert suffix.propose(view([1, 2, 90, 91], seq_id=3), 4) is None
+
+
+@pytest.mark.parametrize("other", [{"salt": "theirs"}, {"adapter": 1}])
+def test_outputs_of_another_salt_or_adapter_change_no_draft(suffix, other):
+    """Whether a step accepts several tokens can be seen from outside: it must not tell what others have got."""
+    alone = build_proposer("suffix", SpeculationConfig(speculate="suffix"))
+    ended(suffix, 1, [5, 6, 7, 8, 9])
+    mine = [1, 5, 6, 7, 8, 5, 6]
+    for known in range(1, len(mine) + 1):
+        asked = view(mine[:known], seq_id=2, **other)
+        assert suffix.propose(asked, 4) == alone.propose(asked, 4)
+
+
+def test_a_request_may_keep_out_of_the_pool(suffix):
+    ended(suffix, 1, [5, 6, 7, 8, 9], pool=False)
+    assert suffix.propose(view([1, 5, 6, 7], seq_id=2), 4) is None
+    ended(suffix, 3, [5, 6, 7, 8, 9])
+    assert suffix.propose(view([1, 5, 6, 7], seq_id=4, pool=False), 4) is None
+    assert suffix.propose(view([1, 5, 6, 7], seq_id=5), 4) is not None
+
+
+def test_pools_are_bounded_and_the_one_not_used_for_longest_goes(suffix):
+    for tenant in range(MAX_POOLS + 1):
+        ended(suffix, tenant, [5, 6, 7], salt=str(tenant))
+    known = [1, 5, 6]
+    assert suffix.propose(view(known, seq_id=100, salt="0"), 1) is None
+    assert suffix.propose(view(known, seq_id=101, salt="1"), 1).token_ids == [7]
+
+
+def test_a_prompt_is_read_once_and_each_token_after_it():
+    """What a step adds is what is read, however long the text: lookup must not scan the context every step."""
+    pytest.importorskip("ridgeline._native")
+    proposer, read = build_proposer("suffix", SpeculationConfig(speculate="suffix")), []
+
+    class Text(list):
+        def __getitem__(self, place):
+            found = super().__getitem__(place)
+            read.append(len(found) if isinstance(place, slice) else 1)
+            return found
+
+    tokens = Text(range(5000))
+    for _ in range(10):
+        proposer.propose(view(tokens), 4)
+        tokens.append(7)
+    assert sum(read) <= 5000 + 10 * (1 + 24)

@@ -40,6 +40,7 @@ def sequence(seq_id=0, **more):
         "adapter": 0,
         "pooling": None,
         "prediction_ids": (),
+        "salt": "",
     }
     return SimpleNamespace(**given | more)
 

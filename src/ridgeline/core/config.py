@@ -172,6 +172,21 @@ class SpeculationConfig:
     )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
+    suffix_decoding_max_tree_depth: int = option(
+        24, "Number of matching tokens that suffix tells from fewer.", low=2, high=256
+    )
+    suffix_decoding_max_cached_requests: int = option(
+        10000,
+        "Maximum number of finished outputs that suffix drafts from; 0: the text itself alone.",
+        low=0,
+        high=2**30,
+    )
+    suffix_decoding_max_spec_factor: float = option(
+        1.0, "Maximum number of tokens that suffix drafts for each that matched.", above=0.0, high=64.0
+    )
+    suffix_decoding_min_token_prob: float = option(
+        0.1, "Minimum share of places that have gone on as a draft of suffix does.", low=0.0, high=1.0
+    )
 
     def __post_init__(self) -> None:
         _check(self)
