@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.program.op import Program, State
@@ -65,6 +66,10 @@ class BackendPlan(Protocol):
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return the memory that the largest step takes beside weights and cache; 0 where it is not known."""
+        ...
+
+    def pieces(self) -> Sequence[OpTiming]:
+        """Return what a step computes one after the other, in no time: what predictions need of a backend."""
         ...
 
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ridgeline.bench.profile import Profiler
 from ridgeline.core.errors import ConfigError
-from ridgeline.cost.efficiency import VERSION, Calibration, fit, held_out_error
+from ridgeline.cost.efficiency import VERSION, Calibration, fit, fit_rest, held_out_error
 
 LIMIT_S = 60.0
 NUM_STEPS = 3
@@ -46,4 +46,5 @@ def calibration(profiler: Profiler, num_threads: int) -> Calibration:
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         efficiencies=fit(profiler.samples),
         held_out_error=held_out_error(profiler.samples),
+        rest=fit_rest(profiler.rests),
     )

@@ -13,11 +13,10 @@ from statistics import fmean, median
 import numpy as np
 
 from ridgeline.backends.probe import Moment
-from ridgeline.backends.timing import OpTiming
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import Calibration, Sample
+from ridgeline.cost.efficiency import Calibration, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.engine.engine import Engine
@@ -138,6 +137,7 @@ class Profiler:
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
         self._moment, self._now, self._calibration = moment, hardware, calibration
         self.samples: list[Sample] = []  # of every profile so far
+        self.rests: list[tuple[int, float]] = []  # sequences of its steps, and their seconds outside the ops
         self._timer = engine.executor.observer = _Timer()
         self._loop = engine.loop
         self._random = np.random.default_rng(seed)
@@ -233,6 +233,7 @@ class Profiler:
         }
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
+        self.rests.append((len(timed[0].load.spans), sum(rest.values()) - rest["between ops"]))  # those are the clock's
         return StepProfile(
             name=name,
             num_steps=len(timed),
@@ -256,7 +257,7 @@ class Profiler:
             for timing, cost in zip(step.times.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
-                row.append(_TimedOp(_key(timing), cost, roofline.predict(cost, timing.inputs), timing.seconds))
+                row.append(_TimedOp(key_of(timing), cost, roofline.predict(cost, timing.inputs), timing.seconds))
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
             self.samples.append(Sample(row[0].key, name, compute_s, moving_s, fmean(op.seconds for op in row)))
@@ -271,12 +272,6 @@ class _TimedOp:
     cost: OpCost
     limit: Prediction
     seconds: float
-
-
-def _key(timing: OpTiming) -> str:
-    """Return what ops have in common that reach the same share of a ceiling."""
-    element = timing.element
-    return f"{timing.kind} {timing.inputs} w{element.weight:.2g} kv{element.kv:.2g}"
 
 
 def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibration: Calibration | None) -> OpProfile:

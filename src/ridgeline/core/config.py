@@ -275,6 +275,11 @@ class EngineConfig:
         aka="threads",
     )
     seed: int = option(0, "Seed from which requests without a seed of their own get theirs.", low=0)
+    journal: str | None = option(
+        None,
+        "Write what the engine does to this file, without tokens or text; simulate --replay and doctor read it.",
+        metavar="FILE",
+    )
     adapters: Mapping[str, str] = option(
         factory=dict[str, str],
         help="A LoRA adapter in PEFT's format; may be given several times.",
@@ -340,4 +345,5 @@ class EngineOptions(TypedDict, total=False):
     pack_cache: bool
     num_threads: int | None
     seed: int
+    journal: str | None
     adapters: Mapping[str, str]

@@ -11,9 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
+from typing import Literal, Protocol
 
-VERSION = 1  # raised when the model of an op's time changes: fits of another version are not used
+import numpy as np
+
+from ridgeline.program.pricing import ElementBytes
+
+VERSION = 2  # raised when the model of an op's time changes: fits of another version are not used
 BOUNDS = (0.3, 1.05)
+InputKind = Literal["f32", "bf16", "int16", "int8"]
 POWERS = (
     1.0,
     1.5,
@@ -25,6 +31,37 @@ POWERS = (
 OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
+
+
+class KindOfWork(Protocol):
+    """Says what ops have in common that reach the same share of a ceiling."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def element(self) -> ElementBytes: ...
+
+    @property
+    def inputs(self) -> InputKind: ...
+
+
+def key_of(work: KindOfWork) -> str:
+    """Return the name of an efficiency: the kind, what it multiplies, and the bytes of its weights, keys and values."""
+    cached = f" kv{work.element.kv:.2g}" if "attention" in work.kind else ""
+    return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Holds the seconds of a step outside its ops: planning, sampling, taking in; some for each sequence."""
+
+    step_s: float
+    sequence_s: float
+
+    def of(self, num_seqs: int) -> float:
+        """Return the seconds around a step of `num_seqs` sequences."""
+        return max(0.0, self.step_s + self.sequence_s * num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +86,9 @@ class Efficiency:
     memory_share: float | None
     power: float
     overhead_s: float
-    num_samples: int
-    median_error: float
-    worst_error: float
+    num_samples: int = 0
+    median_error: float = 0.0
+    worst_error: float = 0.0
 
     def predict(self, compute_s: float, memory_s: float) -> float | None:
         """Return the seconds of an op with these limits; None where nothing alike was measured."""
@@ -81,6 +118,7 @@ class Calibration:
     measured_at: str  # ISO 8601, UTC
     efficiencies: Mapping[str, Efficiency]
     held_out_error: float | None
+    rest: Rest | None = None  # None: not measured
 
     def predict(self, key: str, compute_s: float, memory_s: float) -> float | None:
         """Return the seconds of an op; None where its kind was not calibrated, or not with such limits."""
@@ -135,3 +173,12 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
     if not finite:
         return found
     return Efficiency(compute, memory, power, overhead_s, len(samples), median(finite), max(finite))
+
+
+def fit_rest(seconds: Sequence[tuple[int, float]]) -> Rest | None:
+    """Fit what steps of some numbers of sequences took beyond their ops, by least squares; None from too few."""
+    if len({count for count, _ in seconds}) < 2:
+        return None
+    counts, rest_s = zip(*seconds)
+    slope, step_s = np.polyfit(counts, rest_s, 1).tolist()
+    return Rest(step_s, max(0.0, slope))

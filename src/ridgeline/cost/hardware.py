@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,12 +19,11 @@ from ridgeline.core.errors import RidgelineError
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
 from ridgeline.cost.efficiency import VERSION as CALIBRATION_VERSION
-from ridgeline.cost.efficiency import Calibration
+from ridgeline.cost.efficiency import Calibration, InputKind
 
 log = get_logger("hardware")
 
 PROBE_VERSION = 3  # raised when the probe measures something else: results of another version are not used
-InputKind = Literal["f32", "bf16", "int16", "int8"]
 INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
 CEILING_QUANTILE = 0.9
 STEADY = 0.8

@@ -23,6 +23,7 @@ from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.model import describe, embeds, open_model
 from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
@@ -67,6 +68,7 @@ def build_engine(
     cache = CacheManager(sizing.layout, prefix_caching=prefixes)
     kinds = cache.kinds_without_rollback()
     strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
+    record = recorder(config, sizing, strategy, choices)
     scheduler = Scheduler(
         config.scheduler,
         cache,
@@ -79,7 +81,7 @@ def build_engine(
     )
     return Engine(
         info=info,
-        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read),
+        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, record),
         executor=executor,
         intake=Intake(info, tokenizer, clock),
         spec=spec,

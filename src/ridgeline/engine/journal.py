@@ -67,11 +67,15 @@ OUTPUT_FIELDS = (
     *((name, "f8") for name in ("queue_s", "ttft_s", "latency_s")),  # NaN: it did not come so far
     *((name, "i4") for name in ("index", "num_prompt", "num_cached", "num_output", "num_preemptions")),
     *((name, "i4") for name in ("max_tokens", "adapter", "greedy", "logprobs", "needs_history")),
+    ("priority", "i4"),
+    ("num_tokens", "i4"),  # prompt and output, with tokens that callers do not get
+    ("first_step", "i8"),  # how many steps there had been when it came, and when it ended
+    ("last_step", "i8"),
     ("reason", "i4"),  # index into FINISH_REASONS
-    ("first_hash", "i8"),  # number of its prompt's first hash record
-    ("num_hashes", "i4"),  # 0 for all outputs of a request but the first
+    ("first_hash", "i8"),  # number of its first hash record
+    ("num_hashes", "i4"),
 )
-PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of the prompt and all before it
+PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of a prompt and its output, and all before it
 HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
 
 
@@ -85,20 +89,20 @@ class Ring:
         assert self._size == dtype.itemsize
         self._memory = bytearray(capacity * self._size)
         self._records: Records = np.frombuffer(self._memory, dtype=dtype)
-        self._capacity = capacity
+        self.capacity = capacity
         self.num_written = 0
 
     def append(self, *values: Any) -> None:
         """Write one record, its values in the order of the fields."""
-        self._pack_into(self._memory, self.num_written % self._capacity * self._size, *values)
+        self._pack_into(self._memory, self.num_written % self.capacity * self._size, *values)
         self.num_written += 1
 
     def read(self, since: int = 0) -> tuple[int, Records]:
         """Return (number of the first, copies) of the records from number `since` on still there; any thread."""
         end = self.num_written
-        first = max(since, end - self._capacity, 0)
-        records = self._records[np.arange(first, end) % self._capacity]
-        lost = max(0, self.num_written + 1 - self._capacity - first)  # + 1: one may be half written
+        first = max(since, end - self.capacity, 0)
+        records = self._records[np.arange(first, end) % self.capacity]
+        lost = max(0, self.num_written + 1 - self.capacity - first)  # + 1: one may be half written
         return first + lost, records[lost:]
 
 
@@ -138,15 +142,17 @@ class Journal:
         self._totals = Totals()
         self._last_seq_ids: list[int] = []  # of a step of one token and one row for each sequence, else empty
         self._first_span = self._shift = 0
+        self._unfinished: dict[str, tuple[int, int]] = {}  # by request: steps before it came, outputs not ended
         self._last_step = self._last_tokens = -1  # of the last step, and its tokens where it was one for each sequence
 
     def totals(self) -> Totals:
         """Return a copy of the totals; any thread."""
         return replace(self._totals)
 
-    def request(self) -> None:
-        """Count a submitted request."""
+    def request(self, request: Request) -> None:
+        """Count a request that came."""
         self._totals.num_requests += 1
+        self._unfinished[request.request_id] = self.steps.num_written, request.params.n
 
     def sample_host(self, now_s: float, read: Callable[[], HostSample]) -> None:
         """Record the machine's counters, if the last ones are a second old."""
@@ -209,6 +215,9 @@ class Journal:
         """Record the end of an output."""
         request, timings, params = event.request, event.timings, event.request.params
         nan = float("nan")
+        first_step, num_open = self._unfinished.pop(request.request_id, (0, 1))
+        if num_open > 1:
+            self._unfinished[request.request_id] = first_step, num_open - 1
         self.outputs.append(
             event.seq_id,
             request.arrival_s,
@@ -225,22 +234,26 @@ class Journal:
             params.greedy,
             -1 if params.logprobs is None else params.logprobs,
             params.needs_history,
+            request.priority,
+            len(event.token_ids),
+            first_step,
+            self.steps.num_written,
             FINISH_REASONS.index(event.reason),
             self.prompts.num_written,
-            self._hash_prompt(request) if event.index == 0 else 0,
+            self._hash(request, event.token_ids),
         )
 
-    def _hash_prompt(self, request: Request) -> int:
-        """Write the hashes of the prompt's whole blocks; return how many there are."""
-        size, ids = self._block_size, np.asarray(request.prompt_ids, dtype=np.int64)
+    def _hash(self, request: Request, token_ids: Sequence[int]) -> int:
+        """Write the hashes of the whole blocks of a prompt and its output; return how many there are."""
+        size, ids = self._block_size, np.asarray(token_ids, dtype=np.int64)
         chain = blake2b(request.salt.encode(), key=self._key, digest_size=8)
         for begin in range(0, len(ids) - size + 1, size):
             chain.update(ids[begin : begin + size].tobytes())
             self.prompts.append(int.from_bytes(chain.digest(), "little", signed=True))
         return len(ids) // size
 
-    def prompt_of(self, output: np.void) -> Records:
-        """Return the prompt's hashes of an output record; fewer of the first where they have been written over."""
+    def hashes_of(self, output: np.void) -> Records:
+        """Return the hashes of an output record; fewer of the first where they have been written over."""
         first = int(output["first_hash"])
         at, records = self.prompts.read(first)
         return records[: max(0, first + int(output["num_hashes"]) - at)]

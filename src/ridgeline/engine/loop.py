@@ -8,6 +8,7 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
@@ -31,10 +32,23 @@ class Abort:
     request_id: str
 
 
+class JournalRecorder(Protocol):
+    """Keeps what a journal's rings cannot."""
+
+    def __call__(self, journal: Journal) -> None:
+        """Look at the journal; called after every step."""
+        ...
+
+    def close(self) -> None:
+        """Keep what is left: no step comes any more."""
+        ...
+
+
 class EngineLoop:
     """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas.
 
-    `clock` gives monotonic seconds; `journal` is what happened, beside what `read_host` says of the machine.
+    `clock` gives monotonic seconds; `journal` is what happened, beside what `read_host` says of the machine. `record`
+    is called with it after every step.
     """
 
     def __init__(
@@ -45,6 +59,7 @@ class EngineLoop:
         deliver: Callable[[list[OutputDelta]], None],
         clock: Clock,
         read_host: Callable[[], HostSample] | None = None,
+        record: JournalRecorder | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -55,7 +70,7 @@ class EngineLoop:
         self._collected_s = -math.inf
         self.clock = clock
         self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.block_size)
-        self._read_host = read_host
+        self._read_host, self._record = read_host, record
 
     def submit(self, request: Request) -> None:
         """Queue a request, from any thread."""
@@ -72,6 +87,11 @@ class EngineLoop:
     @property
     def scheduler(self) -> Scheduler:
         return self._scheduler
+
+    def close(self) -> None:
+        """Finish the recording of the journal. Call it where no step comes any more."""
+        if self._record is not None:
+            self._record.close()
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -122,6 +142,8 @@ class EngineLoop:
         self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_final)
         if self._read_host is not None:
             self.journal.sample_host(ran_s, self._read_host)
+        if self._record is not None:
+            self._record(self.journal)
         return True
 
     def process_input_queue(self) -> None:
@@ -145,7 +167,7 @@ class EngineLoop:
     def _receive(self, message: Request | Abort | None) -> list[Event]:
         match message:
             case Request():
-                self.journal.request()
+                self.journal.request(message)
                 self._scheduler.add(message)
             case Abort():
                 return self._scheduler.finish(message.request_id, None, FinishReason.ABORT)

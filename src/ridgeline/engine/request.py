@@ -146,6 +146,7 @@ class Sequence:
             reason,
             self._timings(now_s),
             self.cached,
+            self.token_ids,
             stop_token_id=stop_token_id,
             error=error,
         )
@@ -192,7 +193,10 @@ class VectorEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """Holds output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended."""
+    """Holds output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended.
+
+    `token_ids` are the prompt and all that came after it, of which callers may get fewer.
+    """
 
     request: Request
     index: int
@@ -201,6 +205,7 @@ class FinishEvent:
     reason: FinishReason
     timings: "Timings"
     cached: PrefixMatch
+    token_ids: Items[int]
     stop_token_id: int | None = None
     error: str | None = None
 

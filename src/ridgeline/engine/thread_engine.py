@@ -157,6 +157,7 @@ class ThreadEngine:
                     self.engine.loop.wait(IDLE_WAIT_S)
         except Exception:
             log.exception("the engine's thread died")
+        self.engine.loop.close()
         assert self._event_loop is not None
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._close_queues)

@@ -1,8 +1,10 @@
-"""Estimate what inference costs at least, and why: `explore` one idea, `price` a step, `lecture` the numbers of texts.
+"""Estimate what inference costs, and why: `explore` one idea, `price` a step, `simulate` a run, `lecture` the numbers
+of texts.
 
 Results are typed, show themselves in a notebook, and become frames with `to_pandas()`. Must not import torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.explain import explorers
@@ -11,8 +13,11 @@ if TYPE_CHECKING:
     from ridgeline.explain.exploration import Exploration
     from ridgeline.explain.lectures import Lecture
     from ridgeline.explain.pricing import price
+    from ridgeline.explain.simulation import simulate
 
-__all__ = ["explore", "lecture", "price"]
+__all__ = ["explore", "lecture", "price", "simulate"]
+
+_LATE = {"price": "pricing", "simulate": "simulation"}
 
 
 def explore(name: str, **inputs: Any) -> "Exploration":
@@ -31,9 +36,7 @@ def lecture() -> "Lecture":
 
 
 def __getattr__(name: str) -> object:
-    """Return `price` once it is asked for: it needs numpy, which the help of a command does not wait for."""
-    if name == "price":
-        from ridgeline.explain.pricing import price
-
-        return price
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return a function once it is asked for: help does not wait for what they import."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -114,7 +114,7 @@ def price(
         if not low <= value <= 1 << 30:
             raise ConfigError(f"{name} must be between {low} and {1 << 30}, got {value}")
     sheet, size = datasheet(card), ELEMENT_BYTES[dtype]
-    found = _program(model)
+    found = program_of(model).program
     load = Load(((prompt, prompt),) * batch, batch) if prompt else Load.decode(batch, context)
     prices = PriceList(found, fuse(found), ElementBytes(size, size, size))
     costs = prices.costs(load)
@@ -129,11 +129,25 @@ def price(
     return Price(name, card, load, groups, known)
 
 
-def _program(model: str | Mapping[str, object]) -> Program:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Holds the program of a model, and the context that it declares, in tokens."""
+
+    program: Program
+    max_positions: int
+
+
+def program_of(model: str | Mapping[str, object]) -> Shape:
+    """Return the program of one of `limits.MODELS`, a config.json or its folder, a bundled model, or a config.
+
+    Raises ConfigError for a name that is none of them.
+    """
     if isinstance(model, Mapping):
-        return lower(read_spec(model))
+        return _lowered(model)
     if model in MODELS:
-        return lowered(model)
+        limit = MODELS[model]["max_position_embeddings"]
+        assert isinstance(limit, int)
+        return Shape(lowered(model), limit)
     from ridgeline.weights.folder import BUNDLED_MODELS
     from ridgeline.weights.jsonfile import read_json_object
 
@@ -143,4 +157,9 @@ def _program(model: str | Mapping[str, object]) -> Program:
     if not path.is_file():
         known = ", ".join([*MODELS, *sorted(bundled)])
         raise ConfigError(f"{model[:80]!r} is no config.json, no folder with one, and none of {known}")
-    return lower(read_spec(read_json_object(path)))
+    return _lowered(read_json_object(path))
+
+
+def _lowered(config: Mapping[str, object]) -> Shape:
+    spec = read_spec(config)
+    return Shape(lower(spec), spec.max_positions)

@@ -44,6 +44,9 @@ class ToyPlan:
     def workspace_bytes(self, limits: StepLimits) -> int:
         return 1000 * limits.num_tokens
 
+    def pieces(self):
+        return ()
+
     def open(self, program: Program, layout: CacheLayout, beside: object = None) -> CountingExecutable:
         from ridgeline.backends.reference.paged import ReferenceExecutable
         from ridgeline.backends.reference.weights import read_weights

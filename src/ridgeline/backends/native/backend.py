@@ -7,7 +7,7 @@ Imported on every start, also where the native code is missing: what needs it, o
 import math
 import sys
 from collections import ChainMap, Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
@@ -31,6 +31,7 @@ from ridgeline.backends.native.settings import (
     settings_of,
 )
 from ridgeline.backends.probe import find_native
+from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import DTYPES, Array
@@ -125,6 +126,9 @@ class NativePlan:
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         return self._measured.workspace_bytes(limits)
+
+    def pieces(self) -> Sequence[OpTiming]:
+        return self._measured.pieces
 
     @cached_property
     def _measured(self) -> "MeasuredTape":

@@ -4,7 +4,9 @@ not run.
 Called by `backend.py` before anything is loaded. The sizes are those of the C++ that allocates; none is said here.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +16,23 @@ from ridgeline.backends.native.compile import Compiler
 from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.memory import address, allocate, kv_memory, logits_width
 from ridgeline.backends.native.settings import NativeSettings
+from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, Tensors
 from ridgeline.cache.layout import StateSize, plan_layout
 from ridgeline.program.op import Program, RecurrentState
+
+if TYPE_CHECKING:
+    from ridgeline.backends.timing import OpTiming
 
 FLOAT32_BYTES = 4
 UNLIMITED_BYTES = 1 << 60
 
 
 class MeasuredTape:
-    """Builds the tape of a program, for its sizes. `sizes` are those of the program's states."""
+    """Builds the tape of a program, for its sizes. `sizes` are those of the program's states.
+
+    `pieces` are what it computes one after the other, in no time.
+    """
 
     def __init__(self, program: Program, settings: NativeSettings, sizes: Sequence[StateSize], block_size: int) -> None:
         self._num_threads = settings.num_threads
@@ -40,7 +49,8 @@ class MeasuredTape:
                 else:
                     memories[number] = (kv_memory(settings.kv, state, block_size, address(nothing)), index)
         weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)
-        Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
+        parts = Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
+        self.pieces: Sequence[OpTiming] = TapeTimings(program, settings, parts).of([], defaultdict(float))
         self._tape.sample(program.vocab_size)
 
     def workspace_bytes(self, limits: StepLimits) -> int:

@@ -4,7 +4,7 @@ options.
 torch is imported by `open`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,12 +19,16 @@ from ridgeline.backends.host import (
     describe_quantize,
     retain_freed_memory,
 )
+from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import TORCH_IS_MISSING
 from ridgeline.cost.account import weight_bytes
-from ridgeline.program.op import Program, RecurrentState, State
+from ridgeline.cost.hardware import InputKind
+from ridgeline.program.op import Op, Program, RecurrentState, State
+from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.opset import OPSET
+from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
 from ridgeline.quant.inputs import describe_inputs
 from ridgeline.weights.stored import prequantized
@@ -60,6 +64,15 @@ class ReferencePlan:
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return 0: torch does not tell."""
         return 0
+
+    def pieces(self) -> Sequence[OpTiming]:
+        size, is_bf16 = ELEMENT_BYTES[self.dtype], self.dtype == "bfloat16"
+        element = ElementBytes(size, size, size)
+
+        def inputs(op: Op) -> InputKind:
+            return "bf16" if is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
+
+        return [OpTiming(op.label, op.kind, (op.label,), 0.0, element, inputs(op)) for op in self.model.program.ops]
 
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         import torch

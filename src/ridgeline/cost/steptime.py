@@ -1,0 +1,156 @@
+"""Predict the seconds of a step from what it computes: pieces priced by the op table, limits by a roofline, and on top
+of them the efficiencies of this machine.
+
+    step = Σ pieces predicted + rest,   rest = a + b · sequences
+
+Over and over, for a simulator: what depends on the numbers of tokens and rows alone is predicted once. No torch.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from ridgeline.cost.efficiency import Calibration, Efficiency, Rest, key_of
+from ridgeline.cost.hardware import InputKind
+from ridgeline.cost.prices import GroupPrice, PriceList, step_sizes
+from ridgeline.cost.roofline import Ceilings, Roofline
+from ridgeline.program.op import Program
+from ridgeline.program.passes.fuse import Group
+from ridgeline.program.pricing import ElementBytes, Load, OpCost
+
+# Where nothing was fitted: what the kernels reach on the CPUs of docs/performance.md, and Python around them.
+PRIOR = Efficiency(compute_share=0.6, memory_share=0.8, power=2.0, overhead_s=2e-6)
+PRIOR_REST = Rest(step_s=60e-6, sequence_s=18e-6)
+
+
+class Piece(Protocol):
+    """Ops that a backend computes as one: the labels of the program's ops, none for sampling."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def ops(self) -> tuple[str, ...]: ...
+
+    @property
+    def element(self) -> ElementBytes: ...
+
+    @property
+    def inputs(self) -> InputKind: ...
+
+
+class _Priced:
+    """Equal pieces: what one of them costs, and how long that takes."""
+
+    def __init__(self, key: str, inputs: InputKind, price: GroupPrice) -> None:
+        self.key, self.count = key, price.count
+        self.inputs: InputKind = inputs
+        self._ops = price.ops
+        probe = _Probe()
+        self.cost(probe)
+        self.depends_on_spans = probe.was_asked
+
+    def cost(self, load: "Load | _Probe") -> OpCost:
+        known = cast("Load", load)
+        sizes = step_sizes(known)
+        return sum((price.cost(known, sizes) for price in self._ops), OpCost())
+
+
+class _Probe:
+    """A load that notes whether a rule asks for its spans."""
+
+    num_tokens, num_rows = 3, 1
+
+    def __init__(self) -> None:
+        self.was_asked = False
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        self.was_asked = True
+        return ((3, 5),)
+
+
+class StepTime:
+    """Predicts steps of `program`, computed as `pieces` by `num_threads` threads below `ceilings`.
+
+    With `is_limit` the result is the least time, with nothing around the ops; otherwise `calibration` has the
+    efficiencies, and PRIOR those that it lacks. Keys that it lacked are in `unfitted`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        pieces: Sequence[Piece],
+        ceilings: Ceilings,
+        num_threads: int,
+        calibration: Calibration | None = None,
+        *,
+        is_limit: bool = False,
+    ) -> None:
+        self._ceilings, self._num_threads = ceilings, num_threads
+        self._calibration, self._is_limit = calibration, is_limit
+        self.unfitted: set[str] = set()
+        self._pieces = _priced(program, pieces)
+        self._constant_s = sum(self._seconds(key_of(p), 0.0, 0.0) for p in pieces if not p.ops)
+        self._by_size: dict[tuple[int, int], tuple[float, float, float]] = {}
+        fitted = calibration.rest if calibration is not None else None
+        self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
+        self.is_rest_fitted = fitted is not None
+
+    def seconds(self, load: Load) -> float:
+        """Return the predicted seconds of a step."""
+        size = load.num_tokens, load.num_rows
+        if (known := self._by_size.get(size)) is None:
+            known = self._by_size[size] = self._of_size(load)
+        memory_bytes, cached_s, streamed_s = known
+        varying = [(piece, piece.cost(load)) for piece in self._pieces if piece.depends_on_spans]
+        memory_bytes += sum(piece.count * _memory_bytes(cost) for piece, cost in varying)
+        roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
+        total_s = cached_s if memory_bytes <= self._ceilings.cache_bytes else streamed_s
+        for piece, cost in varying:
+            total_s += piece.count * self._of_piece(piece, cost, roofline)
+        return total_s + self._constant_s + self.rest.of(len(load.spans))
+
+    def _of_size(self, load: Load) -> tuple[float, float, float]:
+        """Return bytes from memory, and seconds with and without them in the cache, of what no span decides."""
+        fixed = [(piece, piece.cost(load)) for piece in self._pieces if not piece.depends_on_spans]
+        cached, streamed = (Roofline(self._ceilings, self._num_threads, num_bytes) for num_bytes in (0, float("inf")))
+        return (
+            sum(piece.count * _memory_bytes(cost) for piece, cost in fixed),
+            sum(piece.count * self._of_piece(piece, cost, cached) for piece, cost in fixed),
+            sum(piece.count * self._of_piece(piece, cost, streamed) for piece, cost in fixed),
+        )
+
+    def _of_piece(self, piece: _Priced, cost: OpCost, roofline: Roofline) -> float:
+        limit = roofline.predict(cost, piece.inputs)
+        return limit.seconds if self._is_limit else self._seconds(piece.key, limit.compute_s, limit.moving_s)
+
+    def _seconds(self, key: str, compute_s: float, moving_s: float) -> float:
+        if self._is_limit:
+            return 0.0
+        found = self._calibration.predict(key, compute_s, moving_s) if self._calibration is not None else None
+        if found is None:
+            self.unfitted.add(key)
+            found = PRIOR.predict(compute_s, moving_s)
+        assert found is not None, "the prior knows all limits"
+        return found
+
+
+def _memory_bytes(cost: OpCost) -> float:
+    return cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
+
+
+def _priced(program: Program, pieces: Sequence[Piece]) -> list[_Priced]:
+    ops = {op.label: op for op in program.ops}
+    alike: dict[tuple[str, InputKind, ElementBytes], list[Group]] = {}
+    for piece in pieces:
+        if piece.ops:
+            group = Group(piece.kind, piece.label, tuple(ops[label] for label in piece.ops))
+            alike.setdefault((key_of(piece), piece.inputs, piece.element), []).append(group)
+    return [
+        _Priced(key, inputs, price)
+        for (key, inputs, element), groups in alike.items()
+        for price in PriceList(program, groups, element).groups
+    ]

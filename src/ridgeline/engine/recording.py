@@ -1,0 +1,240 @@
+"""Recordings: a journal from its first step on, in memory or in a file, with what it takes to run the steps again.
+
+A file is a header and then frames, each with new records of one ring; it grows while the engine runs. There is no token
+and no text in it, only keyed hashes of whole blocks.
+"""
+
+import atexit
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+import numpy as np
+
+from ridgeline.cache.layout import CacheLayout
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.journal import (
+    DECISION_FIELDS,
+    HOST_FIELDS,
+    OUTPUT_FIELDS,
+    PROMPT_FIELDS,
+    SPAN_FIELDS,
+    STEP_FIELDS,
+    STEPS,
+    Journal,
+    Records,
+    Ring,
+)
+from ridgeline.engine.sizing import Sizing
+
+MAGIC = b"ridgeline journal 1\n"
+LENGTH = struct.Struct("<Q")
+FIELDS = {
+    "steps": STEP_FIELDS,
+    "spans": SPAN_FIELDS,
+    "decisions": DECISION_FIELDS,
+    "outputs": OUTPUT_FIELDS,
+    "prompts": PROMPT_FIELDS,
+    "host": HOST_FIELDS,
+}
+RINGS = tuple(FIELDS)
+FLUSH_STEPS = min(256, STEPS // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """Says how the engine was set up whose journal this is; `choices` are those it made itself, `value (reason)`.
+
+    `strategy` is autoregressive where one token at a time was decoded, unless a request brought a prediction.
+    """
+
+    config: EngineConfig
+    layout: CacheLayout
+    max_model_len: int
+    max_num_rows: int
+    strategy: str
+    choices: Mapping[str, str]
+
+
+class _Frame(msgspec.Struct, array_like=True):
+    ring: str
+    fields: list[tuple[str, str]]
+    records: bytes
+    cache_reasons: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All records of a run since its first step; `setup` is None where it is not known."""
+
+    setup: EngineSetup | None
+    steps: Records
+    spans: Records
+    decisions: Records
+    outputs: Records
+    prompts: Records
+    host: Records
+    cache_reasons: tuple[str, ...]
+
+    def spans_of(self, step: np.void) -> Records:
+        """Return the spans of a step record, as they were in that step."""
+        first = int(step["first_span"])
+        found = self.spans[first : first + int(step["num_spans"])].copy()
+        found["start"] += step["span_shift"]
+        return found
+
+    def hashes_of(self, output: np.void) -> list[int]:
+        """Return the hashes of an output's whole blocks."""
+        first = int(output["first_hash"])
+        return self.prompts["hash"][first : first + int(output["num_hashes"])].tolist()
+
+
+class Follower:
+    """Takes in what was written to a journal since it last looked, which must be often: its rings are small."""
+
+    def __init__(self, take: Callable[[str, Records], None]) -> None:
+        self._next = dict.fromkeys(RINGS, 0)
+        self._take = take
+
+    def __call__(self, journal: Journal) -> None:
+        """Follow the journal, now and then."""
+        if journal.steps.num_written - self._next["steps"] >= FLUSH_STEPS or _is_filling(journal, self._next):
+            self.flush(journal)
+
+    def close(self) -> None:
+        """Do nothing: who follows flushes."""
+
+    def flush(self, journal: Journal) -> None:
+        """Take in all that is new."""
+        for name in RINGS:
+            ring: Ring = getattr(journal, name)
+            first, records = ring.read(self._next[name])
+            if self._next[name] == ring.num_written:
+                continue
+            assert first == self._next[name] or name == "host", (
+                f"{name}: records were written over before they were read"
+            )
+            self._next[name] = ring.num_written
+            self._take(name, records)
+
+
+def _is_filling(journal: Journal, seen: Mapping[str, int]) -> bool:
+    return any(
+        ring.num_written - seen[name] > ring.capacity // 4
+        for name in ("spans", "decisions", "outputs", "prompts")
+        for ring in (cast("Ring", getattr(journal, name)),)
+    )
+
+
+class MemoryRecorder:
+    """Keeps everything that a journal had."""
+
+    def __init__(self, setup: EngineSetup | None = None) -> None:
+        self._setup = setup
+        self._taken: dict[str, list[Records]] = {name: [] for name in RINGS}
+        self.follow = Follower(lambda name, records: self._taken[name].append(records))
+
+    def recording(self, journal: Journal) -> Recording:
+        """Return all records so far."""
+        self.follow.flush(journal)
+        rings = {
+            name: np.concatenate(found) if found else cast("Ring", getattr(journal, name)).read()[1]
+            for name, found in self._taken.items()
+        }
+        return Recording(self._setup, **rings, cache_reasons=tuple(journal.cache_reasons))
+
+
+class FileRecorder:
+    """Writes a journal to a file while the engine runs, and its end when the process exits. Raises ConfigError."""
+
+    def __init__(self, path: Path, setup: EngineSetup) -> None:
+        try:
+            self._file: BinaryIO = path.open("wb")
+        except OSError as error:
+            raise ConfigError(f"the journal {path} cannot be written: {error.strerror}") from None
+        self._file.write(MAGIC)
+        self._frame(msgspec.msgpack.encode(setup))
+        self._journal: Journal | None = None
+        self._follow = Follower(self._write)
+        atexit.register(self.close)
+
+    def __call__(self, journal: Journal) -> None:
+        """Write what is new, now and then."""
+        self._journal = journal
+        self._follow(journal)
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        atexit.unregister(self.close)
+        if not self._file.closed:
+            if self._journal is not None:
+                self._follow.flush(self._journal)
+            self._file.close()
+
+    def _write(self, name: str, records: Records) -> None:
+        assert self._journal is not None
+        fields = [(field, str(records.dtype[field])) for field in records.dtype.names or ()]
+        self._frame(msgspec.msgpack.encode(_Frame(name, fields, records.tobytes(), self._journal.cache_reasons)))
+
+    def _frame(self, data: bytes) -> None:
+        self._file.write(LENGTH.pack(len(data)) + data)
+
+
+def recorder(
+    config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]
+) -> FileRecorder | None:
+    """Return what writes the journal, where that was asked for. Raises ConfigError where it cannot be written."""
+    if config.journal is None:
+        return None
+    is_plain = isinstance(strategy, Autoregressive) and not config.speculation.proposers()
+    setup = EngineSetup(
+        config=config,
+        layout=sizing.layout,
+        max_model_len=sizing.max_model_len,
+        max_num_rows=sizing.limits.num_rows,
+        strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
+        choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
+    )
+    return FileRecorder(Path(config.journal), setup)
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a journal's file. Raises ConfigError for one that is missing, of another kind, or cut off."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be read: {error.strerror}") from None
+    if not data.startswith(MAGIC):
+        raise ConfigError(f"{path} is no journal; `--journal FILE` of a command that runs a model writes one")
+    frames: list[bytes] = []
+    at = len(MAGIC)
+    while at < len(data):
+        begin = at + LENGTH.size
+        end = begin + (LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 1)
+        if end > len(data):
+            raise ConfigError(
+                f"the journal {path} ends within a record, {len(data) - at} bytes into it: it was cut off"
+            )
+        frames.append(data[begin:end])
+        at = end
+    try:
+        setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
+        decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
+        found = {name: [frame for frame in decoded if frame.ring == name] for name in RINGS}
+        if not found["steps"]:
+            raise ConfigError(f"the journal {path} holds no steps")
+        rings = {
+            name: np.concatenate([np.frombuffer(f.records, np.dtype(f.fields)) for f in each])
+            if each
+            else np.zeros(0, list(FIELDS[name]))
+            for name, each in found.items()
+        }
+    except (msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
+        raise ConfigError(f"the journal {path} cannot be read: {error}") from None
+    return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))

@@ -1,0 +1,285 @@
+"""Run the engine on a fake clock: the real loop, scheduler, cache and strategy, and an executor that lets time pass.
+
+What is simulated is time. Lengths of outputs are the workload's, and their tokens are all the same one, so prefixes of
+equal prompts are shared as greedy outputs would share them. Must not import torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ridgeline.bench.arrivals import Arrivals
+from ridgeline.bench.load import Load
+from ridgeline.bench.metrics import Distribution, Results, Slo, parse_slos, summarize
+from ridgeline.bench.record import RunLog
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.bench.workloads import parse_workload
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.collector import collector_paused
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.journal import Records
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
+from ridgeline.engine.render import Renderer
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.explain.exploration import Provenance, frame, html_table
+from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
+from ridgeline.program.pricing import Load as StepLoad
+from ridgeline.weights.folder import ModelFolder
+
+if TYPE_CHECKING:
+    from ridgeline.engine.executor import StepObserver
+
+HEAD = ("", "mean", "p50", "p90", "p99", "max")
+
+
+class FakeClock:
+    """Gives seconds that pass only when they are told to."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, until_s: float) -> None:
+        """Let time pass."""
+        self.now_s = max(self.now_s, until_s)
+
+
+class PricedExecutor:
+    """Computes nothing: lets `seconds` of a plan pass, and gives every row the token of `token`."""
+
+    depth = 1
+    chains = False
+
+    def __init__(
+        self,
+        clock: FakeClock,
+        seconds: Callable[[StepPlan], float],
+        token: Callable[[SampleRow], int] = lambda row: 0,
+    ) -> None:
+        self.observer: StepObserver | None = None
+        self._clock, self._seconds, self._token = clock, seconds, token
+        self._plan: StepPlan | None = None
+
+    def facts(self) -> Mapping[str, Choice]:
+        """Return nothing: no weights are anywhere."""
+        return {}
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def collect(self) -> StepResult:
+        plan, self._plan = self._plan, None
+        assert plan is not None, "no plan is in flight"
+        self._clock.now_s += self._seconds(plan)
+        token = self._token
+        return StepResult(plan.step, tuple([SampledToken(row.seq_id, token(row)) for row in plan.samples]))
+
+
+def load_of(plan: StepPlan) -> StepLoad:
+    """Return what a plan computes."""
+    spans = [(len(span.token_ids), span.start + len(span.token_ids)) for span in plan.spans]
+    return StepLoad(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
+
+
+def load_of_spans(spans: Records) -> StepLoad:
+    """Return what a recorded step computed."""
+    pairs = zip(spans["num_tokens"].tolist(), (spans["start"] + spans["num_tokens"]).tolist())
+    return StepLoad(tuple(pairs), int(spans["num_rows"].sum()))
+
+
+def simulated_loop(
+    setup: EngineSetup,
+    executor: PricedExecutor,
+    clock: FakeClock,
+    deliver: Callable[[list[OutputDelta]], None],
+    recorder: MemoryRecorder | None = None,
+) -> EngineLoop:
+    """Return an engine's loop whose executor is a simulated one. Raises ConfigError for other than plain decoding."""
+    if setup.strategy != "autoregressive":
+        raise ConfigError(f"only one token at a time can be simulated; this engine decodes by {setup.strategy}")
+    scheduler = Scheduler(
+        setup.config.scheduler,
+        CacheManager(setup.layout, prefix_caching=setup.config.cache.prefix_caching),
+        Autoregressive(),
+        setup.max_model_len,
+        setup.max_num_rows,
+        clock,
+    )
+    follow = None if recorder is None else recorder.follow
+    return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=follow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Holds a simulated run: latencies as `bench` has them, and what the engine did. In a notebook it is a table.
+
+    `provenance` is that of the times; counts are counted. Means are over the time that steps took.
+    """
+
+    model: str
+    machine: str
+    provenance: Provenance
+    config: EngineConfig
+    results: Results
+    log: RunLog
+    recording: Recording
+    num_preemptions: int
+    num_steps: int
+    mean_running: float
+    max_running: int
+    mean_waiting_share: float
+    kv_mean_share: float
+    kv_peak_share: float
+    busy_share: float
+
+    @property
+    def sentence(self) -> str:
+        """The run in words."""
+        found = self.results
+        return (
+            f"{found.completed:,} requests to {self.model} on {self.machine}: "
+            f"{found.output_throughput_tok_per_s:,.1f} output tokens/s, "
+            f"{found.request_throughput_per_s:,.3g} requests/s, "
+            f"{self.num_steps:,} steps of {self.mean_running:.1f} sequences, KV cache up to {self.kv_peak_share:.0%} "
+            f"full, {self.num_preemptions:,} preemptions, {found.cached_prompt_tokens:,} of {found.prompt_tokens:,} "
+            f"prompt tokens cached."
+        )
+
+    def lines(self) -> Sequence[Sequence[str]]:
+        """Return the cells of a table of latencies in milliseconds, with the columns HEAD."""
+        found = self.results.latencies
+        rows = (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms), ("E2E latency", found.e2el_ms))
+        return [(f"{name}, ms", *_cells(values)) for name, values in rows if values is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures as plain data."""
+        names = ("model", "machine", "provenance", "num_preemptions", "num_steps", "mean_running", "max_running")
+        shares = ("mean_waiting_share", "kv_mean_share", "kv_peak_share", "busy_share")
+        plain = {name: getattr(self, name) for name in (*names, *shares)}
+        return plain | {"results": asdict(self.results), "sentence": self.sentence}
+
+    def to_pandas(self) -> Any:
+        """Return a record for each request as a pandas.DataFrame. Raises ConfigError without pandas."""
+        return frame(
+            [
+                {"arrival_s": r.arrival_s, "ttft_s": r.ttft_s, "tpot_s": r.tpot_s, "e2el_s": r.e2el_s}
+                | {"prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "output_tokens": r.output_tokens}
+                for r in self.log.records
+                if r.error is None
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.sentence} [{self.provenance}]", HEAD, self.lines())
+
+
+def _cells(values: Distribution) -> Sequence[str]:
+    return [f"{value:,.2f}" for value in (values.mean, values.p50, values.p90, values.p99, values.max)]
+
+
+def simulate(
+    config: EngineConfig | str,
+    *,
+    workload: str = "fixed",
+    trace: Path | None = None,
+    load: Load | None = None,
+    hardware: str = THIS_MACHINE,
+    goodput: str = "",
+    **options: object,
+) -> Simulation:
+    """Run a workload on `this` machine or a datasheet: of a configuration, or of a model with `options` of an engine.
+
+    `trace` is a file at its own times instead of a `workload`; `load` says when requests come, all at once without it;
+    `goodput` has objectives such as "ttft:500 tpot:50". Raises ConfigError for what cannot be.
+    """
+    if isinstance(config, str):
+        config = EngineConfig.of(config, **options)
+    slos = parse_slos(goodput.split())
+    requests = requests_of(config, workload, trace, load or Load())
+    limit = load.max_concurrency if load is not None else None
+    return run_simulated(simulated_machine(config, hardware), requests, slos=slos, max_concurrency=limit)
+
+
+def requests_of(config: EngineConfig, workload: str, trace: Path | None, load: Load) -> list[BenchRequest]:
+    """Return the requests of a workload or a trace, in order of arrival, prompts as token ids.
+
+    Raises ConfigError for a workload that is not there or broken, and for text where the model has no tokenizer.
+    """
+    if trace is not None:
+        kinds = {".csv": "azure", ".jsonl": "mooncake"}
+        if trace.suffix not in kinds:
+            raise ConfigError(f"{trace} is neither a .csv of Azure's trace nor a .jsonl of Mooncake's")
+        workload, load = f"{kinds[trace.suffix]}:path={trace}", replace(load, schedule="trace", request_rate_per_s=None)
+    requests = load.schedule_requests(parse_workload(workload).requests())
+    texts = [request.prompt for request in requests if isinstance(request.prompt, str)]
+    if not texts:
+        return requests
+    tokenizer = ModelFolder.open(config.model.model, config.model.revision).tokenizer()
+    if tokenizer is None:
+        raise ConfigError(f"{config.model.model} has no tokenizer, and the workload {workload} is text")
+    return [replace(r, prompt=tokenizer.encode(r.prompt)) if isinstance(r.prompt, str) else r for r in requests]
+
+
+@collector_paused()
+def run_simulated(
+    machine: SimulatedMachine,
+    requests: Sequence[BenchRequest],
+    *,
+    slos: Sequence[Slo] = (),
+    max_concurrency: int | None = None,
+    slower: float = 1.0,
+) -> Simulation:
+    """Run requests, in order of arrival, on a machine whose steps take `slower` times what is predicted.
+
+    Raises ConfigError for a request that the context has no room for.
+    """
+    setup = machine.setup
+    for number, request in enumerate(requests):
+        if len(request.prompt) + request.max_tokens > setup.max_model_len:
+            raise ConfigError(
+                f"request {number} has {len(request.prompt)} tokens and asks for {request.max_tokens} more, and the "
+                f"context is {setup.max_model_len}: raise --max-model-len, or shrink the workload, as "
+                "--workload azure:path=FILE,length_scale=0.1 does"
+            )
+    clock, recorder = FakeClock(), MemoryRecorder(setup)
+    arrivals = Arrivals(clock, clock.wait)
+    executor = PricedExecutor(clock, lambda plan: slower * machine.step_time.seconds(load_of(plan)))
+    loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
+    log = arrivals.run(loop, requests, max_concurrency)
+    return _summary(machine, setup, log, recorder.recording(loop.journal), slos)
+
+
+def _summary(
+    machine: SimulatedMachine, setup: EngineSetup, log: RunLog, recording: Recording, slos: Sequence[Slo]
+) -> Simulation:
+    steps = recording.steps
+    run_s, running = steps["run_s"], steps["num_spans"]
+    used = np.max([steps[f"used_{i}"] / g.num_blocks for i, g in enumerate(setup.layout.groups)], axis=0)
+    total_s = float(run_s.sum()) or 1.0
+    return Simulation(
+        model=machine.model,
+        machine=machine.name,
+        provenance=machine.provenance,
+        config=setup.config,
+        results=summarize(log, slos),
+        log=log,
+        recording=recording,
+        num_preemptions=int((recording.decisions["kind"] == 1).sum()),
+        num_steps=len(steps),
+        mean_running=float((running * run_s).sum()) / total_s,
+        max_running=int(running.max(initial=0)),
+        mean_waiting_share=float(run_s[steps["head_waits"] > 0].sum()) / total_s,
+        kv_mean_share=float((used * run_s).sum()) / total_s,
+        kv_peak_share=float(used.max(initial=0.0)),
+        busy_share=total_s / log.duration_s if log.duration_s else 0.0,
+    )

@@ -1,0 +1,98 @@
+"""Predicted steps against pieces that are priced one by one, and what is fitted around the ops."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.backends.timing import OpTiming
+from ridgeline.cost.datasheets import datasheet
+from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, Rest, fit_rest, key_of
+from ridgeline.cost.roofline import Roofline, costs_of
+from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
+from ridgeline.explain.pricing import program_of
+from ridgeline.program.passes.fuse import fuse
+from ridgeline.program.pricing import ElementBytes, Load
+
+MODELS = ("python-1m", "mixtral-8x7b")
+LOADS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000)), min_size=1, max_size=6)
+
+
+class Cached:
+    """A machine whose cache holds all of a step, or nothing."""
+
+    def __init__(self, cache_bytes):
+        self.cache_bytes = cache_bytes
+
+    def peak(self, kind, num_threads):
+        return {"bf16": 4e12, "int8": 8e12}.get(kind, 1e12)
+
+    def stream(self, num_threads):
+        return 1e10
+
+    def cached(self, num_threads):
+        return 9e10
+
+
+def pieces_of(program):
+    element, narrow = ElementBytes(2, 4, 2), ElementBytes(1.1, 4, 1.1)
+    made = [
+        OpTiming(
+            group.label,
+            group.kind,
+            tuple(op.label for op in group.ops),
+            0.0,
+            narrow if number % 3 else element,
+            "int8" if number % 3 else "bf16",
+        )
+        for number, group in enumerate(fuse(program))
+    ]
+    return [*made, OpTiming("sample", "sample", (), 0.0, element, "f32")]
+
+
+@settings(max_examples=12, deadline=None)
+@given(spans=LOADS, model=st.sampled_from(MODELS), cache_bytes=st.sampled_from([0, 2**21, 2**50]), fitted=st.booleans())
+def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes, fitted):
+    program, ceilings = program_of(model).program, Cached(cache_bytes)
+    pieces = pieces_of(program)
+    known = {key_of(piece): Efficiency(0.5, 0.7, 2.0, 3e-6) for piece in pieces[::2]}
+    calibration = Calibration(
+        version=VERSION,
+        num_threads=1,
+        measured_at="",
+        efficiencies=known,
+        held_out_error=None,
+        rest=Rest(1e-4, 1e-5),
+    )
+    predicted = StepTime(program, pieces, ceilings, 1, calibration if fitted else None)
+    load = Load(tuple((tokens, tokens + before) for tokens, before in spans), len(spans))
+    costs = costs_of(program, [(piece.ops, piece.element) for piece in pieces], load)
+    roofline = Roofline(ceilings, 1, sum(c.weight_bytes + c.kv_read_bytes + c.kv_write_bytes for c in costs))
+    expected = (Rest(1e-4, 1e-5) if fitted else PRIOR_REST).of(len(spans))
+    for piece, cost in zip(pieces, costs):
+        limit = roofline.predict(cost, piece.inputs)
+        efficiency = known.get(key_of(piece), PRIOR) if fitted else PRIOR
+        expected += efficiency.predict(limit.compute_s, limit.moving_s)
+    assert predicted.seconds(load) == pytest.approx(expected, rel=1e-9)
+    assert predicted.seconds(load) == pytest.approx(expected, rel=1e-9)  # from what it keeps
+    missing = {key_of(piece) for piece in pieces} - (known.keys() if fitted else set())
+    assert predicted.unfitted == missing
+
+
+def test_a_limit_is_the_price_on_the_card():
+    from ridgeline import explain
+
+    program = program_of("llama-3-8b").program
+    element = ElementBytes()
+    pieces = [OpTiming(g.label, g.kind, tuple(op.label for op in g.ops), 0.0, element, "bf16") for g in fuse(program)]
+    predicted = StepTime(program, pieces, datasheet("h100-sxm"), 1, is_limit=True)
+    for batch, context in ((1, 100), (32, 2048)):
+        price = explain.price("llama-3-8b", batch=batch, context=context)
+        assert predicted.seconds(Load.decode(batch, context)) == pytest.approx(price.limit_s, rel=1e-9)
+    assert not predicted.unfitted
+
+
+def test_the_rest_is_some_for_a_step_and_some_for_each_sequence():
+    rest = fit_rest([(count, 50e-6 + 20e-6 * count) for count in (1, 4, 16, 16, 1)])
+    assert rest.of(8) == pytest.approx(210e-6)
+    assert fit_rest([(4, 1e-3), (4, 2e-3)]) is None
+    assert fit_rest([(1, 5e-3), (16, 1e-3)]).sequence_s == 0  # noise: more sequences do not take less

@@ -1,0 +1,155 @@
+"""Recorded runs of a real model come out again plan by plan, and what would not is found."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.cli import main
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.recording import read_recording
+from ridgeline.explain.replay import replay
+
+SHARED = list(range(10, 90))
+
+
+def run(path, requests, aborts=(), **options):
+    """Run (prompt, parameters, step before which it comes) through python-1m, and return the recording."""
+    base = {"num_threads": 1, "tuning": "default", "max_model_len": 256, "journal": str(path)}
+    engine = build_engine(EngineConfig.of("python-1m", **base | options), lambda deltas: None)
+    waiting = sorted(requests, key=lambda request: request[2])
+    for step in itertools.count():
+        while waiting and waiting[0][2] <= step:
+            prompt, params, _ = waiting.pop(0)
+            engine.loop.submit(engine.intake.request(prompt, params, priority=len(prompt) % 3))
+        for name in (name for name, at in aborts if at == step):
+            engine.loop.abort(name)
+        if not engine.loop.step() and not waiting:
+            break
+        assert step < 5000
+    engine.loop.close()
+    return read_recording(path)
+
+
+def random_requests(count, seed, **params):
+    random = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        prompt = random.integers(3, 500, int(random.integers(1, 120))).tolist()
+        if random.random() < 0.5:
+            prompt = SHARED[: int(random.integers(1, 80))] + prompt[:40]
+        wanted = SamplingParams(max_tokens=int(random.integers(1, 60)), seed=7, **params)
+        made.append((prompt, wanted, int(random.integers(0, 120))))
+    return made
+
+
+RUNS = {
+    "chunks and prefix hits": (random_requests(16, 1), {"max_num_batched_tokens": 24, "max_num_seqs": 6}),
+    "preemption": (random_requests(14, 2), {"kv_cache_bytes": 768 * 32 * 11, "max_num_seqs": 8}),
+    "priorities": (random_requests(14, 3), {"scheduling_policy": "priority", "kv_cache_bytes": 768 * 32 * 9}),
+    "forks": (random_requests(8, 4, n=3, temperature=1), {"kv_cache_bytes": 768 * 32 * 16, "max_num_seqs": 5}),
+    "a bound on the time between tokens": (random_requests(12, 5), {"max_itl_s": 0.003, "max_num_seqs": 6}),
+    "no prefix caching": (random_requests(8, 6), {"enable_prefix_caching": False, "block_size": 16}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_plan_is_the_same_again(tmp_path, name):
+    requests, options = RUNS[name]
+    recording = run(tmp_path / "journal", requests, **options)
+    found = replay(recording)
+    assert found.difference == ""
+    assert found.num_equal == found.num_steps == len(recording.steps) > 30
+    assert found.num_requests == len(requests)
+    if name in ("preemption", "priorities"):
+        assert (recording.decisions["kind"] == 1).any()
+    if name == "chunks and prefix hits":
+        assert recording.outputs["num_cached"].sum() > 0
+
+
+def test_conversations_go_on_from_what_was_generated(tmp_path):
+    recording, prompt = None, list(range(20, 60))
+    engine_requests = []
+    for turn in range(3):  # each prompt holds the output of the turn before: greedy tokens of the same model
+        engine_requests.append((list(prompt), SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), 60 * turn))
+        prompt = _continued(prompt)
+    recording = run(tmp_path / "journal", engine_requests)
+    assert recording.outputs["num_cached"].max() >= 96  # more than the first prompt
+    assert replay(recording).difference == ""
+
+
+def _continued(prompt):
+    from ridgeline import LLM
+
+    llm = LLM("python-1m", num_threads=1, tuning="default", max_model_len=256)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    return [*prompt, *output.outputs[0].token_ids, 5, 6]
+
+
+def test_aborts_and_stops_come_again(tmp_path):
+    params = SamplingParams(max_tokens=60, temperature=0.9, seed=3, stop=["e", "return"])
+    requests = [([4 + i] * (30 + i), params, i) for i in range(6)]
+    requests += [([9] * 40, SamplingParams(max_tokens=50, ignore_eos=True), 2)] * 2
+    recording = run(tmp_path / "journal", requests, aborts=[("request-3", 20), ("request-7", 31)])
+    reasons = np.unique(recording.outputs["reason"])
+    assert len(reasons) >= 3
+    assert replay(recording).difference == ""
+
+
+def test_another_limit_is_found_and_named(tmp_path, capsys):
+    recording = run(tmp_path / "journal", RUNS["preemption"][0], **RUNS["preemption"][1])
+    setup = recording.setup
+    fewer = replace(setup.config, scheduler=replace(setup.config.scheduler, max_num_seqs=3))
+    found = replay(replace(recording, setup=replace(setup, config=fewer)))
+    assert found.num_equal < found.num_steps
+    assert "step" in found.difference
+    changed = recording.outputs.copy()
+    changed["num_tokens"] -= 1  # of those that stopped: one token earlier
+    changed["max_tokens"] -= 1
+    assert replay(replace(recording, outputs=changed)).difference
+    for arguments, code in ((["simulate", "--replay", str(tmp_path / "journal")], 0),):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == code
+    assert "all plans are identical" in capsys.readouterr().out
+
+
+def test_files_that_are_no_whole_journal(tmp_path):
+    path = tmp_path / "journal"
+    whole = run(path, RUNS["no prefix caching"][0][:3])
+    data = path.read_bytes()
+    assert b"def " not in data
+    for content, said in (
+        (b"", "is no journal"),
+        (b"{}", "is no journal"),
+        (data[:-5], "was cut off"),
+        (data[:70], "was cut off"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=said):
+            read_recording(path)
+    path.write_bytes(data[:200] + b"\xff" * 30 + data[230:])
+    with pytest.raises(ConfigError, match=r"cannot be read|cut off"):
+        read_recording(path)
+    ended = whole.outputs[whole.outputs["seq_id"] != 1]
+    with pytest.raises(ConfigError, match=r"1 sequences of the journal had not ended .* \(the first is 1\)"):
+        replay(replace(whole, outputs=ended))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run(tmp_path / "no" / "such" / "folder", [])
+
+
+def test_a_journal_goes_to_its_file_while_the_engine_runs(tmp_path):
+    path = tmp_path / "journal"
+    requests = [([5, 6, 7], SamplingParams(max_tokens=200, ignore_eos=True), 0)] * 3
+    started = time.monotonic()
+    recording = run(path, requests * 2, max_num_seqs=2)
+    assert recording.steps["step"].tolist() == list(range(1, len(recording.steps) + 1))
+    assert len(recording.steps) >= 600  # more than are written at once
+    assert recording.steps["start_s"][0] >= started
+    assert sorted(recording.outputs["num_output"].tolist()) == [200] * 6

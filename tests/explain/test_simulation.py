@@ -1,0 +1,168 @@
+"""Simulated runs: identities that hold for any clock, the engine's own decisions, and bad input in one line."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from ridgeline import explain
+from ridgeline.bench.load import Load
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.cli import main
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.simulation import run_simulated
+
+MODEL = ("llama-3-8b", {"hardware": "h100-sxm"})
+
+
+def on_card(**options):
+    return simulated_machine(EngineConfig.of("llama-3-8b", **options), "h100-sxm")
+
+
+def requests(count, prompt=64, output=16, gap_s=0.0):
+    return [
+        BenchRequest(prompt=[number + 3] * prompt, max_tokens=output, arrival_s=number * gap_s)
+        for number in range(count)
+    ]
+
+
+def test_one_request_alone_takes_the_steps_that_it_takes():
+    machine = on_card()
+    found = run_simulated(machine, requests(1, prompt=600, output=9))
+    record = found.log.records[0]
+    assert found.num_steps == 2 + 8  # a prompt of 600 in chunks of 512, and a token each
+    assert (record.output_tokens, record.prompt_tokens, record.error) == (9, 600, None)
+    assert record.ttft_s == pytest.approx(found.recording.steps["run_s"][:2].sum())
+    assert record.e2el_s == pytest.approx(found.recording.steps["run_s"].sum())
+    decode = explain.price("llama-3-8b", context=604).limit_s
+    assert record.tpot_s == pytest.approx(decode, rel=0.01)
+    assert found.provenance == "datasheet"
+
+
+def test_a_closed_loop_obeys_littles_law_and_conserves_tokens():
+    found = run_simulated(on_card(), requests(60, output=32), max_concurrency=6)
+    results = found.results
+    in_flight_s = sum(record.e2el_s for record in found.log.records)
+    assert in_flight_s / results.duration_s == pytest.approx(6, rel=0.05)
+    assert results.output_tokens == 60 * 32 == found.recording.steps["num_rows"].sum()
+    assert found.recording.steps["num_tokens"].sum() == 60 * (64 + 31)
+    assert found.max_running == 6
+    assert results.duration_s == pytest.approx(found.recording.steps["run_s"].sum())
+
+
+def test_idle_time_passes_at_once_and_load_decides_the_batch():
+    alone = run_simulated(on_card(), requests(5, gap_s=100.0))
+    together = run_simulated(on_card(), requests(5))
+    assert alone.results.duration_s > 400
+    assert alone.busy_share < 0.01
+    assert alone.max_running == 1
+    assert together.max_running == 5
+    assert together.busy_share == pytest.approx(1)
+
+
+def test_slots_blocks_and_prefixes_are_the_engines_own():
+    few = run_simulated(on_card(max_num_seqs=2), requests(8))
+    assert few.max_running == 2
+    assert few.mean_waiting_share > 0.5
+    tight = on_card(kv_cache_bytes=131072 * 32 * 20, max_model_len=600)
+    found = run_simulated(tight, requests(8, prompt=96, output=200))
+    assert found.num_preemptions > 0
+    assert found.kv_peak_share > 0.9
+    assert {record.output_tokens for record in found.log.records} == {200}
+    same = [BenchRequest(prompt=[7] * 200, max_tokens=4, arrival_s=float(number)) for number in range(3)]
+    assert run_simulated(on_card(), same).results.cached_prompt_tokens == 2 * 192
+    assert run_simulated(on_card(enable_prefix_caching=False), same).results.cached_prompt_tokens == 0
+
+
+def test_slower_steps_are_slower_by_as_much():
+    machine = on_card()
+    one, slow = (run_simulated(machine, requests(4), slower=factor) for factor in (1, 1.25))
+    assert slow.results.duration_s == pytest.approx(1.25 * one.results.duration_s)
+
+
+def test_a_model_here_is_sized_as_it_would_start():
+    from ridgeline.engine.build import build_engine
+
+    config = EngineConfig.of("python-1m", max_num_seqs=4, max_model_len=200, num_threads=1, tuning="default")
+    machine, engine = simulated_machine(config), build_engine(config, lambda deltas: None)
+    assert machine.setup.layout == engine.layout
+    assert machine.setup.max_model_len == engine.info.max_model_len
+    found = explain.simulate(config, workload="fixed:num_requests=6,input_tokens=40,output_tokens=8")
+    assert found.results.completed == 6
+    assert found.provenance in ("calibrated", "prior")
+    assert found.sentence.startswith("6 requests to python-1m on this machine")
+
+
+def test_a_trace_keeps_its_times_and_shapes(shared_data, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join((shared_data / "traces/azure2023_code.csv").read_text().splitlines()[:41]))
+    found = explain.simulate("llama-3-8b", trace=trace, hardware="h100-sxm:2", goodput="ttft:500 tpot:50")
+    assert found.results.completed == 40
+    assert found.results.goodput.attainment > 0.9
+    from ridgeline.bench.workloads import parse_workload
+
+    arrivals = [request.arrival_s for request in parse_workload(f"azure:path={trace}").requests()]
+    assert [record.arrival_s for record in found.log.records] == pytest.approx(arrivals)
+
+
+def test_nothing_of_it_needs_torch():
+    program = (
+        "import sys; from ridgeline import explain; "
+        "explain.simulate('python-1m', num_threads=1, workload='fixed:num_requests=2,input_tokens=9,output_tokens=3'); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hardware", "h101"], "there is no datasheet of 'h101'"),
+        (["--hardware", "ryzen-7950x"], "names no memory: give --kv-cache-bytes"),
+        (["--hardware", "rtx-3090:1", "-m", "llama-3-70b"], "take rtx-3090:7, or quantize"),
+        (["--hardware", "h100-sxm", "--speculate", "ngram"], "cannot be simulated yet"),
+        (["--hardware", "h100-sxm", "--workload", "fixed:input_tokens=9000"], "raise --max-model-len"),
+        (["--hardware", "h100-sxm", "--trace", "no.txt"], "neither a .csv of Azure's trace"),
+        (["--hardware", "h100-sxm", "--trace", "no.csv"], "cannot read no.csv as an Azure trace"),
+        (["--replay", "/no/such/file"], "cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options, said, capsys):
+    model = [] if "-m" in options else ["llama-3-8b"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["simulate", *model, *options])
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_the_command_prints_a_table_and_json(capsys):
+    arguments = ["simulate", "llama-3-8b", "--hardware", "h100-sxm", "--goodput", "ttft:50", "--workload"]
+    workload = "fixed:num_requests=20,input_tokens=64,output_tokens=8"
+    for extra in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stopped:
+            main([*arguments, workload, *extra])
+        assert stopped.value.code == 0
+    table, _, plain = capsys.readouterr().out.rstrip().rpartition("\n")
+    assert "TTFT, ms" in table
+    assert "Times are datasheet" in table
+    found = json.loads(plain)
+    assert found["results"]["completed"] == 20
+    assert found["provenance"] == "datasheet"
+    assert "<table>" in explain.simulate("llama-3-8b", hardware="h100-sxm", workload=workload)._repr_html_()
+    assert msgspec.json.decode(plain.encode())["num_steps"] > 8
+
+
+def test_load_decides_when_requests_come():
+    load = Load(schedule="poisson", request_rate_per_s=5)
+    workload = "fixed:num_requests=40,input_tokens=64,output_tokens=8"
+    found = explain.simulate("llama-3-8b", hardware="h100-sxm", workload=workload, load=load)
+    assert found.results.duration_s == pytest.approx(8, rel=0.05)
+    with pytest.raises(ConfigError, match="must be ttft, tpot or e2el"):
+        explain.simulate("llama-3-8b", hardware="h100-sxm", goodput="speed:3")
