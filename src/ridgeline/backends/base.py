@@ -1,4 +1,4 @@
-"""Define what a backend offers before anything is built: Backend says what it refuses, BackendPlan what computing would
+"""A backend makes its offers before anything is built: Backend says what it refuses, BackendPlan what computing would
 take.
 
 A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Says what is to be computed: `program`, which is `base` with its adapters; `folder` has the weights of `base`."""
+    """The model to be computed: its `program` is `base` with adapters, and `folder` has the weights of `base`."""
 
     folder: ModelFolder
     spec: DecoderSpec

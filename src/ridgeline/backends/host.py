@@ -1,4 +1,4 @@
-"""Define what backends on the CPU share: the memory that this process may still take, its threads, and the choice of a
+"""Backends on the CPU share this: the memory that this process may still take, its threads, and the choice of a
 dtype.
 
 Must not import torch.

@@ -30,7 +30,7 @@ HEADER_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Holds the sizes of a step's arrays."""
+    """The sizes that a step's arrays have."""
 
     num_tokens: int
     num_spans: int
@@ -180,7 +180,7 @@ def _sampling(words: _Words, count: int) -> SamplingMetadata:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Holds what a step computed. The logits are good until the executable's next step.
+    """The values that a step has computed. The logits are good until the executable's next step.
 
     `sampled_token_ids` has one token per row of the batch's `sampling`, -1 where the logits were not finite (NaN or
     +inf anywhere, or -inf everywhere); it is None from a backend that leaves every token to the sampler.

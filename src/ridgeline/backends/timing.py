@@ -8,7 +8,7 @@ from ridgeline.program.pricing import ElementBytes
 
 @dataclass(frozen=True, slots=True)
 class OpTiming:
-    """Says what a backend computed as one piece in one step, and how long it took, in seconds.
+    """One piece of a step as a backend runs it, and how long it took, in seconds.
 
     `ops` are the labels of the program's ops in it; none for what the program does not hold, such as sampling.
     `inputs` is the kind of arithmetic of its products, `element` what its operands take in memory.

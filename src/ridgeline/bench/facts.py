@@ -1,4 +1,4 @@
-"""Define what a result was measured on: the machine and the software. Reads /proc, package metadata and git."""
+"""The machine and the software that a result was measured on. Reads /proc, package metadata and git."""
 
 import importlib.metadata
 import os
@@ -17,7 +17,7 @@ SUFFIXES = {"amx_tile": "-amx", "avx512_bf16": "", "avx512f": "-avx512", "avx2":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """Holds the computer. `usable_cores` is what this process may run on; `accelerator` is named by the caller.
+    """The machine as it is. `usable_cores` is what this process may run on; `accelerator` is named by the caller.
 
     `cpu_features` are the flags of /proc/cpuinfo that decide which kernels run: one processor name covers several.
     """

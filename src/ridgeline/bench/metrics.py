@@ -23,7 +23,7 @@ MAX_ERROR_KINDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Holds statistics of a latency, in milliseconds.
+    """Statistics that tell a latency, in milliseconds.
 
     `std` is the population's; percentiles interpolate linearly, numpy's default.
     """
@@ -64,7 +64,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Holds requests that met every objective. Attainments are shares of all requests sent: a failure meets none."""
+    """Counts requests that met every objective. Attainments are shares of all requests sent: a failure meets none."""
 
     slos: tuple[Slo, ...]
     good_requests: int

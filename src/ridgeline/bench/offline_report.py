@@ -18,7 +18,7 @@ from ridgeline.bench.workloads import WorkloadFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingCost:
-    """Says what deciding cost beside computing, over one run: `Scheduler.plan` and `Scheduler.commit`."""
+    """The time that deciding took beside computing, over one run: `Scheduler.plan` and `Scheduler.commit`."""
 
     num_requests: int
     num_steps: int
@@ -53,7 +53,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemResult:
-    """Holds one system's results. `results` and `scheduling` are those of the run of median duration."""
+    """The results that one system had. `results` and `scheduling` are those of the run of median duration."""
 
     system: str
     results: Results
@@ -77,7 +77,7 @@ class OfflineReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPoint:
-    """Holds one shape of step. `tokens_per_step` is the prompt's length for prefill, the batch for decode."""
+    """One shape of step, whose `tokens_per_step` is the prompt's length for prefill, the batch for decode."""
 
     kind: str  # "prefill" or "decode"
     tokens_per_step: int

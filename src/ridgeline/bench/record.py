@@ -1,4 +1,4 @@
-"""Hold what the client saw of each request. Written by bench/client.py, read by bench/metrics.py."""
+"""The record that the client writes of each request. Written by bench/client.py, read by bench/metrics.py."""
 
 from dataclasses import dataclass
 

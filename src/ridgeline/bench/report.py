@@ -33,7 +33,7 @@ def utc_now() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Says what every result file says of itself: its name, when and where it was measured. Benchmarks add fields."""
+    """Every result file says this of itself: its name, when and where it was measured. Benchmarks add fields."""
 
     schema_version: int = SCHEMA_VERSION
     name: str

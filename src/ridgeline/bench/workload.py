@@ -1,4 +1,4 @@
-"""Define what every workload is made of: BenchRequest, the Workload protocol, and random token ids.
+"""Every workload is made of these: BenchRequest, the Workload protocol, and random token ids.
 
 The kinds live in bench/workloads/, one file each. Imports no torch.
 """

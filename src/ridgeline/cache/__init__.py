@@ -1,1 +1,1 @@
-"""Implement the paged KV cache as block ids. Tensors live in the backends; nothing here imports torch."""
+"""The paged KV cache, as block ids: tensors live in the backends; nothing here imports torch."""

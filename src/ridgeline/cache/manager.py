@@ -55,7 +55,7 @@ class CacheStats:
 
 
 class Advance(NamedTuple):
-    """Says what one more token for each of some sequences took. Not `done`: for those before the first that found no
+    """One more token was asked for each of some sequences. Not `done`: for those before the first that found no
     block.
 
     `tables`: of the sequences, by their index, whose tables may be others than before.

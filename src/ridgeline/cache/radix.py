@@ -18,7 +18,7 @@ DIFFERS = "first differing token"
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """Holds one block of tokens after its parent's. `blocks[group]` is None where that group has let its block go.
+    """One block of tokens, which follows its parent's. `blocks[group]` is None where that group has let its block go.
 
     `pins` counts the live sequences whose newest published block this is; a pinned node stays, blocks or not.
     """
@@ -32,7 +32,7 @@ class RadixNode:
 
 
 class RadixTree:
-    """Holds all published prefixes. `whole_prefix[group]`: a node without that group's block serves nobody and is
+    """All prefixes that are published. `whole_prefix[group]`: a node without that group's block serves nobody and is
     removed.
     """
 

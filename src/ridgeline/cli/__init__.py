@@ -1,4 +1,4 @@
-"""Implement the command line: `ridgeline COMMAND`. One file here per command.
+"""The command line, `ridgeline COMMAND`, has one file here per command.
 
 Adding a command is adding a file with a function of the file's name, or a typer.Typer of that name for a command with
 subcommands; the first line of the file's docstring is its line in the list. A command's module is imported when the

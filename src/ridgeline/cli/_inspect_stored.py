@@ -1,4 +1,4 @@
-"""Define what becomes of a checkpoint's tensors on load, as rows of an Inspection: of a GGUF file, or of a folder whose
+"""Tell what becomes of a checkpoint's tensors on load, as rows of an Inspection: of a GGUF file, or of a folder whose
 weights are quantized.
 """
 

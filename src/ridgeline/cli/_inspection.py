@@ -23,7 +23,7 @@ KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Says what one step costs: each op alone, each group as one (aligned with the ops and groups), and all ops
+    """The cost that one step has: each op alone, each group as one (aligned with the ops and groups), and all ops
     together.
     """
 

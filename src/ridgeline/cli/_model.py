@@ -1,4 +1,4 @@
-"""Define what `generate` and `chat` share: their sampling parameters, and text for a terminal."""
+"""`generate` and `chat` share this: their sampling parameters, and text for a terminal."""
 
 import sys
 from collections.abc import Sequence

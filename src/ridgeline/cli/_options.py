@@ -27,7 +27,7 @@ ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Holds the options that one parameter of a command brings."""
+    """The options that are made of one parameter of a command."""
 
     parameter: str
     owner: type

@@ -38,7 +38,7 @@ def _check(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Says which model, in which dtype, for how long a context.
+    """The model to load, in which dtype, for how long a context.
 
     `model` is a folder, a .gguf file, a hub id or a bundled model's name.
     """
@@ -96,7 +96,7 @@ def scheme_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """Holds the paged KV cache."""
+    """Options that size the paged KV cache."""
 
     PANEL: ClassVar[str] = "KV cache"
 
@@ -234,7 +234,7 @@ def drafter_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """Says what computes, and how."""
+    """Options that say what computes, and how."""
 
     PANEL: ClassVar[str] = "Execution"
 
@@ -256,7 +256,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Holds all options of an engine."""
+    """All options that an engine has."""
 
     PANEL: ClassVar[str] = "Execution"
 

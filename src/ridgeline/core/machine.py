@@ -1,4 +1,4 @@
-"""Define what this process runs on: processor, usable cores, memory, and the folder in which results are cached.
+"""Describe what this process runs on: processor, usable cores, memory, and the folder in which results are cached.
 
 Reads /proc, /sys and the environment; measures nothing. Imported by `cost/`, backends and the engine.
 """

@@ -67,7 +67,7 @@ def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hold one option: `field` of a dataclass, or of the dataclass in its field `part`. Help shows it in `panel`.
+    """One option is the `field` of a dataclass, or of the dataclass in its field `part`. Help shows it in `panel`.
 
     `type` is the field's, less None where `optional`; `default` is the field's.
     """

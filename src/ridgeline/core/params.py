@@ -190,7 +190,7 @@ PoolingKind = Literal["last", "mean", "first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """Says how the outputs of a text's tokens become one vector: the last, the first, or the mean of all.
+    """Pooling makes one vector of the outputs of a text's tokens: the last, the first, or the mean of all.
 
     `normalize`: divided by its length. Raises RequestError for another kind.
     """

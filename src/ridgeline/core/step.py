@@ -1,4 +1,4 @@
-"""Define what one engine step is: the plan that the scheduler makes, and the result that the executor gives back.
+"""One step of the engine is a plan that the scheduler makes, and the result that the executor gives back.
 
 Legend of shape letters used across the project:
     T tokens in the step · S spans (one per scheduled sequence) · R rows that need logits · V vocabulary
@@ -23,7 +23,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Span(NamedTuple):
-    """Holds consecutive tokens of one sequence, computed in one step.
+    """Consecutive tokens of one sequence that are computed in one step.
 
     A prompt chunk, one decode token, one with a draft behind it and a diffusion block are all spans: positions
     `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The last `num_optional` tokens,
@@ -109,7 +109,7 @@ class SampleRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRow:
-    """Says that logit row `row` scores the known prompt token `token_id`, `num_top` alternatives beside it."""
+    """Logit row `row` is asked for the score of the known prompt token `token_id` and `num_top` alternatives."""
 
     seq_id: int
     row: int
@@ -119,7 +119,7 @@ class PromptLogprobRow:
 
 @dataclass(frozen=True, slots=True)
 class VectorRows:
-    """Says that rows `first_row .. first_row + num_rows` of the step belong to a pooled span of sequence `seq_id`."""
+    """Rows of the step that are pooled for sequence `seq_id`: `first_row .. first_row + num_rows`."""
 
     seq_id: int
     first_row: int
@@ -160,7 +160,7 @@ WaitReason = Literal["slots", "budget", "blocks", "just_preempted", "together"]
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Says what planning decided beside the spans; `head_waits`: why the queue's head was not admitted, if there is
+    """Planning decided this beside the spans; `head_waits`: why the queue's head was not admitted, if there is
     one.
     """
 
@@ -188,7 +188,7 @@ class StepPlan(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """Holds the decision for one SampleRow. `error` is set, the token meaningless, when its logits were not finite."""
+    """The token that is sampled for a SampleRow; `error` is set, the token meaningless, for logits that are not finite."""
 
     seq_id: int
     token_id: int
@@ -197,7 +197,7 @@ class SampledToken(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Says what a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
+    """All that a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
 
     `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell.
     """

@@ -18,7 +18,7 @@ from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost,
 
 @dataclass(frozen=True, slots=True)
 class OpAccount:
-    """Holds one op of the program and what it costs in one step."""
+    """An op of the program, and what it takes in one step."""
 
     op: Op
     cost: OpCost

@@ -16,7 +16,7 @@ from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, 
 
 @dataclass(frozen=True, slots=True)
 class OpPrice:
-    """Holds all that the cost of an op depends on but the load; equal prices cost the same in every step."""
+    """All that the cost of an op depends on but the load; equal prices cost the same in every step."""
 
     kind: str
     attrs: Attrs
@@ -102,7 +102,7 @@ class Pricer:
 
 @dataclass(frozen=True, slots=True)
 class GroupPrice:
-    """Holds groups of a program that cost the same in every step: the first one's label, and how many they are."""
+    """Groups of a program that cost the same in every step: the first one's label, and how many they are."""
 
     kind: str
     label: str

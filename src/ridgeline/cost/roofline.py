@@ -36,7 +36,7 @@ class Prediction:
 
 
 class Ceilings(Protocol):
-    """Says what a machine does at most, per second: measured (`cost/hardware.py`), or as its maker says."""
+    """A machine does this at most, per second: measured (`cost/hardware.py`), or as its maker says."""
 
     @property
     def cache_bytes(self) -> int: ...

@@ -18,7 +18,7 @@ from ridgeline.weights.folder import GenerationDefaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Says what does not change while an engine runs: what a front end needs to check and complete requests."""
+    """All that a front end needs to check and complete requests; it does not change while an engine runs."""
 
     model_name: str  # as it was asked for
     vocab_size: int

@@ -18,7 +18,7 @@ from ridgeline.engine.siblings import fork_siblings
 
 
 class Outputs(Protocol):
-    """Holds the sequences, hears what happened to them, and ends them."""
+    """Keeps the sequences, hears what happened to them, and ends them."""
 
     events: list[Event]
     num_final: dict[int, int]  # by sequence, where part of a span was taken back

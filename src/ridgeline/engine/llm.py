@@ -1,4 +1,4 @@
-"""Implement LLM: the offline Python API. The loop runs in the calling thread."""
+"""The offline Python API, LLM: the loop runs in the calling thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -27,7 +27,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Says that the caller of a request went away."""
+    """The caller of a request has gone away."""
 
     request_id: str
 

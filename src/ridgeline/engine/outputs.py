@@ -1,4 +1,4 @@
-"""Define what callers get: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows
+"""Callers get these: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows
 them.
 """
 
@@ -10,7 +10,7 @@ from ridgeline.engine.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Says how an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence
+    """Tells how an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence
     id.
 
     `uncached_reason`: why the prefix cache served no more of the prompt than `num_cached_tokens`.
@@ -26,7 +26,7 @@ class Finish:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """Holds what one step added to output `index` of a request; `text` is "" while part of a character is open."""
+    """One step added this to output `index` of a request; `text` is "" while part of a character is open."""
 
     request_id: str
     index: int
@@ -40,7 +40,7 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """Holds the vector of one prompt, float32 [H]."""
+    """The vector that was made of a prompt, float32 [H]."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -49,7 +49,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """Holds one whole output. `logprobs` is None unless asked for; `finish_reason` is None while it grows."""
+    """One output, which may still grow. `logprobs` is None unless asked for; `finish_reason` is None until it ends."""
 
     index: int
     text: str = ""
@@ -90,7 +90,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Holds a request and its outputs so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
+    """A request with all that it has so far. `prompt_logprobs` starts with None: nothing predicts the first token."""
 
     request_id: str
     prompt: str | None

@@ -1,4 +1,4 @@
-"""Implement a request, its sequences, and the events that its tokens become.
+"""A request has sequences, whose tokens become events.
 
 A Request is what a caller asked for; a Sequence is one of its `n` outputs. Only the scheduler writes to them.
 """
@@ -15,7 +15,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request neve
 
 
 class FinishReason(enum.StrEnum):
-    """Says why a sequence ended; the first two as OpenAI spells them."""
+    """The reason why a sequence ended is one of these; the first two as OpenAI spells them."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
     LENGTH = "length"  # max_tokens or the context length
@@ -184,7 +184,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class VectorEvent:
-    """Holds the vector [H] that `request` asked for."""
+    """The vector [H] that `request` is waiting for."""
 
     request: Request
     index: int
@@ -193,7 +193,7 @@ class VectorEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """Holds output `index` of `request`, a sequence of `num_output` tokens after the prompt, ended.
+    """Output `index` of `request` has ended, a sequence of `num_output` tokens after the prompt.
 
     `token_ids` are the prompt and all that came after it, of which callers may get fewer.
     """
@@ -212,7 +212,7 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Says when things happened to one output, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
+    """When an output was begun, continued and ended, in seconds: TPOT = (latency - TTFT) / (output tokens - 1)."""
 
     queue_s: float
     ttft_s: float | None

@@ -25,7 +25,7 @@ CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Holds the context length in tokens, the cache, the largest step, and the reasons for the sizes."""
+    """The context length in tokens, the cache and the largest step, and why they have these sizes."""
 
     max_model_len: int
     layout: CacheLayout
@@ -35,7 +35,7 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Holds what a second model takes: bytes of weights and workspace, and of a token in its cache."""
+    """A second model takes this: bytes of weights and workspace, and of a token in its cache."""
 
     taken_bytes: int
     bytes_per_token: int

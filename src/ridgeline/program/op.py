@@ -1,4 +1,4 @@
-"""Implement a Program: ops over named values with symbolic dimensions.
+"""A Program is a list of ops over named values with symbolic dimensions.
 
 Legend: T tokens in the step · R rows that need logits. All other dimensions are numbers.
 Built by `lower.py`, rewritten by `passes/`, priced by `cost/`, executed by `backends/`. No torch.
@@ -21,7 +21,7 @@ STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), ADAPTE
 
 @dataclass(frozen=True, slots=True)
 class Attrs:
-    """Holds attributes of an op: everything but its operands. Each kind of op has its own subclass, in `ops/`."""
+    """The attributes of an op are everything but its operands. Each kind of op has its own subclass, in `ops/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Plain(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Holds one operation. `kind` names its row in the op table; `label` says where in the model it stands."""
+    """One operation: `kind` names its row in the op table, `label` says where in the model it stands."""
 
     kind: str
     label: str
@@ -43,7 +43,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class KvState:
-    """Holds KV cache of one layer: `num_heads` keys and values of `head_dim` entries for every token.
+    """The KV cache that one layer has: `num_heads` keys and values of `head_dim` entries for every token.
 
     With a `window` (sliding window attention), only for the tokens that later queries can still attend to.
     """
@@ -60,7 +60,7 @@ class KvState:
 
 @dataclass(frozen=True, slots=True)
 class LatentState:
-    """Holds KV cache of one MLA layer: a compressed latent and one rotated key for all heads, for every token."""
+    """The KV cache that an MLA layer has: a compressed latent and one rotated key for all heads, for every token."""
 
     latent_dim: int
     rope_dim: int

@@ -1,4 +1,4 @@
-"""Implement the op table: for each kind of op its signature, shape rule, FLOPs and bytes.
+"""The op table has for each kind of op its signature, shape rule, FLOPs and bytes.
 
 Put together from the files of `ops/`. `infer` gives the output shapes; `cost` prices the op for a step. A contract test
 holds the rows and their reference functions in torch together. No torch.

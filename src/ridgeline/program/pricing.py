@@ -37,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Holds bytes per element of weights, activations and KV entries. Quantized weights may be fractional."""
+    """Bytes per element of weights, activations and KV entries; those of quantized weights may be fractional."""
 
     weight: float = 2
     activation: float = 2
@@ -46,7 +46,7 @@ class ElementBytes:
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Holds FLOPs and bytes moved between memory and the cores, each operand counted once.
+    """FLOPs, and the bytes that are moved between memory and the cores, each operand counted once.
 
     A multiply-add is two FLOPs; exp and tanh, in activations and soft caps, stand for several by convention.
     """
@@ -73,7 +73,7 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Holds an op's concrete sizes in one step: shapes of inputs, outputs and weights.
+    """An op's sizes as they are in one step: shapes of inputs, outputs and weights.
 
     `input_bytes` and `output_bytes` are per element of each operand; 0 where it does not cross memory.
     """
@@ -90,7 +90,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """Holds one row of the table. `summary` is its signature in words.
+    """One row of the table, whose `summary` is its signature in words.
 
     Outputs are as wide as activations, or float32; weights are as wide as the model's, or float32 in every model.
     """

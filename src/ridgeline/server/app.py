@@ -1,4 +1,4 @@
-"""Implement the app: routes, lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not
+"""The app has routes, a lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not
 started.
 """
 

@@ -1,4 +1,4 @@
-"""Define the one place where an exception becomes an HTTP error: status, headers and OpenAI's error body.
+"""Make an HTTP error of an exception, here and nowhere else: status, headers and OpenAI's error body.
 
 Every route, every status of 400 and above, and the error event of a broken stream come through `reply_to`.
 """
@@ -36,14 +36,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorEnvelope(msgspec.Struct, frozen=True):
-    """Holds the body that is sent."""
+    """The body that is sent."""
 
     error: ErrorBody
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """Holds an error as HTTP. `unexpected` ones are ours: they belong in the log with a traceback."""
+    """An error as HTTP has it. `unexpected` ones are ours: they belong in the log with a traceback."""
 
     status: int
     body: ErrorBody

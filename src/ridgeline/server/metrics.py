@@ -1,4 +1,4 @@
-"""Define what /metrics tells: names with the stems that vLLM's dashboards and autoscalers know, in base units.
+"""The metrics that /metrics shows: names with the stems that vLLM's dashboards and autoscalers know, in base units.
 
 Counters move in the server, on the event loop; gauges are read from the engine when somebody asks. Each app has a
 registry of its own.
@@ -24,7 +24,7 @@ _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 6
 
 
 class Metrics:
-    """Holds counters and histograms of one app, and the engine's gauges beside them."""
+    """Counters and histograms that one app fills, and the engine's gauges beside them."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Define what every endpoint works with, and the note that each request carries through the server."""
+"""The service that every endpoint works with, and the note that each request carries through the server."""
 
 import asyncio
 import sys
@@ -43,7 +43,7 @@ def note_of(request: Request) -> RequestNote:
 
 
 class Service:
-    """Holds an engine with what a server needs beside it: intake, chat template, settings and metrics.
+    """An engine with all that a server has beside it: intake, chat template, settings and metrics.
 
     `tokenizer` is that of the engine's model. Raises ConfigError for a model that embeds, ModelLoadError for a broken
     chat template.

@@ -1,4 +1,4 @@
-"""Define what most families share: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
+"""Most families share this: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Define what families with multi-head latent attention share: reading it, and its tensor names."""
+"""Families with multi-head latent attention share this: reading it, and its tensor names."""
 
 import math
 from collections.abc import Sequence

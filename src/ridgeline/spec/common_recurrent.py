@@ -1,4 +1,4 @@
-"""Define what families with recurrent layers share: Mamba's sizes, which layers attend, tensor names."""
+"""Families with recurrent layers share this: Mamba's sizes, which layers attend, tensor names."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Implement multi-head latent attention: caches one compressed latent per token instead of the keys and values of its
+"""Multi-head latent attention caches one compressed latent per token instead of the keys and values of its
 heads.
 """
 

@@ -1,4 +1,4 @@
-"""Define building blocks of layers: activations, norms, rotary positions, dense feed-forwards."""
+"""Layers are built of these: activations, norms, rotary positions, dense feed-forwards."""
 
 from dataclasses import dataclass
 from typing import Literal

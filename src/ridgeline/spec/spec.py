@@ -185,7 +185,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Says how checkpoint tensor `source` becomes program weights; `{i}` stands for the layer number.
+    """A checkpoint tensor `source`, and the program weights that are made of it; `{i}` stands for the layer number.
 
     With several `targets` the tensor is cut along its rows, into as many as each target has: one target after the other
     within each of `groups` equal parts. `transpose`: the checkpoint stores [.., in, out] (GPT-2's Conv1D); it is turned

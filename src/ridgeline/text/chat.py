@@ -20,7 +20,7 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class ChatTemplate:
-    """Holds the compiled chat templates of one model. Renders from any thread; no state between renders."""
+    """Renders the chat templates of one model, compiled. From any thread; no state between renders."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Compile `sources` by name: "default" must be there, "tool_use", if there, is taken for requests with tools.

@@ -1,4 +1,4 @@
-"""Define the tokenizer of a model folder: tokenizer.json, its two companions, and the sources of the chat templates.
+"""The tokenizer that a model folder has: tokenizer.json, its two companions, and the sources of the chat templates.
 
 Called by the front ends (encode), the incremental detokenizer (decode) and the server (log-probability display).
 Model files are untrusted: everything is checked before or while it is read, and each defect is one ModelLoadError that
@@ -56,7 +56,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """Holds a tokenizer.json. What is Raw here, the Rust library reads."""
+    """A tokenizer.json as it is read here; the parts that are Raw are for the Rust library."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None

@@ -58,7 +58,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds all tensors of a folder. Opening reads headers only."""
+    """All tensors of a folder: opening reads headers only."""
 
     path: Path
     entries: Mapping[str, TensorEntry]

@@ -31,7 +31,7 @@ OnProgress = Callable[[int], None]  # bytes so far
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """Holds a GGUF file known by its SHA-256: on the hub, and inside a wheel of the package registry."""
+    """A GGUF file that is known by its SHA-256: on the hub, and inside a wheel of the package registry."""
 
     hub_id: str
     revision: str

@@ -32,7 +32,7 @@ log = get_logger("weights")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Says what generation_config.json recommends; None where it is silent. `temperature` 0 is greedy decoding.
+    """The values that generation_config.json recommends; None where it is silent. `temperature` 0 is greedy decoding.
 
     `eos_token_ids` falls back to config.json, and is empty where neither names an end of sequence.
     """
@@ -50,7 +50,7 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Holds a model on disk. `name` is what the caller asked for, and what a server calls the model by default.
+    """A model that is on disk. Its `name` is what the caller asked for, and what a server calls the model by default.
 
     `path` is a folder in the format of Hugging Face, or with `gguf` the GGUF file that is the whole model.
     """

@@ -104,7 +104,7 @@ def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Says what an adapter's product is multiplied by: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
+    """An adapter's product is multiplied by this: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
 
     alpha: float
     alphas: Mapping[str, float]

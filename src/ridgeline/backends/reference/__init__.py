@@ -1,1 +1,1 @@
-"""Implement the reference backend: the program interpreted op by op in plain torch."""
+"""The reference backend interprets the program op by op in plain torch."""

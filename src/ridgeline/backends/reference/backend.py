@@ -1,4 +1,4 @@
-"""Define what the reference backend offers: every model in plain torch, on any machine, with none of the native
+"""The reference backend offers every model in plain torch, on any machine, with none of the native
 options.
 
 torch is imported by `open`.

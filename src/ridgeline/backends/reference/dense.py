@@ -1,4 +1,4 @@
-"""Implement the program over whole sequences, without a cache: training, distillation and the oracle of the tests.
+"""Run a program over whole sequences, without a cache: for training, distillation and the oracle of the tests.
 
 Every token of a [B, T] batch gets logits, and gradients flow to the weights.
 """

@@ -1,4 +1,4 @@
-"""Define what an op of this backend may ask of the states of its sequences.
+"""The states of its sequences, as an op of this backend may use them.
 
 Implemented by the dense executable (whole sequences, no cache), by the paged one, and by the native backend for the
 ops that it leaves to this one.

@@ -16,7 +16,7 @@ from ridgeline.core.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Azure:
-    """Holds the first `num_requests` rows of the trace; the first arrives at 0.
+    """Sends the first `num_requests` rows of the trace; the first arrives at 0.
 
     `time_scale` multiplies the time between arrivals (0.5: twice the load). `length_scale` multiplies both lengths,
     which are then cut to `max_prompt_tokens` and `max_output_tokens` and are at least 1.

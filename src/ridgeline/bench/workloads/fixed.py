@@ -8,7 +8,7 @@ from ridgeline.core.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Holds `num_requests` prompts of `input_tokens` random ids, each answered with `output_tokens` tokens."""
+    """Make `num_requests` prompts of `input_tokens` random ids, each answered with `output_tokens` tokens."""
 
     num_requests: int = option(100, low=1)
     input_tokens: int = option(512, low=1)

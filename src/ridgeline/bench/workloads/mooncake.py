@@ -26,7 +26,7 @@ class _Row(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mooncake:
-    """Holds the first `num_requests` lines of the trace; the first arrives at 0.
+    """Sends the first `num_requests` lines of the trace; the first arrives at 0.
 
     `time_scale` multiplies the time between arrivals. `length_scale` shrinks the blocks and both lengths alike, and
     `max_prompt_tokens` cuts the end of a prompt, so neither changes which prefixes are shared.

@@ -8,7 +8,7 @@ from ridgeline.core.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
-    """Holds random token ids, lengths in and out independent and uniform in [min, max]."""
+    """Make random token ids; lengths in and out are independent and uniform in [min, max]."""
 
     num_requests: int = option(256, low=1)
     input_min: int = option(100, low=1)

@@ -23,7 +23,7 @@ class Hit(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Says what a reservation takes: new blocks at the end, and a private copy of the shared block being written."""
+    """A reservation takes new blocks at the end, and a private copy of the shared block being written."""
 
     num_new: int
     copy_at: int | None = None  # block index of the block to copy

@@ -1,4 +1,4 @@
-"""Implement softmax attention over keys and values in the cache."""
+"""Lower softmax attention over keys and values in the cache."""
 
 from typing import Literal
 

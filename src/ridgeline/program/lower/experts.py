@@ -1,4 +1,4 @@
-"""Implement mixtures of experts."""
+"""Lower mixtures of experts."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp

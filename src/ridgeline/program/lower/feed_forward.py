@@ -1,4 +1,4 @@
-"""Implement dense feed-forwards."""
+"""Lower dense feed-forwards."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.ops.dense import ActivationAttrs

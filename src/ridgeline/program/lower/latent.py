@@ -1,4 +1,4 @@
-"""Implement multi-head latent attention over compressed latents in the cache."""
+"""Lower multi-head latent attention over compressed latents in the cache."""
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LatentState

@@ -1,4 +1,4 @@
-"""Implement attention over keys and values in the cache, and rotary positions."""
+"""Ops that attend over keys and values in the cache, and those of rotary positions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from ridgeline.spec.spec import Rope
 
 @dataclass(frozen=True, slots=True)
 class RopeAnglesAttrs(Attrs):
-    """Holds angular frequencies in radians per position, and the factor on cos and sin.
+    """Angular frequencies in radians per position; cos and sin are multiplied by the factor.
 
     `rope` is what they were computed from for the program's context length; see `passes/context.py`.
     """
@@ -35,7 +35,7 @@ class RopeAnglesAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class RopeAttrs(Attrs):
-    """Holds rotated entries of a head: 2 * len(cos) from `offset` on, as two halves or as interleaved pairs."""
+    """The entries of a head that are rotated: 2 * len(cos) from `offset` on, as two halves or as interleaved pairs."""
 
     interleaved: bool = False
     offset: int = 0

@@ -1,4 +1,4 @@
-"""Implement mixture of experts: routing, and the experts."""
+"""Ops that choose experts for each token, and run them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Implement multi-head latent attention over compressed latents in the cache (DeepSeek-V2, arXiv 2405.04434).
+"""Multi-head latent attention attends over compressed latents in the cache (DeepSeek-V2, arXiv 2405.04434).
 
 Legend: T tokens · N heads · C entries of a latent · R rotated entries that all heads share · P further entries of a
 head's key · V entries of its value.
@@ -30,7 +30,7 @@ class LatentAttentionAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Holds the letters of this file as numbers."""
+    """The letters of this file are these numbers."""
 
     num_heads: int
     latent_dim: int

@@ -26,7 +26,7 @@ from ridgeline.spec.spec import Activation
 
 @dataclass(frozen=True, slots=True)
 class RecurrentAttrs(Attrs):
-    """Says what the op keeps of a sequence is part `part` of recurrent state number `state`."""
+    """The op keeps part `part` of recurrent state number `state`."""
 
     state: int
     part: int

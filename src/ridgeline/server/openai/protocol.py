@@ -39,7 +39,7 @@ class PredictionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Holds what both request bodies share, beside the parameters of SamplingParams, which `with_parameters` adds."""
+    """Fields that both request bodies have, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
     NEUTRAL: ClassVar[Neutral] = {"store": (False,), "service_tier": ("auto", "default")}
 
@@ -127,13 +127,13 @@ FinishName = Literal["stop", "length"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Holds prompt tokens that the prefix cache served."""
+    """Prompt tokens that the prefix cache served."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Holds tokens of the request's prediction: those that a step verified and accepted, or rejected."""
+    """Tokens of the request's prediction that were verified in a step, and accepted or rejected."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -209,7 +209,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """Holds one likely token. `bytes` joined over tokens is the UTF-8 of the text."""
+    """One likely token: its `bytes`, joined over tokens, are the UTF-8 of the text."""
 
     token: str
     logprob: float
@@ -217,7 +217,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    """Holds the chosen token and the likely ones beside it."""
+    """The token that was chosen, and the likely ones beside it."""
 
     token: str
     logprob: float
@@ -233,7 +233,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """Holds the model's message."""
+    """The message that the model has written."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -241,7 +241,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """Holds one whole choice."""
+    """One choice when it is whole."""
 
     index: int
     message: AssistantMessage
@@ -253,7 +253,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(msgspec.Struct, kw_only=True):
-    """Holds a whole chat response."""
+    """A chat response when it is whole."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -266,14 +266,14 @@ class ChatBody(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
-    """Says what a chunk adds to the message."""
+    """The part of the message that a chunk adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """Says what a chunk adds to choice `index`."""
+    """The part of choice `index` that a chunk adds."""
 
     index: int
     delta: ChatDelta

@@ -29,7 +29,7 @@ from ridgeline.server.sse import EventStream, while_connected
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Holds the deltas of the requests that one HTTP request became: one for each prompt."""
+    """The deltas of the requests that are made of one HTTP request: one for each prompt."""
 
     service: Service
     requests: Sequence[Request]

@@ -21,7 +21,7 @@ from ridgeline.spec.spec import DecoderSpec, Rename
 
 
 class Family(Protocol):
-    """Says what every family module provides."""
+    """The functions that every family module has."""
 
     def read(self, config: ConfigReader) -> DecoderSpec: ...
 

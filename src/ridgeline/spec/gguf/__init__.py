@@ -1,4 +1,4 @@
-"""Define what a GGUF file says of a model, in this project's terms: one file of `architectures/` per
+"""Read what a GGUF file says of a model, in this project's terms: one file of `architectures/` per
 general.architecture, named after it with underscores for hyphens.
 
 An architecture module declares a function, and a second one where its tensors are not named as Llama's:
@@ -25,7 +25,7 @@ __all__ = ["FACTOR_TENSORS", "Architecture", "Shapes", "Stored", "architecture",
 
 
 class Architecture(Protocol):
-    """Says what every architecture module provides."""
+    """The functions that every architecture module has."""
 
     def config(self, metadata: ConfigReader, shapes: Shapes) -> dict[str, object]: ...
 

@@ -17,7 +17,7 @@ FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factor
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Says how a GGUF tensor, `{i}` its layer, becomes program weights.
+    """A GGUF tensor, `{i}` its layer, and the program weights that are made of it.
 
     `paired_rows` > 0: each head's so many rows alternate between the two halves that rotate against each other.
     `offset` is added to every element. `change`: a vector there is a matrix of one row here, or x is log(-x) here.

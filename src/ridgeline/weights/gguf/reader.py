@@ -1,4 +1,4 @@
-"""Implement GgufFile: the header of a GGUF file, and the bytes of its tensors.
+"""Read the header of a GGUF file, and the bytes of its tensors.
 
 The file is untrusted: every count, length and offset is compared with the file's size before anything is allocated or
 read, and each defect is one ModelLoadError that names the file, what is wrong and the value. Bytes are read, never
@@ -87,7 +87,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """Holds a checked header. `metadata` values are int, float, bool, str, or a list of one of them."""
+    """A header that has been checked. `metadata` values are int, float, bool, str, or a list of one of them."""
 
     path: Path
     metadata: Mapping[str, object]

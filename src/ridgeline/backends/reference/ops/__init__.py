@@ -1,4 +1,4 @@
-"""Implement the reference function of each kind of op, in torch: the specification of the op table.
+"""Compute each kind of op in torch: the specification of the op table.
 
 Each file of `program/ops` has a file of the same name here, which declares `REFERENCE_OPS`; `interpreter.py` finds it.
 Every function takes (attrs, inputs, weights, memory) and returns the outputs; all are differentiable. Activations keep

@@ -1,4 +1,4 @@
-"""Implement low-rank adapters on linear layers."""
+"""Compute low-rank adapters on linear layers."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Implement attention over the cache, and rotary positions."""
+"""Compute attention over the cache, and rotary positions."""
 
 from collections.abc import Mapping
 

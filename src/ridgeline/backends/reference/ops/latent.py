@@ -1,4 +1,4 @@
-"""Implement multi-head latent attention, in the cheaper of its two forms.
+"""Compute multi-head latent attention in the cheaper of its two forms.
 
 Legend: S sequences · Q query tokens of each · L tokens that they keep · N heads · C entries of a latent · E those and
 the R rotated ones behind them · D entries of a query, P of them unrotated · V entries of a value.
