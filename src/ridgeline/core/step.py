@@ -188,7 +188,7 @@ class StepPlan(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """The token that is sampled for a SampleRow; `error` is set, the token meaningless, for logits that are not finite."""
+    """The token sampled for a SampleRow; `error` is set, the token meaningless, if its logits are not finite."""
 
     seq_id: int
     token_id: int

@@ -7,7 +7,7 @@ from ridgeline.engine.siblings import sequences_of
 
 
 class Unfinished:
-    """Sequences that have not finished, by request. Every step looks for late ones, so those with a deadline are known apart."""
+    """Sequences that run on, by request. Every step looks for late ones, so those with a deadline are known apart."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, list[Sequence]] = {}
