@@ -23,7 +23,7 @@ def texts(domain: str, folder: Path) -> Iterator[str]:
         with gzip.open(folder / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
             yield from (json.loads(line)["prompt"] for line in lines)
     elif domain == "modules":
-        from ridgeline.compress.corpus import split, standard_library
+        from ridgeline.quality.corpus import split, standard_library
 
         yield from (file.text for file in split(standard_library())[1])
     else:

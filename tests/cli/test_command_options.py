@@ -66,7 +66,9 @@ def identifier(row):
 
 
 def rows_of(command):
-    return [row for row in table(EngineConfig) if identifier(row) not in WITHOUT[command]]
+    """All but speculative_config, which stands in place of other options."""
+    without = WITHOUT[command] | {"speculative_config"}
+    return [row for row in table(EngineConfig) if identifier(row) not in without]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -94,6 +96,12 @@ def test_every_engine_option_arrives(command, ridgeline, arrived):
             scheduler=scheduler,
         )
     assert arrived == [expected]
+
+
+def test_a_speculative_config_arrives(ridgeline, arrived):
+    with pytest.raises(ArrivedError):
+        ridgeline("generate", "some-model", "--speculative-config", '{"method": "suffix", "adaptive": false}')
+    assert arrived == [EngineConfig.of("some-model", speculate="suffix", adaptive_speculation=False)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -215,6 +215,8 @@ def test_models_that_cannot_verify_drafts_say_why(tmp_path):
     build("mamba2", 3, tmp_path)
     with pytest.raises(ConfigError, match="cannot be rolled back"):
         LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="ngram")
+    llm = LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="auto")
+    assert llm.engine.loop.stats().drafts is None
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "n": 2}])

@@ -108,11 +108,12 @@ def test_help_shows_every_option_with_its_default():
 def test_every_option_of_the_python_api_arrives(monkeypatch):
     arrived = []
     monkeypatch.setattr(llm_module, "build_engine", lambda config, deliver: arrived.append(config))
-    options = {row.name: away(row) for row in table(EngineConfig)} | {"quantize": "int4", "speculate": "ngram"}
+    rows = [row for row in table(EngineConfig) if row.name != "speculative_config"]  # stands in place of others
+    options = {row.name: away(row) for row in rows} | {"quantize": "int4", "speculate": "ngram"}
     LLM("some-model", **options)
     (config,) = arrived
     assert config.model.model == "some-model"
-    for row in table(EngineConfig):
+    for row in rows:
         owner = config if row.part is None else getattr(config, row.part)
         assert getattr(owner, row.field) == options[row.name] != row.default
 

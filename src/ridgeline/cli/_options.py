@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 import typer
@@ -183,6 +183,8 @@ def _typed(row: Row) -> Any:
     """Return the type that is parsed from what was typed: lists for what may be given several times."""
     if row.type in (bool, int, float, str) or get_origin(row.type) is Literal:
         return row.type
+    if str in get_args(row.type) and get_origin(row.type) is UnionType:
+        return str
     return list[int] if get_args(row.type) == (int,) else list[str]
 
 

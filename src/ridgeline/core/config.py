@@ -5,11 +5,14 @@ Each option is declared here and nowhere else (`core/options.py`): `LLM(...)` an
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option, suggestion, table
+from ridgeline.core.speculative_config import speculation_options
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -20,6 +23,8 @@ InputBits = Literal["auto", "int16", "int8"]
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
+NATIVE = "ridgeline._native"
+NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
 MAX_THREADS = 4096  # of the native backend's pool
 
 
@@ -159,10 +164,13 @@ class SpeculationConfig:
 
     speculate: str = option(
         "off",
-        "Draft the next tokens and verify them in one step: off, or proposers separated by commas, such as ngram or "
-        "draft:MODEL.",
+        "Draft the next tokens and verify them in one step: off, auto, or proposers separated by commas, such as ngram "
+        "or draft:MODEL.",
         metavar="NAMES",
-        aka="speculative_config spec_type speculative_model draft",
+        aka="spec_type speculative_model draft",
+    )
+    speculative_config: str | Mapping[str, object] | None = option(
+        None, "The same as vLLM's JSON object, in place of the other options here.", metavar="JSON"
     )
     num_speculative_tokens: int = option(
         8, "Maximum number of drafted tokens per sequence and step.", low=1, high=64, aka="draft_max spec_draft_n_max"
@@ -192,7 +200,7 @@ class SpeculationConfig:
         _check(self)
         for name, model in self._asked():
             if name not in (known := [*proposer_names(), *drafter_names()]):
-                raise ConfigError(f"speculate must be off or one of {', '.join(known)}, got {name!r}")
+                raise ConfigError(f"speculate must be off, auto or one of {', '.join(known)}, got {name!r}")
             if name in drafter_names() and not model:
                 raise ConfigError(f"speculate={name} lacks its model; write {name}:MODEL, such as {name}:python-1m")
             if name in proposer_names() and model:
@@ -215,11 +223,13 @@ class SpeculationConfig:
         return next(((name, model) for name, model in self._asked() if name in drafter_names()), None)
 
     def _asked(self) -> list[tuple[str, str]]:
-        """Return the proposers by name, each with what stands behind its colon."""
+        """Return the proposers by name, each with what stands behind its colon; auto is all that need no model."""
         if self.speculate == "off":
             return []
         parts = [part.strip().partition(":") for part in self.speculate.split(",")]
-        return [(name, model) for name, _, model in parts]
+        hosts = [(name, "") for name in proposer_names() if name not in NATIVE_PROPOSERS or find_spec(NATIVE)]
+        found = [hosts if (name, model) == ("auto", "") else [(name, model)] for name, _, model in parts]
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
 
 def proposer_names() -> list[str]:
@@ -300,6 +310,11 @@ class EngineConfig:
         Raises ConfigError for an unknown option, naming the closest one, and for values that cannot be honoured.
         """
         rows = {row.name: row for row in table(cls)}
+        if (given := options.pop("speculative_config", None)) is not None:
+            translated = speculation_options(given)  # pyright: ignore[reportArgumentType]
+            if twice := [name for name in translated if name in options]:
+                raise ConfigError(f"{twice[0]} was given twice, by itself and in speculative_config; give one")
+            options |= translated
         parts: dict[str, dict[str, Any]] = {"model": {"model": model}}
         for name, value in options.items():
             if name not in rows:
@@ -338,6 +353,11 @@ class EngineOptions(TypedDict, total=False):
     adaptive_speculation: bool
     prompt_lookup_min: int
     prompt_lookup_max: int
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
+    speculative_config: str | Mapping[str, object] | None
     backend: str
     isa: str | None
     deterministic: bool

@@ -36,13 +36,13 @@ def choose_strategy(
 
     `companion` is the model of a drafter that is asked for.
 
-    A model that can verify drafts does so also with speculation off, for requests that bring a prediction. Raises
-    ConfigError where drafts are asked for that the model cannot verify.
+    A model that can verify drafts does so also with speculation off, for requests that bring a prediction; with auto
+    one that cannot has none. Raises ConfigError where drafts are asked for that the model cannot verify.
     """
     kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
     if kind == "speculative" and without_rollback:
         kind = "autoregressive"
-    if config.speculation.proposers() and kind != "speculative":
+    if config.speculation.speculate not in ("off", "auto") and kind != "speculative":
         why = {
             "embed": "this model embeds text, so there is nothing to draft",
             "diffusion": "this model fills in masks, so there is nothing to draft",
