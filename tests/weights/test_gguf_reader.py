@@ -99,7 +99,7 @@ HOSTILE = {
     "alignment too large": (gguf_bytes({"general.alignment": 1 << 30}, X), "general.alignment is 1073741824"),
     "negative tensor type": (gguf_bytes(KEYS, {"x": ((4,), (1 << 32) - 1, bytes(16))}), "has type 4294967295"),
     "tensor type of no such": (gguf_bytes(KEYS, {"x": ((4,), 4, bytes(16))}), "has type 4, which is not supported"),
-    "tensor type not read": (gguf_bytes(KEYS, {"x": ((256,), 10, bytes(84))}), "not supported; supported: BF16, F16"),
+    "tensor type not read": (gguf_bytes(KEYS, {"x": ((256,), 19, bytes(50))}), "not supported; supported: BF16, F16"),
     "no dims": (gguf_bytes(KEYS, {"x": ((), F32, bytes(4))}), "has 0 dims"),
     "five dims": (gguf_bytes(KEYS, {"x": ((1,) * 5, F32, bytes(4))}), "has 5 dims"),
     "a dim of 0": (gguf_bytes(KEYS, {"x": ((4, 0), F32, b"")}), r"has dims \(0, 4\)"),

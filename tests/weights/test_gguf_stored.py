@@ -3,6 +3,7 @@
 import gguf
 import numpy as np
 import pytest
+import small_gguf
 import torch
 from small_gguf import HEADS, HIDDEN, f32, gguf_bytes, llama_tensors, metadata_of, with_experts
 from torch_weights import load_weights
@@ -15,7 +16,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.stored import prequantized
 
-KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima"}
+KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups"}
 EXPERTS = {"expert_count": 3, "expert_used_count": 2}
 
 
@@ -34,7 +35,7 @@ def as_type(kind, values):
     return values.shape, number.value, gguf.quantize(values, number).tobytes()
 
 
-ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}
+ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0, "Q5_0": 128}
 
 
 def meaning(stored, zero):
@@ -117,7 +118,7 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
 
 @pytest.mark.parametrize("inputs", ["int16", "int8"])
 @pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 def test_both_backends_say_the_same(kind, experts, inputs, tmp_path):
     """The native one computes with the integers, the reference with what they mean, in float32."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
@@ -152,7 +153,7 @@ def test_experts_of_two_types(tmp_path):
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     path = tmp_path / "model.gguf"
     tensors = with_experts(llama_tensors(), 3, 96)
-    for i, (gate_up, down) in enumerate([("Q8_0", "Q4_1"), ("Q4_0", "Q5_0")]):
+    for i, (gate_up, down) in enumerate([("Q8_0", "Q4_1"), ("Q4_0", "Q5_1")]):
         for matrix, kind in (("gate", gate_up), ("up", gate_up), ("down", down)):
             shape, _, raw = tensors[f"blk.{i}.ffn_{matrix}_exps.weight"]
             values = np.frombuffer(raw, dtype=np.float32).reshape(shape)
@@ -192,3 +193,75 @@ def test_a_file_without_such_tensors_keeps_nothing(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(metadata_of("llama"), llama_tensors() | {"output.weight": f32((40, 64), 3)}))
     assert opened(path)[3] is None
+
+
+def random_blocks(kind, shape):
+    """Any integers, behind scales of usual sizes."""
+    number = gguf.GGMLQuantizationType[kind]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[number]
+    rng = np.random.default_rng([*shape, number.value])
+    data = rng.integers(0, 256, (shape[0], shape[1] // block, block_bytes), dtype=np.uint8)
+    floats = (rng.random((*data.shape[:2], 2)) * 4e-4 + 1e-5).astype(np.float16)
+    at, num_bytes = {"Q4_K": (0, 4), "Q6_K": (208, 2), "Q3_K": (108, 2)}.get(kind, (0, 2))
+    data[..., at : at + num_bytes] = floats.view(np.uint8)[..., :num_bytes]
+    return shape, number.value, data.tobytes()
+
+
+@pytest.fixture
+def of_superblocks(tmp_path, monkeypatch):
+    """Writes a small llama with rows of 256 inputs, of blocks of a type."""
+
+    def written(kind):
+        for size in ("HIDDEN", "FFN"):
+            monkeypatch.setattr(small_gguf, size, 256)
+        tensors = llama_tensors(64)
+        for name, (shape, _, _) in tensors.items():
+            if len(shape) > 1 and shape[1] == 256:
+                tensors[name] = random_blocks(kind, shape)
+        path = tmp_path / "model.gguf"
+        path.write_bytes(gguf_bytes(metadata_of("llama"), tensors))
+        return path
+
+    return written
+
+
+def test_q4_k_stays_with_scales_rounded_to_float16(of_superblocks):
+    """The bound that is documented, and nearer to the file's numbers than these rounded to bfloat16."""
+    folder, spec, program, stored = opened(of_superblocks("Q4_K"))
+    weights = load_weights(folder, spec, program, torch.float32)
+    assert set(kinds(stored, program).values()) == {"int4_minima"}
+    for name in ("layers.0.ffn.down.weight", "layers.1.attn.v.weight", "embed.weight"):
+        matrix, exact = stored.read(name), weights[name]
+        error = meaning(matrix, 0) - exact
+        groups = [np.repeat(part, 32, axis=1) for part in (matrix.scales, matrix.minima)]
+        bound = 2.0**-11 * 1.001 * (matrix.codes * np.abs(groups[0]) + np.abs(groups[1]))
+        assert (error.abs().numpy() <= bound + 1e-9).all()
+        assert 0 < error.square().mean() < 0.3 * (exact.bfloat16().float() - exact).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "stays"), [("Q4_K", True), ("IQ4_NL", True), ("Q5_0", True), ("Q6_K", False), ("Q3_K", False)]
+)
+def test_both_backends_say_the_same_of_superblocks(kind, stays, of_superblocks):
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    path = of_superblocks(kind)
+    if kind in ("IQ4_NL", "Q5_0"):
+        assert exactly_stored(path)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    found = {}
+    for backend in ("native", "reference"):
+        bits = "int16" if stays else "auto"
+        llm = LLM(str(path), backend=backend, dtype="float32", quantize_inputs=bits, num_threads=1)
+        found[backend] = llm.generate([[1, 5, 9, 20]], params, use_tqdm=False)[0].outputs[0]
+        if backend == "native":
+            assert llm.engine.info.choices["quantize"].value == ("as stored" if stays else "none")
+    assert found["native"].token_ids == found["reference"].token_ids
+    logprobs = [[x.logprob for x in found[backend].logprobs] for backend in ("native", "reference")]
+    np.testing.assert_allclose(*logprobs, rtol=0, atol=5e-3)
+
+
+def exactly_stored(path):
+    """Tells whether what stays means the numbers that are decoded."""
+    folder, spec, program, stored = opened(path)
+    weights = load_weights(folder, spec, program, torch.float32)
+    return all(torch.equal(meaning(stored.read(name), 128), weights[name]) for name in stored.formats)

@@ -22,7 +22,8 @@ def test_names_and_sizes(number):
 
 
 def test_the_types_that_are_promised():
-    promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+    promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
+    promised += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
     assert sorted(kind.name for kind in TYPES.values()) == sorted(promised)
 
 

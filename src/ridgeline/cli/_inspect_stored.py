@@ -23,9 +23,14 @@ class _Tensor:
 
     name: str
     kind: str
-    num_weights: int
+    shape: tuple[int, ...]
     num_bytes: int
     form: StoredFormat | None
+    rounded: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        return math.prod(self.shape)
 
 
 def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsOfType]:
@@ -41,7 +46,7 @@ def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsO
     rows: dict[tuple[str, str], TensorsOfType] = {}
     for tensor in _tensors(checkpoint, folder):
         becomes = _outcome(tensor, inspection.dtype, stay, why)
-        loaded_bytes = tensor.num_bytes if tensor.name in stay else tensor.num_weights * inspection.element
+        loaded_bytes = _loaded_bytes(tensor, inspection.element, tensor.name in stay)
         old = rows.get((tensor.kind, becomes), TensorsOfType(tensor.kind, becomes, 0, 0, 0, 0))
         rows[tensor.kind, becomes] = TensorsOfType(
             tensor.kind,
@@ -54,9 +59,13 @@ def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsO
     return sorted(rows.values(), key=lambda row: row.num_bytes, reverse=True)
 
 
+def _loaded_bytes(tensor: _Tensor, element: int, stays: bool) -> int:
+    return tensor.form.num_bytes(tensor.shape) if stays and tensor.form is not None else tensor.num_weights * element
+
+
 def _outcome(tensor: _Tensor, dtype: str, stay: set[str], why: Mapping[str, str]) -> str:
     if tensor.name in stay:
-        return f"as stored: {tensor.form}"
+        return f"as stored: {tensor.form}" + (", scales rounded to float16" if tensor.rounded else "")
     if tensor.kind in FLOATS:
         return "as it is" if str(FLOATS[tensor.kind]) == dtype else f"converted to {dtype}"
     if tensor.form is None:
@@ -69,8 +78,8 @@ def _tensors(checkpoint: PackedCheckpoint | GgufCheckpoint, folder: ModelFolder)
         for name, entry in checkpoint.entries.items():
             form = checkpoint.format_of(name)
             kind = entry.dtype if form is None else str(form)
-            yield _Tensor(name, kind, math.prod(entry.shape), checkpoint.stored_bytes(name), form)
+            yield _Tensor(name, kind, entry.shape, checkpoint.stored_bytes(name), form)
     elif folder.gguf is not None:
         for name, tensor in folder.gguf.tensors.items():
             form = tensor.type.integers
-            yield _Tensor(name, tensor.type.name, math.prod(tensor.shape), tensor.num_bytes, form)
+            yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, form, tensor.type.rounded)
