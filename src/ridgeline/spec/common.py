@@ -319,9 +319,18 @@ def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1)
     ]
 
 
-def fused_qkv(prefix: str) -> Sequence[str]:
-    """Return the names of what a tensor of queries, keys and values of the layer at `at` is cut into."""
-    return [f"{prefix}.attn.{letter}" for letter in "qkv"]
+def fused_renames(
+    spec: DecoderSpec, outside: Mapping[str, str], at: str, layer: Mapping[str, str], qkv: str
+) -> Sequence[Rename]:
+    """Return the renames of modules `outside` the layers and of each `layer` at `at`, also for weights and biases.
+
+    `qkv` is the layer's module of queries, keys and values, stored group by group of the queries that share a key.
+    """
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, GroupedQueryAttention)
+    names = {**outside, **{f"{at}.{source}": f"layers.{{i}}.{to}" for source, to in layer.items()}}
+    cut = [f"layers.{{i}}.attn.{letter}" for letter in "qkv"]
+    return [*module_renames(names), *module_renames({f"{at}.{qkv}": cut}, groups=mixer.num_kv_heads)]
 
 
 def llama_renames(*instead: Rename) -> Sequence[Rename]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_qkv, head_size, module_renames
+from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_renames, head_size
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
 
@@ -48,22 +48,17 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, GroupedQueryAttention)
-    source, target = "transformer.h.{i}", "layers.{i}"
-    return [
-        *module_renames(
-            {
-                "transformer.word_embeddings": "embed",
-                "transformer.word_embeddings_layernorm": "embed_norm",
-                "transformer.ln_f": "final_norm",
-                "lm_head": "head",
-                f"{source}.input_layernorm": f"{target}.mixer_norm",
-                f"{source}.post_attention_layernorm": f"{target}.ffn_norm",
-                f"{source}.self_attention.dense": f"{target}.attn.o",
-                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
-                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
-            }
-        ),
-        *module_renames({f"{source}.self_attention.query_key_value": fused_qkv(target)}, groups=mixer.num_heads),
-    ]
+    outside = {
+        "transformer.word_embeddings": "embed",
+        "transformer.word_embeddings_layernorm": "embed_norm",
+        "transformer.ln_f": "final_norm",
+        "lm_head": "head",
+    }
+    layer = {
+        "input_layernorm": "mixer_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attention.dense": "attn.o",
+        "mlp.dense_h_to_4h": "ffn.up",
+        "mlp.dense_4h_to_h": "ffn.down",
+    }
+    return fused_renames(spec, outside, "transformer.h.{i}", layer, "self_attention.query_key_value")

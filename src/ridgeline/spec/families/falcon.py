@@ -8,9 +8,8 @@ from ridgeline.spec.common import (
     TIED,
     alibi_slopes,
     decoder,
-    fused_qkv,
+    fused_renames,
     head_size,
-    module_renames,
     read_rope,
 )
 from ridgeline.spec.reader import ConfigReader
@@ -79,24 +78,14 @@ def _read_layer(config: ConfigReader, attention: GroupedQueryAttention, mlp: Mlp
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    layer = spec.layers[0]
-    assert isinstance(layer.mixer, GroupedQueryAttention)
-    two_norms = isinstance(layer, ParallelLayer) and layer.ffn_norm is not None
-    source, target = "transformer.h.{i}", "layers.{i}"
-    return [
-        *module_renames(
-            {
-                "transformer.word_embeddings": "embed",
-                "transformer.ln_f": "final_norm",
-                "lm_head": "head",
-                f"{source}.{'ln_attn' if two_norms else 'input_layernorm'}": f"{target}.mixer_norm",
-                f"{source}.{'ln_mlp' if two_norms else 'post_attention_layernorm'}": f"{target}.ffn_norm",
-                f"{source}.self_attention.dense": f"{target}.attn.o",
-                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
-                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
-            }
-        ),
-        *module_renames(
-            {f"{source}.self_attention.query_key_value": fused_qkv(target)}, groups=layer.mixer.num_kv_heads
-        ),
-    ]
+    first = spec.layers[0]
+    two_norms = isinstance(first, ParallelLayer) and first.ffn_norm is not None
+    outside = {"transformer.word_embeddings": "embed", "transformer.ln_f": "final_norm", "lm_head": "head"}
+    layer = {
+        "ln_attn" if two_norms else "input_layernorm": "mixer_norm",
+        "ln_mlp" if two_norms else "post_attention_layernorm": "ffn_norm",
+        "self_attention.dense": "attn.o",
+        "mlp.dense_h_to_4h": "ffn.up",
+        "mlp.dense_4h_to_h": "ffn.down",
+    }
+    return fused_renames(spec, outside, "transformer.h.{i}", layer, "self_attention.query_key_value")

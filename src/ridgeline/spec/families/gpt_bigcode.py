@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_qkv, head_size, module_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_renames, head_size
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
 
@@ -53,22 +53,17 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, GroupedQueryAttention)
-    source, target = "transformer.h.{i}", "layers.{i}"
-    return [
-        *module_renames(
-            {
-                "transformer.wte": "embed",
-                "transformer.wpe": "positions",
-                "transformer.ln_f": "final_norm",
-                "lm_head": "head",
-                f"{source}.ln_1": f"{target}.mixer_norm",
-                f"{source}.ln_2": f"{target}.ffn_norm",
-                f"{source}.attn.c_proj": f"{target}.attn.o",
-                f"{source}.mlp.c_fc": f"{target}.ffn.up",
-                f"{source}.mlp.c_proj": f"{target}.ffn.down",
-            }
-        ),
-        *module_renames({f"{source}.attn.c_attn": fused_qkv(target)}, groups=mixer.num_kv_heads),
-    ]
+    outside = {
+        "transformer.wte": "embed",
+        "transformer.wpe": "positions",
+        "transformer.ln_f": "final_norm",
+        "lm_head": "head",
+    }
+    layer = {
+        "ln_1": "mixer_norm",
+        "ln_2": "ffn_norm",
+        "attn.c_proj": "attn.o",
+        "mlp.c_fc": "ffn.up",
+        "mlp.c_proj": "ffn.down",
+    }
+    return fused_renames(spec, outside, "transformer.h.{i}", layer, "attn.c_attn")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, decoder, fused_qkv, head_size, module_renames, read_rope
+from ridgeline.spec.common import ACTIVATIONS, decoder, fused_renames, head_size, read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, LayerNorm, Mlp, ParallelLayer, Rename
 
@@ -33,21 +33,12 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, GroupedQueryAttention)
-    source, target = "gpt_neox.layers.{i}", "layers.{i}"
-    return [
-        *module_renames(
-            {
-                "gpt_neox.embed_in": "embed",
-                "gpt_neox.final_layer_norm": "final_norm",
-                "embed_out": "head",
-                f"{source}.input_layernorm": f"{target}.mixer_norm",
-                f"{source}.post_attention_layernorm": f"{target}.ffn_norm",
-                f"{source}.attention.dense": f"{target}.attn.o",
-                f"{source}.mlp.dense_h_to_4h": f"{target}.ffn.up",
-                f"{source}.mlp.dense_4h_to_h": f"{target}.ffn.down",
-            }
-        ),
-        *module_renames({f"{source}.attention.query_key_value": fused_qkv(target)}, groups=mixer.num_heads),
-    ]
+    outside = {"gpt_neox.embed_in": "embed", "gpt_neox.final_layer_norm": "final_norm", "embed_out": "head"}
+    layer = {
+        "input_layernorm": "mixer_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "attention.dense": "attn.o",
+        "mlp.dense_h_to_4h": "ffn.up",
+        "mlp.dense_4h_to_h": "ffn.down",
+    }
+    return fused_renames(spec, outside, "gpt_neox.layers.{i}", layer, "attention.query_key_value")
