@@ -61,7 +61,7 @@ def _speculate(keys: Mapping[str, Any]) -> str:
         if model is None:
             raise ConfigError(f"speculative_config lacks its method: one of {', '.join(METHODS)}")
         method = model if model == "[ngram]" else "draft_model"
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}, got {method!r:.100}")
     if method != "draft_model":
         return METHODS[method]
