@@ -1,11 +1,13 @@
 // The sampling kernel alone, for tests: the backend calls it within a step.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,6 +24,7 @@ namespace {
 
 template <class T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 struct AlignedDelete {
@@ -31,10 +34,13 @@ struct AlignedDelete {
 std::vector<int64_t> sample(const std::string& level, const Logits& logits, const Column<int64_t>& logit_row,
                             const Column<float>& temperature, const Column<int32_t>& top_k,
                             const Column<double>& top_p, const Column<double>& min_p, const Column<uint64_t>& seed,
-                            const Column<uint64_t>& num_output) {
+                            const Column<uint64_t>& num_output, const std::optional<Masks>& masks) {
   const SampleKernels& kernels = kernels_of(level).sample;
   const size_t num_rows = logit_row.size();
   const int64_t vocab_size = (int64_t)logits.shape(1);
+  if (masks && masks->shape(0) != num_rows)
+    throw std::invalid_argument("there is one mask for each of " + std::to_string(num_rows) + " rows, got " +
+                                std::to_string(masks->shape(0)));
   for (const size_t size :
        {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), num_output.size()})
     if (size != num_rows)
@@ -53,6 +59,10 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
                                   std::to_string(logits.shape(0)));
     SampleRow row{temperature.data()[i], top_k.data()[i],     top_p.data()[i], min_p.data()[i],
                   seed.data()[i],        num_output.data()[i], r,               -1};
+    if (masks) {
+      row.mask_words = (int64_t)masks->shape(1);
+      row.mask = masks->data() + (int64_t)i * row.mask_words;
+    }
     kernels.sample(row, logits.data() + r * vocab_size, vocab_size, scratch.get());
     tokens.push_back(row.token);
   }
@@ -64,9 +74,9 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
 void bind_sample(nb::module_& module) {
   module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
              "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
-             "seed"_a.noconvert(), "num_output"_a.noconvert(),
+             "seed"_a.noconvert(), "num_output"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
              "Tokens sampled from rows of float32 logits [R, V] with the columns of "
-             "backends.step.SamplingMetadata; -1 where a row is not finite.");
+             "backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite.");
 }
 
 }  // namespace ridgeline

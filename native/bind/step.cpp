@@ -5,8 +5,8 @@
 namespace ridgeline {
 namespace {
 
-constexpr int64_t VERSION = 1;  // BLOCK_VERSION of backends/step.py
-constexpr size_t HEADER_WORDS = 8;
+constexpr int64_t VERSION = 2;  // BLOCK_VERSION of backends/step.py
+constexpr size_t HEADER_WORDS = 10;
 
 // Takes arrays off the front of a block, in the order of StepBatch's fields.
 class Words {
@@ -37,13 +37,18 @@ struct TemperatureAndTopK {
   int32_t top_k;
 };
 
-void read_sample_rows(Words& words, int64_t count, int64_t num_rows, std::vector<SampleRow>* rows) {
+void read_sample_rows(Words& words, const int64_t* header, int64_t num_rows, std::vector<SampleRow>* rows) {
+  const int64_t count = header[4], num_masks = header[8], mask_words = header[9];
   const int64_t* logit_row = words.take(count);
   const auto* pairs = words.take_as<TemperatureAndTopK>(count);
   const double* top_p = words.take_as<double>(count);
   const double* min_p = words.take_as<double>(count);
   const uint64_t* seed = words.take_as<uint64_t>(count);
   const uint64_t* num_output = words.take_as<uint64_t>(count);
+  const int64_t* mask_row = words.take(count);
+  require(mask_words >= 0 && num_masks >= 0 && (mask_words == 0 || num_masks <= INT64_MAX / 8 / mask_words),
+          "a step's masks are larger than any block");
+  const uint64_t* masks = words.take_as<uint64_t>(num_masks * mask_words);
   if (!rows) return;
   for (int64_t i = 0; i < count; i++) {
     require(logit_row[i] >= 0 && logit_row[i] < num_rows, "a row to sample is not a row of logits");
@@ -56,6 +61,10 @@ void read_sample_rows(Words& words, int64_t count, int64_t num_rows, std::vector
     row.num_output = num_output[i];
     row.logit_row = logit_row[i];
     row.token = -1;
+    require(mask_row[i] < num_masks, "a row to sample has a mask that is not there");
+    if (mask_row[i] < 0) continue;
+    row.mask = masks + mask_row[i] * mask_words;
+    row.mask_words = mask_words;
   }
 }
 
@@ -68,7 +77,7 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   step_.num_tokens = header[1];
   step_.num_spans = header[2];
   step_.num_rows = header[3];
-  const int64_t num_sample_rows = header[4], num_copies = header[5], num_groups = header[6];
+  const int64_t num_copies = header[5], num_groups = header[6];
   const int64_t* widths = words.take(num_groups);
   step_.token_ids = words.take(step_.num_tokens);
   step_.positions = words.take(step_.num_tokens);
@@ -92,7 +101,7 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   }
   for (int column = 0; column < 3; column++) words.take(num_copies);  // made before the tape runs
   sample_rows_.clear();
-  read_sample_rows(words, num_sample_rows, step_.num_rows, samples ? &sample_rows_ : nullptr);
+  read_sample_rows(words, header, step_.num_rows, samples ? &sample_rows_ : nullptr);
   require(words.empty(), "a step's block is longer than its header says");
   step_.sample_rows = sample_rows_.data();
   step_.num_sample_rows = (int64_t)sample_rows_.size();

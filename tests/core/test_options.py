@@ -11,7 +11,7 @@ from ridgeline import LLM
 from ridgeline.core.config import EngineConfig, EngineOptions, ModelConfig
 from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.options import Option, Row, table
-from ridgeline.core.params import DiffusionParams, SamplingParams
+from ridgeline.core.params import DiffusionParams, SamplingParams, StructuredOutputsParams
 from ridgeline.engine import llm as llm_module
 from ridgeline.server.settings import ServerSettings
 
@@ -31,7 +31,9 @@ def engine(row: Row, value: object) -> object:
 
 
 def sampling(row: Row, value: object) -> object:
-    owner = SamplingParams if row.part is None else DiffusionParams
+    owner = {None: SamplingParams, "diffusion": DiffusionParams, "structured_outputs": StructuredOutputsParams}[
+        row.part
+    ]
     return owner(**{row.field: value}, **COMPANIONS.get(row.name, {}))
 
 

@@ -9,7 +9,16 @@ _MASK = 2**64 - 1
 
 
 def make_row(
-    row=0, seed=0, num_output=None, prompt_ids=(), output_ids=(), stop_ids=(), banned_ids=(), seq_id=None, **params
+    row=0,
+    seed=0,
+    num_output=None,
+    prompt_ids=(),
+    output_ids=(),
+    stop_ids=(),
+    banned_ids=(),
+    allowed=None,
+    seq_id=None,
+    **params,
 ) -> SampleRow:
     return SampleRow(
         seq_id=row if seq_id is None else seq_id,
@@ -21,12 +30,15 @@ def make_row(
         output_ids=output_ids,
         stop_ids=stop_ids,
         banned_ids=banned_ids,
+        allowed=allowed,
     )
 
 
 def edited(logits_V, row):
     """Logits after bias, banned ids, min_tokens and penalties."""
     x_V, params = np.array(logits_V, dtype=np.float64), row.params
+    if row.allowed is not None:
+        x_V[[not int(row.allowed[i // 64]) >> i % 64 & 1 for i in range(len(x_V))]] = -np.inf
     for token_id, bias in params.logit_bias.items():
         x_V[token_id] += bias
     x_V[list(row.banned_ids)] = -np.inf

@@ -29,6 +29,7 @@ EVERYTHING = make_row(
     output_ids=(2, 5, 5),
     stop_ids=(0,),
     banned_ids=(7,),
+    allowed=np.array([0b11110111], dtype=np.uint64),
 )
 INF = float("inf")
 
@@ -198,6 +199,7 @@ def test_arrays_of_every_kind_give_the_same(name, num_columns):
             min_tokens=3,
             num_output=i,
             banned_ids=(8, i) if i % 3 else (),
+            allowed=np.full(5, 0xF0F0_F0F0_F0F0_F0F0 >> i, dtype=np.uint64) if i % 4 else None,
             prompt_ids=rng.integers(0, V, 10).tolist(),
             output_ids=rng.integers(0, V, i).tolist(),
             stop_ids=(5, 6),

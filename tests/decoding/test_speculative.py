@@ -41,6 +41,7 @@ def sequence(seq_id=0, **more):
         "pooling": None,
         "prediction_ids": (),
         "salt": "",
+        "grammar": None,
     }
     return SimpleNamespace(**given | more)
 

@@ -50,7 +50,8 @@ def settings_of(level: str, **settings: object) -> NativeSettings:
 
 def no_sampling() -> SamplingMetadata:
     return SamplingMetadata(
-        *(np.zeros(0, dtype) for dtype in (np.int64, np.float32, np.int32, np.float64, np.float64, "u8", "u8"))
+        *(np.zeros(0, dtype) for dtype in (np.int64, np.float32, np.int32, np.float64, np.float64, "u8", "u8", "i8")),
+        np.zeros((0, 0), dtype="u8"),
     )
 
 
@@ -69,6 +70,7 @@ def step_batch(
         num_copies=0,
         has_adapters="adapters_T" in arrays,
         table_widths=tuple(group.tables_SB.shape[1] for group in groups),
+        masks=sampling.masks_MW.shape,
     )
     batch = StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape)
     batch.bidirectional_block_S[:] = 1

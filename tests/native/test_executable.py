@@ -212,11 +212,15 @@ def test_tokens_are_drawn_in_the_step(tmp_path):
         min_p=np.zeros(2),
         seed=np.zeros(2, dtype=np.uint64),
         num_output=np.zeros(2, dtype=np.uint64),
+        mask_row=np.asarray([-1, 0]),
+        masks_MW=np.full((1, 8), 0b100, dtype=np.uint64),
     )
     output = native(program, model.weights, LEVELS[-1]).run(
         step(program, [(0, 0, ids[0, :2]), (1, 0, ids[1, :3])], sampling)
     )
-    assert output.sampled_token_ids.tolist() == output.logits_RV[[3, 0]].argmax(-1).tolist()
+    allowed = np.arange(2, 8 * 64, 64)
+    best = output.logits_RV[0, allowed[allowed < output.logits_RV.shape[1]]].argmax()
+    assert output.sampled_token_ids.tolist() == [output.logits_RV[3].argmax(), allowed[best]]
 
 
 def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
@@ -236,6 +240,8 @@ def test_a_batch_written_in_place_is_a_step_of_its_own(tmp_path):
                 min_p=np.zeros(2),
                 seed=np.asarray([5, 6], dtype=np.uint64),
                 num_output=np.full(2, at, dtype=np.uint64),
+                mask_row=np.full(2, -1),
+                masks_MW=np.zeros((0, 0), dtype=np.uint64),
             )
             yield step(program, [(0, 3 + at, ids[0, 3 + at : 4 + at]), (1, 5 + at, ids[1, 5 + at : 6 + at])], sampling)
 
@@ -285,10 +291,12 @@ def test_a_block_that_is_not_a_step_is_refused(tmp_path):
         for value in (-1, batch.block[word] + 10, 2**62):
             block = batch.block.copy()
             block[word] = value
+            if word == HEADER_WORDS - 2:
+                block[word + 1] = 1  # masks of no words take no room
             refused(
                 block,
                 ValueError,
-                "than its header says|bidirectional_block_S must be|one place per row|one row of logits",
+                "than its header says|bidirectional_block_S must be|one place per row|one row of logits|larger than",
             )
     executable.run(batch)
 

@@ -38,7 +38,8 @@ def native_tokens(level, x_RV, rows):
         sampling.seed,
         sampling.num_output,
     )
-    return _native.sample(level, np.asarray(x_RV, dtype=np.float32), *columns)
+    masks = sampling.masks_MW if len(sampling.masks_MW) else None
+    return _native.sample(level, np.asarray(x_RV, dtype=np.float32), *columns, masks)
 
 
 def tokens_alike(x_RV, rows):
@@ -251,3 +252,31 @@ def test_wrong_arrays_are_refused():
         _native.sample(level, x_RV.astype(np.float64), *columns)
     with pytest.raises(ValueError, match="'riscv' does not run here"):
         _native.sample("riscv", x_RV, *columns)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 700), st.integers(0, 10), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.7, 2.0]))
+def test_masked_rows_are_those_of_the_sampler(num_columns, missing_words, seed, temperature):
+    """Of tokens that a grammar allows; those beyond the mask's words it does not. Every level samples the same."""
+    rng = np.random.default_rng(seed)
+    x_RV = rng.normal(0, 4, (4, num_columns)).astype(np.float32)
+    num_words = max(1, -(-num_columns // 64) - missing_words)
+    rows = []
+    for i, density in enumerate((0.02, 0.5, 1.0, 0.9)):
+        bits = rng.random(64 * num_words) < density
+        bits[rng.integers(min(num_columns, 64 * num_words))] = True
+        mask = np.packbits(bits, bitorder="little").view(np.uint64)
+        options = {"top_k": 5 * (i % 2), "top_p": (1.0, 0.8)[i // 2], "min_p": (0.0, 0.01)[i % 2]}
+        rows.append(make_row(i, seed=i, temperature=temperature, **options)._replace(allowed=mask))
+    tokens = tokens_alike(x_RV, rows)
+    assert tokens == sampled(x_RV, rows)
+    for token, row in zip(tokens, rows):
+        assert int(row.allowed[token // 64]) >> token % 64 & 1
+
+
+def test_a_mask_without_tokens_and_a_bad_logit_behind_one():
+    x_RV = np.zeros((3, 100), dtype=np.float32)
+    x_RV[1, 90] = NAN
+    masks = [np.zeros(2, dtype=np.uint64), np.asarray([1, 0], dtype=np.uint64), np.asarray([2, 0], dtype=np.uint64)]
+    rows = [make_row(i, temperature=0)._replace(allowed=mask) for i, mask in enumerate(masks)]
+    assert tokens_alike(x_RV, rows) == sampled(x_RV, rows) == [-1, -1, 1]

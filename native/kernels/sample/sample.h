@@ -1,5 +1,5 @@
 // Decides one token from one row of logits by the rules of ridgeline/decoding (its docstring gives the order,
-// random_sample.py the choice): top_k, temperature, min_p, top_p, then the inverse CDF in integers. Nothing is
+// random_sample.py the choice): a grammar's mask, top_k, temperature, min_p, top_p, then the inverse CDF in integers. Nothing is
 // ever sorted.
 //
 // Tokens are those of the Python implementation but where the last bit of exp decides: here exp is rounded correctly
@@ -18,6 +18,7 @@ struct SampleScratch {
   float* z;        // of the candidates: their logits, later divided by the temperature
   float* weight;   // of the candidates
   int32_t* ids;    // of the candidates, where these are not the whole vocabulary
+  float* allowed;  // the logits that a mask allows, -inf for the others
   uint64_t* sums;  // of the blocks of weights
   CutScratch cut;
 
@@ -30,6 +31,7 @@ struct SampleScratch {
     z = (float*)take(array_bytes(vocab_size));
     weight = (float*)take(array_bytes(vocab_size));
     ids = (int32_t*)take(array_bytes(vocab_size));
+    allowed = (float*)take(array_bytes(vocab_size));
     cut.x = (float*)take(array_bytes(vocab_size));
     cut.weight = (float*)take(array_bytes(vocab_size));
     sums = (uint64_t*)take(sums_bytes(vocab_size));
@@ -38,7 +40,7 @@ struct SampleScratch {
 };
 
 static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
-  return 5 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
+  return 6 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
 }
 
 // The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
@@ -71,8 +73,12 @@ static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64
 static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
   const SampleScratch scratch(scratch_memory, vocab_size);
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
-  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.z : nullptr);
   row.token = -1;
+  if (row.mask) {
+    if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return;
+    logits = scratch.allowed;
+  }
+  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.z : nullptr);
   if (!scan.finite) return;
   row.token = scan.at;
   if (!(row.temperature > 0)) return;

@@ -63,6 +63,28 @@ static inline Scan scan_row(const float* x, int64_t n, float* groups) {
   return {maximum > -kInfinity, maximum, first_equal(x, block * kScanBlock, n, maximum)};
 }
 
+// Writes the logits that `mask` allows to `to`, and -inf for the others; false where any of them is NaN or +inf.
+static inline bool write_allowed(const float* x, int64_t n, const uint64_t* mask, int64_t mask_words, float* to) {
+  Ints lane_bit, bad{};
+  for (int lane = 0; lane < kLanes; lane++) lane_bit[lane] = 1 << lane;
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const uint64_t bits = i / 64 < mask_words ? mask[i / 64] : 0;
+    for (int64_t j = 0; j < 64; j += kLanes) {
+      const Floats v = load<Floats>(x + i + j);
+      bad |= ~(v <= kLargestFloat);
+      const Ints allowed = (splat_int((int32_t)(uint32_t)(bits >> j)) & lane_bit) != 0;
+      store(to + i + j, allowed ? v : splat(-kInfinity));
+    }
+  }
+  bool rest_bad = false;
+  for (; i < n; i++) {
+    rest_bad |= !(x[i] <= kLargestFloat);
+    to[i] = i / 64 < mask_words && (mask[i / 64] >> (i % 64) & 1) ? x[i] : -kInfinity;
+  }
+  return !(any(bad) || rest_bad);
+}
+
 // Calls take(i, count so far) for every x[i] in [low, high], ascending, and for some of their neighbours: what is taken
 // for one of these is overwritten by the next, or lies at the end and does not count. Returns the count.
 template <class Take>

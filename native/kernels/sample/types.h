@@ -16,6 +16,8 @@ struct SampleRow {
   uint64_t num_output;
   int64_t logit_row;
   int64_t token;
+  const uint64_t* mask = nullptr;  // bit i % 64 of word i / 64 allows token i; null: all are allowed
+  int64_t mask_words = 0;          // tokens past the last word are not allowed
 };
 
 // Widest row that may be sampled from: 2^44 for each of its tokens still sums up to less than 2^63.

@@ -2,11 +2,11 @@
 
 Made from a StepPlan by `engine/batch.py`; the output is read by the sampler.
 Legend: T tokens · S spans · R rows that need logits · D tokens to sample · C copies · G cache groups · V vocabulary
-    B blocks that a table has room for
+    B blocks that a table has room for · M masks of tokens · W words of a mask
 
 All arrays of a StepBatch lie in one block of 8-byte words, which can go to a device or another process as it is:
 
-    version · T · S · R · D · C · G · adapters? · B of each group │ the arrays in the order of StepBatch's fields
+    version · T · S · R · D · C · G · adapters? · M · W · B of each group │ the arrays of StepBatch in order
 
 `native/bind/step.cpp` reads the same words.
 """
@@ -24,8 +24,8 @@ from ridgeline.core.config import Choice
 
 IntArray = npt.NDArray[np.int64]
 
-BLOCK_VERSION = 1  # another order or meaning of the words is another version
-HEADER_WORDS = 8
+BLOCK_VERSION = 2  # another order or meaning of the words is another version
+HEADER_WORDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class StepShape:
     num_copies: int
     has_adapters: bool
     table_widths: tuple[int, ...]  # [G]
+    masks: tuple[int, int] = (0, 0)  # M, W
 
     @property
     def num_words(self) -> int:
@@ -53,7 +54,8 @@ class StepShape:
             + by_span
             + self.num_rows
             + 3 * self.num_copies
-            + 6 * self.num_sample_rows
+            + 7 * self.num_sample_rows
+            + self.masks[0] * self.masks[1]
         )
 
 
@@ -83,6 +85,8 @@ class SamplingMetadata:
     min_p: npt.NDArray[np.float64]  # 0: off
     seed: npt.NDArray[np.uint64]
     num_output: npt.NDArray[np.uint64]
+    mask_row: IntArray  # index into the masks, -1: every token is allowed
+    masks_MW: npt.NDArray[np.uint64]  # bit i % 64 of word i // 64 allows token i
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ class StepBatch:
         `memory` is a row of int64 of anything that can be shared: plain, pinned or mapped.
         """
         sizes = (shape.num_tokens, shape.num_spans, shape.num_rows, shape.num_sample_rows, shape.num_copies)
-        header = (BLOCK_VERSION, *sizes, len(shape.table_widths), int(shape.has_adapters), *shape.table_widths)
+        flags = (len(shape.table_widths), int(shape.has_adapters))
+        header = (BLOCK_VERSION, *sizes, *flags, *shape.masks, *shape.table_widths)
         memory[: len(header)] = header
         return cls.view(memory[: shape.num_words])
 
@@ -117,10 +122,9 @@ class StepBatch:
     def view(cls, block: IntArray) -> "StepBatch":
         """Return the arrays of a block as its header gives them; what is written to them is written to the block."""
         words = _Words(block)
-        version, num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters = words.take(
-            HEADER_WORDS
-        ).tolist()
+        version, *sizes = words.take(HEADER_WORDS).tolist()
         assert version == BLOCK_VERSION, f"a step's block of version {version}, and this is {BLOCK_VERSION}"
+        num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters, *masks = sizes
         widths = words.take(num_groups).tolist()
         batch = cls(
             block=block,
@@ -141,7 +145,7 @@ class StepBatch:
                 for width in widths
             ],
             copies_C3=words.take(3 * num_copies).reshape(num_copies, 3),
-            sampling=_sampling(words, num_sample_rows),
+            sampling=_sampling(words, num_sample_rows, masks),
         )
         assert words.taken == len(block), f"a step's block has {len(block)} words, and its header says {words.taken}"
         return batch
@@ -164,8 +168,9 @@ class _Words:
         return self._block[begin : self.taken]
 
 
-def _sampling(words: _Words, count: int) -> SamplingMetadata:
+def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetadata:
     """Return the sampling parameters of `count` rows; a temperature and a top_k share a word."""
+    num_masks, mask_words = masks
     logit_row, pairs = words.take(count), words.take(count).view(np.int32).reshape(count, 2)
     return SamplingMetadata(
         logit_row=logit_row,
@@ -175,6 +180,8 @@ def _sampling(words: _Words, count: int) -> SamplingMetadata:
         min_p=words.take(count).view(np.float64),
         seed=words.take(count).view(np.uint64),
         num_output=words.take(count).view(np.uint64),
+        mask_row=words.take(count),
+        masks_MW=words.take(num_masks * mask_words).view(np.uint64).reshape(num_masks, mask_words),
     )
 
 

@@ -16,7 +16,7 @@ import typer
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import Option, Row, table
-from ridgeline.core.params import RECOMMENDED, DiffusionParams, SamplingParams
+from ridgeline.core.params import RECOMMENDED, DiffusionParams, SamplingParams, StructuredOutputsParams
 
 Sampling = NewType("Sampling", dict[str, object])  # the parameters that were given, by name
 MAX_SHOWN = 2**31 - 1  # from here on a bound is only an integer's width
@@ -51,8 +51,12 @@ class _Group:
         own = {row.field: value for row, value in values if row.part is None}
         if self.owner is not SamplingParams:
             return self.owner(**own)
-        diffusion: dict[str, Any] = {row.field: value for row, value in values if row.part is not None}
-        return Sampling(own | ({"diffusion": DiffusionParams(**diffusion)} if diffusion else {}))
+        parts: dict[str, dict[str, Any]] = {}
+        for row, value in values:
+            if row.part is not None:
+                parts.setdefault(row.part, {})[row.field] = value
+        owners = {"diffusion": DiffusionParams, "structured_outputs": StructuredOutputsParams}
+        return Sampling(own | {part: owners[part](**fields) for part, fields in parts.items()})
 
 
 def bundled_model() -> str:

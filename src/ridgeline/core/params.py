@@ -5,7 +5,7 @@ Built by every front end, read by the scheduler and the sampler.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.options import check, option
@@ -84,6 +84,47 @@ class SpeculationParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Say what an output must be: one of `json` (a schema), `json_object`, `regex`, `choice` and `grammar`.
+
+    The names are vLLM's. Raises RequestError for none or several of them.
+    """
+
+    PANEL: ClassVar[str] = "Structured output"
+
+    json: str | Mapping[str, Any] | bool | None = option(
+        None, "JSON schema that the output follows.", flag="--json-schema", aka="guided_json"
+    )
+    json_object: bool = option(False, "The output is a JSON object of any kind.")
+    regex: str | None = option(
+        None, "Regular expression, without look-around, that the whole output matches.", aka="guided_regex"
+    )
+    choice: Sequence[str] = option((), "The output is one of these texts; may be given several times.")
+    grammar: str | None = option(
+        None, "Grammar of the output: GBNF, or Lark with a rule `start`.", aka="guided_grammar"
+    )
+    disable_any_whitespace: bool = option(False, "No white space between the tokens of JSON.")
+    whitespace_pattern: str | None = option(None, "Regular expression of the white space between tokens of JSON.")
+
+    KINDS: ClassVar[tuple[str, ...]] = ("json", "json_object", "regex", "choice", "grammar")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "choice", () if isinstance(self.choice, str) else tuple(self.choice))
+        kinds = [name for name in self.KINDS if getattr(self, name) not in (None, False, ())]
+        if self.json is False:
+            kinds.append("json")
+        if len(kinds) != 1:
+            got = " and ".join(kinds) or "none"
+            raise RequestError(
+                f"structured_outputs takes exactly one of {', '.join(self.KINDS)}; got {got}",
+                param="structured_outputs",
+            )
+        if not all(isinstance(text, str) and text for text in self.choice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError("choice: each must be a text that is not empty", param="choice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling and stopping rules of one request; names and defaults as in vLLM.
 
@@ -133,6 +174,7 @@ class SamplingParams:
     prompt_logprobs: int | None = option(None, "Return the same for the prompt's tokens.", low=0, high=MAX_LOGPROBS)
     diffusion: DiffusionParams | None = None  # None: the defaults; only for masked diffusion models
     speculation: SpeculationParams | None = None  # None: what the engine does
+    structured_outputs: StructuredOutputsParams | None = None  # None: any text
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

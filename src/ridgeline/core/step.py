@@ -20,6 +20,7 @@ from ridgeline.core.params import SamplingParams
 IntArray = npt.NDArray[np.int64]
 PENDING = -1  # in a span, the token that a step in flight samples
 Vectors = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.uint64]  # of tokens: bit i % 64 of word i // 64 is token i
 
 
 class Span(NamedTuple):
@@ -93,7 +94,7 @@ class SampleRow(NamedTuple):
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
-    `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled.
+    `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
     """
 
     seq_id: int
@@ -105,6 +106,7 @@ class SampleRow(NamedTuple):
     output_ids: Sequence[int]
     stop_ids: Sequence[int]  # end-of-sequence ids, suppressed while fewer than min_tokens are out; () is enough later
     banned_ids: Sequence[int] = ()
+    allowed: Mask | None = None  # None: every token is allowed
 
 
 @dataclass(frozen=True, slots=True)

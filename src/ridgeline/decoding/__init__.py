@@ -3,6 +3,7 @@ may sample within the step, and after it, for the tokens.
 
 Every SampleRow goes through this one order, whatever else is in the batch:
 
+    05 allowed              tokens that the output's grammar does not allow get -inf
     10 logit_bias           add the request's bias
     15 banned_ids           the ids that the strategy forbids, as the mask of a diffusion model, get -inf
     20 min_tokens           while num_output < min_tokens, the stop ids get -inf

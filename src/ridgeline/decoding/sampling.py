@@ -50,18 +50,20 @@ class Sampler:
     def sampling_metadata(self, rows: Sequence[SampleRow], *, follows: bool = False) -> SamplingMetadata:
         """Return those of `rows`, in their order, whose tokens a backend may sample within the step.
 
-        Good until the next call, which gives the same object where only `num_output` differs. `follows`: the rows are
-        those of the last call, `num_output` being one more in each (`StepPlan.follows`).
+        Good until the next call, which gives the same object where only `num_output` and masks differ. `follows`: the
+        rows are those of the last call, `num_output` being one more in each (`StepPlan.follows`).
         """
         last = self._last
         if follows and last is not None:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
+            _write_masks(last.sampling, rows, last.plain)
             self._last = _InStep(rows, last.plain, last.sampling, last.bare)
             return last.sampling
         plain = self._plain(rows)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
             last.sampling.num_output[:] = [rows[i].num_output for i in plain]
             sampling = last.sampling
+            _write_masks(sampling, rows, plain)
         else:
             sampling = _metadata([rows[i] for i in plain])
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
@@ -158,6 +160,10 @@ def _sampled(row: SampleRow, token_id: int, logprob: TokenLogprob | None = None)
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:
     params = [row.params for row in rows]
+    masked = [i for i, row in enumerate(rows) if row.allowed is not None]
+    mask_row = np.full(len(rows), -1, dtype=np.int64)
+    mask_row[masked] = range(len(masked))
+    masks = [mask for row in rows if (mask := row.allowed) is not None]
     return SamplingMetadata(
         logit_row=np.array([row.row for row in rows], dtype=np.int64),
         temperature=np.array([0.0 if p.greedy else p.temperature for p in params], dtype=np.float32),
@@ -166,13 +172,26 @@ def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:
         min_p=np.array([p.min_p for p in params], dtype=np.float64),
         seed=np.array([row.seed % 2**64 for row in rows], dtype=np.uint64),
         num_output=np.array([row.num_output for row in rows], dtype=np.uint64),
+        mask_row=mask_row,
+        masks_MW=np.array(masks, dtype=np.uint64) if masks else np.empty((0, 0), dtype=np.uint64),
     )
 
 
+def _write_masks(sampling: SamplingMetadata, rows: Sequence[SampleRow], plain: Sequence[int]) -> None:
+    """Write what the masks of `plain` rows allow now; which rows have one is as it was."""
+    if len(sampling.masks_MW):
+        masked = (mask for i in plain if (mask := rows[i].allowed) is not None)
+        for at, mask in enumerate(masked):
+            sampling.masks_MW[at] = mask
+
+
 def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:
-    """Tell whether the metadata of `rows` differ from those of `last` in nothing but `num_output`."""
+    """Tell whether the metadata of `rows` differ from those of `last` in nothing but `num_output` and masks."""
     return len(rows) == len(last) and all(
-        row.params is before.params and row.row == before.row and row.seed == before.seed
+        row.params is before.params
+        and row.row == before.row
+        and row.seed == before.seed
+        and (row.allowed is None) == (before.allowed is None)
         for row, before in zip(rows, last)
     )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.text.grammar import GrammarState
 
 
 class SequenceView(Protocol):
@@ -34,6 +35,8 @@ class SequenceView(Protocol):
     def adapter(self) -> int: ...
     @property
     def prediction_ids(self) -> Sequence[int]: ...
+    @property
+    def grammar(self) -> GrammarState | None: ...
     @property
     def pooling(self) -> PoolingParams | None: ...
     @property
@@ -136,4 +139,5 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
         prompt_ids=view.prompt_ids,
         output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
         stop_ids=view.stop_ids if num_output < params.min_tokens else (),
+        allowed=None if view.grammar is None else view.grammar.mask(),
     )

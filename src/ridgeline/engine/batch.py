@@ -40,7 +40,8 @@ class BatchBuilder:
     def build(self, plan: StepPlan, sampling: SamplingMetadata) -> StepBatch:
         """Return the plan's spans end to end; the last batch, filled anew, where spans and tables are as long.
 
-        Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
+        Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`
+        and in what the masks allow.
         """
         last = self._last
         moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)
@@ -70,6 +71,7 @@ class BatchBuilder:
             last.ones = self._ones(batch.block)
         np.add(batch.block, last.ones, out=batch.block)
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
+        batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:
             for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
                 self._move_tables(layout, group, plan.tables[index], before.tables[index], last)
@@ -93,6 +95,7 @@ class BatchBuilder:
             len(plan.spans) == len(before.spans)
             and len(plan.copies) == len(before.copies)
             and len(sampling.logit_row) == len(last.sampling.logit_row)
+            and sampling.masks_MW.shape == last.sampling.masks_MW.shape
             and all(map(_same_lengths, plan.spans, before.spans))
             and (
                 all(map(is_, chain.from_iterable(plan.tables), chain.from_iterable(before.tables)))
@@ -122,6 +125,7 @@ class BatchBuilder:
             num_copies=len(plan.copies),
             has_adapters=any(span.adapter for span in spans),
             table_widths=self._widths(plan),
+            masks=sampling.masks_MW.shape,
         )
         if len(self._memory) < shape.num_words:
             self._memory = np.empty(1 << (shape.num_words - 1).bit_length(), dtype=np.int64)

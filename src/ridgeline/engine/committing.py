@@ -137,7 +137,7 @@ class StepCommit:
         num_output = len(token_ids) - len(request.prompt_ids)
         stops = token_id in request.stop_ids and num_output >= request.params.min_tokens
         self.outputs.events.append(TokenEvent(request, seq.index, token_id, token.logprob, stops))
-        if stops:
+        if stops or (seq.grammar is not None and seq.grammar.accept(token_id)):
             return FinishReason.STOP
         if num_output >= request.max_tokens or len(token_ids) >= self.max_model_len:
             return FinishReason.LENGTH

@@ -36,6 +36,7 @@ def may_chain(seq: Sequence, num_pending: int, max_model_len: int) -> bool:
     by what is known without them."""
     return (
         not seq.params.needs_history
+        and seq.grammar is None
         and seq.num_output + num_pending < seq.max_tokens
         and len(seq.token_ids) + num_pending < max_model_len
     )
@@ -68,7 +69,8 @@ def next_decode(
             follows = 0  # its token was not, or will not be, sampled by the same rules
             rows.append(sample_row(seq, row.row, row.num_output + 1))
         else:
-            rows.append(SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ()))
+            bare = SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ())
+            rows.append(bare if seq.grammar is None else bare._replace(allowed=seq.grammar.mask()))
     return StepPlan(
         step,
         tuple(spans),

@@ -14,6 +14,7 @@ from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.params import RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
 from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.request import Request
+from ridgeline.text.grammar import Grammar, GrammarCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults
 
@@ -31,6 +32,7 @@ class Intake:
         self._seeds = np.random.default_rng(info.seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, info.vocab_size, self._eos_ids)
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""
@@ -78,6 +80,7 @@ class Intake:
                 f"this model's context is {self.info.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
                 f"max_tokens asks for {wanted} more: shorten the prompt or lower max_tokens"
             )
+        grammar = self._grammar(params)
         number, seed = self._number_and_seed(params)
         now = self._clock()
         stops = frozenset(params.stop_token_ids)
@@ -92,6 +95,7 @@ class Intake:
             priority=priority,
             deadline_s=None if deadline_s is None else now + deadline_s,
             adapter=number_of_adapter,
+            grammar=grammar,
             salt="" if adapter is None else f"adapter {adapter}",
             prediction_ids=self._prediction_ids(prediction),
         )
@@ -136,6 +140,20 @@ class Intake:
             deadline_s=None if deadline_s is None else now + deadline_s,
             pooling=pooling,
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise RequestError(
+                "structured output needs a tokenizer, which this model lacks", param="structured_outputs"
+            )
+        if self.info.max_unchunked_prompt is not None:
+            raise RequestError(
+                "structured output is for models that decode left to right; this one fills in masks",
+                param="structured_outputs",
+            )
+        return self._grammars.compile(params.structured_outputs)
 
     def _number_and_seed(self, params: SamplingParams) -> tuple[int, int]:
         with self._lock:

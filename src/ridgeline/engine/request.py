@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
 from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.core.step import TokenLogprob, Vectors
+from ridgeline.text.grammar import Grammar, GrammarState
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request never share a random stream
 
@@ -42,6 +43,7 @@ class Request:
     deadline_s: float | None = None
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
     pooling: PoolingParams | None = None
+    grammar: Grammar | None = None  # what the outputs must follow
     salt: str = ""  # prefixes are shared only among requests of equal salt
     prediction_ids: Items[int] = ()  # what the caller expects the output to be, mostly; a source of drafts
 
@@ -82,6 +84,7 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
+    grammar: GrammarState | None = None
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
     @property

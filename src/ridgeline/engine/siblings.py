@@ -11,6 +11,9 @@ def sequences_of(request: Request, seq_ids: Iterator[int]) -> list[Sequence]:
     first, *others = (
         Sequence(next(seq_ids), request, index, list(request.prompt_ids)) for index in range(request.params.n)
     )
+    if request.grammar is not None:
+        for seq in (first, *others):
+            seq.grammar = request.grammar.start()
     first.siblings = others
     return [first, *others]
 

@@ -141,6 +141,10 @@ class Tokenizer:
         _try_out(tokenizer, path)
         return tokenizer
 
+    def to_json(self) -> str:
+        """Return tokenizer.json with all added tokens, as the folder's other files give them."""
+        return self._raw.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
 

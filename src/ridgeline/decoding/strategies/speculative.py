@@ -154,6 +154,8 @@ class Speculative(Autoregressive):
         if span is None or draft is None or score_all or span.end < len(view.token_ids):
             return span
         guess = draft.token_ids[: max_tokens - span.num_tokens]
+        if view.grammar is not None:
+            guess = view.grammar.fitting(guess)
         return span._replace(
             token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
         )
@@ -163,12 +165,14 @@ class Speculative(Autoregressive):
             return super().rows(view, span, first_row)
         first = sample_row(view, first_row)
         params, guess = view.params, span.token_ids[span.num_tokens - span.num_optional :]
+        masks = None if view.grammar is None else view.grammar.masks(guess)
         return [
             first._replace(
                 row=first_row + i,
                 num_output=first.num_output + i,
                 output_ids=[*first.output_ids, *guess[:i]] if params.needs_history else (),
                 stop_ids=first.stop_ids if first.num_output + i < params.min_tokens else (),
+                allowed=None if masks is None else masks[i],
             )
             for i in range(1 + len(guess))
         ]

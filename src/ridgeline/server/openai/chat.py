@@ -32,6 +32,7 @@ from ridgeline.server.openai.protocol import (
     ChatRequest,
 )
 from ridgeline.server.openai.responses import Reply, end, respond
+from ridgeline.server.openai.structured import blamed_on, field_of
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -73,15 +74,16 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         prompt_logprobs=body.prompt_logprobs,
     )
     chat_id = f"chatcmpl-{uuid.uuid4().hex}"
-    request = service.intake.request(
-        prompt_ids,
-        params,
-        request_id=chat_id,
-        priority=body.priority or 0,
-        deadline_s=service.settings.request_timeout_s,
-        adapter=service.adapter_of(model),
-        prediction=None if body.prediction is None else _text(body.prediction.content, "prediction.content"),
-    )
+    with blamed_on(field_of(body)):
+        request = service.intake.request(
+            prompt_ids,
+            params,
+            request_id=chat_id,
+            priority=body.priority or 0,
+            deadline_s=service.settings.request_timeout_s,
+            adapter=service.adapter_of(model),
+            prediction=None if body.prediction is None else _text(body.prediction.content, "prediction.content"),
+        )
     return _Chat(model, int(time.time()), body, request, TokenNames(service.tokenizer), usage_chunk)
 
 

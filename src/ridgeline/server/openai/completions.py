@@ -27,6 +27,7 @@ from ridgeline.server.openai.protocol import (
     UsageBody,
 )
 from ridgeline.server.openai.responses import Reply, end, respond
+from ridgeline.server.openai.structured import blamed_on, field_of
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
 
@@ -84,17 +85,18 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
         )
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     try:
-        requests = [
-            service.intake.request(
-                service.encode(prompt),
-                params,
-                request_id=f"{completion_id}-{index}",
-                priority=body.priority or 0,
-                deadline_s=service.settings.request_timeout_s,
-                adapter=service.adapter_of(model),
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        with blamed_on(field_of(body)):
+            requests = [
+                service.intake.request(
+                    service.encode(prompt),
+                    params,
+                    request_id=f"{completion_id}-{index}",
+                    priority=body.priority or 0,
+                    deadline_s=service.settings.request_timeout_s,
+                    adapter=service.adapter_of(model),
+                )
+                for index, prompt in enumerate(prompts)
+            ]
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None

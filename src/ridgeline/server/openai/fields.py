@@ -9,6 +9,7 @@ from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
 from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, StreamOptions
+from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
 MAX_PRIORITY = 2**31 - 1
@@ -24,9 +25,13 @@ def with_parameters(request: type[Body]) -> type[Body]:
     for row in table(SamplingParams):
         if row.field not in request.__struct_fields__:
             fields.setdefault(row.part, []).append((row.field, row.type | None, None))
-    diffusion = msgspec.defstruct("DiffusionFields", fields["diffusion"], kw_only=True, forbid_unknown_fields=True)
+    parts = [
+        (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
+        for part, rows in fields.items()
+        if part is not None
+    ]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
-    added = [*fields[None], ("diffusion", diffusion | None, None), *neutral]
+    added = [*fields[None], *parts, *neutral]
     made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
     return cast("type[Body]", made)
 
@@ -64,6 +69,7 @@ def sampling_params(
     if fields.speculation is not None:
         set_fields = {name: v for name, v in msgspec.structs.asdict(fields.speculation).items() if v is not None}
         given["speculation"] = SpeculationParams(**set_fields)
+    given["structured_outputs"] = structured_outputs(fields)
     return default_params(generation, **given)
 
 

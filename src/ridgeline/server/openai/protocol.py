@@ -6,7 +6,7 @@ are spelled as in vLLM.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,6 +38,23 @@ class PredictionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     content: str | list[dict[str, Any]]
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """A JSON schema as OpenAI wraps it; without `schema` any JSON value. It is followed whatever `strict` says."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] = "schema"
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """Says what a response must be; `schema` beside json_object is llama.cpp's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
+
+
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both request bodies have, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
@@ -51,6 +68,15 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    grammar: str | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
     metadata: dict[str, str] | None = None
     speculation: SpeculationFields | None = None
@@ -95,7 +121,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     NEUTRAL: ClassVar[Neutral] = {
         **SamplingFields.NEUTRAL,
         "prompt_cache_options": ({},),
-        "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),

@@ -1,0 +1,104 @@
+"""Structured output over HTTP, by the official client: response_format, vLLM's and llama.cpp's fields, refusals."""
+
+import json
+import re
+
+import openai
+import pytest
+from live_server import PATIENCE_S, LiveServer
+from pydantic import BaseModel
+
+MESSAGES = [{"role": "user", "content": "Who?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+
+
+class Answer(BaseModel):
+    ok: bool
+    n: int | None
+
+
+@pytest.fixture
+def client(live: LiveServer):
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def test_response_format(client: openai.OpenAI):
+    model = client.models.list().data[0].id
+    formats = [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}},
+        {"type": "text"},
+    ]
+    for form in formats:
+        answer = client.chat.completions.create(
+            model=model, messages=MESSAGES, response_format=form, max_tokens=60, seed=1, n=2
+        )
+        for choice in answer.choices:
+            if form["type"] != "text" and choice.finish_reason == "stop":
+                value = json.loads(choice.message.content)
+                assert form["type"] == "json_object" or set(value) == {"ok", "n"}
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}  # free text goes on
+
+
+def test_the_helpers_of_the_client(client: openai.OpenAI):
+    model = client.models.list().data[0].id
+    parsed = client.chat.completions.parse(
+        model=model, messages=MESSAGES, response_format=Answer, max_tokens=100, seed=2
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Answer)
+    with client.chat.completions.stream(
+        model=model, messages=MESSAGES, response_format=Answer, max_tokens=100, seed=2
+    ) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed.choices[0].message.parsed
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
+        ({"guided_regex": "[ab]{4}"}, "[ab]{4}"),
+        ({"guided_choice": ["one", "two"]}, "one|two"),
+        ({"guided_grammar": 'root ::= "x" [0-3]', "guided_decoding_backend": "xgrammar"}, "x[0-3]"),
+        ({"grammar": 'root ::= "y" [0-3]'}, "y[0-3]"),
+        ({"guided_json": {"enum": ["p", "q"]}}, '"[pq]"'),
+        ({"json_schema": {"type": "boolean"}}, "true|false"),
+        ({"response_format": {"type": "json_object", "schema": {"const": 5}}}, "5"),
+    ],
+)
+def test_fields_of_other_servers(live: LiveServer, fields: dict, pattern: str):
+    choices = live.complete(prompt="Once", max_tokens=20, seed=3, n=2, **fields)["choices"]
+    assert all(choice["finish_reason"] == "stop" and re.fullmatch(pattern, choice["text"]) for choice in choices)
+    assert live.complete(prompt="Once", max_tokens=4)["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format", "regex"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format", "xml"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"uniqueItems": True}}}},
+            "response_format",
+            "uniqueItems",
+        ),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_regex and guided_choice"),
+        ({"guided_regex": "("}, "guided_regex", "regex"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs", "choices"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex and choice"),
+        ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "xgrammar"),
+    ],
+)
+def test_refusals_name_the_field(live: LiveServer, fields: dict, param: str, words: str):
+    response = live.post("completions", prompt="Once", max_tokens=4, **fields)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param, error
+    assert words in error["message"], error
