@@ -12,12 +12,13 @@ from ridgeline.explain import explorers
 if TYPE_CHECKING:
     from ridgeline.explain.exploration import Exploration
     from ridgeline.explain.lectures import Lecture
+    from ridgeline.explain.planner import plan
     from ridgeline.explain.pricing import price
     from ridgeline.explain.simulation import simulate
 
-__all__ = ["explore", "lecture", "price", "simulate"]
+__all__ = ["explore", "lecture", "plan", "price", "simulate"]
 
-_LATE = {"price": "pricing", "simulate": "simulation"}
+_LATE = {"plan": "planner", "price": "pricing", "simulate": "simulation"}
 
 
 def explore(name: str, **inputs: Any) -> "Exploration":

@@ -1,0 +1,298 @@
+"""Plan a server: which options meet an objective on a machine, and why not others. Each candidate is simulated.
+
+Searched are precision, as far as it is allowed to lose, sequences at once and tokens a step: what decides most. A plan
+must hold where steps take a tenth longer than predicted. Must not import torch.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ridgeline.bench.arrivals import Arrivals
+from ridgeline.bench.metrics import Results, Slo, summarize
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.engine.build import build_engine
+from ridgeline.explain.exploration import Provenance, frame, html_table
+from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine
+from ridgeline.explain.simulation import run_simulated
+from ridgeline.program.pricing import Load as StepLoad
+
+Loss = Literal["int8", "int4", "kv-int8"]
+LOSSES: tuple[Loss, ...] = ("int8", "int4", "kv-int8")
+SEQUENCES = (4, 8, 16, 32, 64, 128)
+BUDGETS = (128, 256, 512, 1024, 2048)
+SLOWER = 1.1
+SHARE = 0.95  # of the requests, which must meet every objective
+SAME = 0.02  # of throughput: less is no reason to change an option
+HEAD = ("", "output tokens/s", "requests that meet all", "TTFT p50, ms", "TPOT p50, ms")
+LOSSY = {"--quantize", "--kv-dtype"}
+VERIFIED = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Holds one configuration with what was simulated of it; `attainment` is that of steps a tenth slower."""
+
+    config: EngineConfig
+    changes: Mapping[str, str]
+    results: Results
+    attainment: float
+    provenance: Provenance
+
+    @property
+    def name(self) -> str:
+        """The options that are not the defaults, as they are typed."""
+        return " ".join(f"{flag} {value}" for flag, value in self.changes.items()) or "the defaults"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.results.output_throughput_tok_per_s
+
+    def line(self) -> Sequence[str]:
+        """Return the cells of a row with the columns HEAD."""
+        ttft, tpot = self.results.latencies.ttft_ms, self.results.latencies.tpot_ms
+        return (
+            self.name,
+            f"{self.tokens_per_s:,.1f}",
+            f"{self.attainment:.0%}",
+            *("unknown" if each is None else f"{each.p50:,.1f}" for each in (ttft, tpot)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Holds the chosen configuration, why each of its options, and the front that no other candidate beats."""
+
+    model: str
+    machine: str
+    slos: Sequence[Slo]
+    chosen: Candidate
+    reasons: Sequence[str]
+    front: Sequence[Candidate]
+    candidates: Sequence[Candidate]
+    memory: Mapping[str, int]
+
+    @property
+    def is_met(self) -> bool:
+        """Whether SHARE of the requests meet all objectives, also where steps are a tenth slower."""
+        return self.chosen.attainment >= SHARE
+
+    @property
+    def sentence(self) -> str:
+        """The plan in words."""
+        wanted = ", ".join(f"{slo.metric} within {slo.limit_ms:g} ms" for slo in self.slos) or "the highest throughput"
+        found = f"{self.chosen.tokens_per_s:,.1f} output tokens/s, {self.chosen.attainment:.0%} of requests within all"
+        if not self.slos:
+            found = f"{self.chosen.tokens_per_s:,.1f} output tokens/s"
+        verb = "serve with" if self.is_met else "nothing searched meets it; nearest is"
+        return f"For {wanted} of {self.model} on {self.machine}: {verb} {self.chosen.name}: {found}."
+
+    @property
+    def command(self) -> str:
+        """The command that serves so."""
+        return " ".join(["ridgeline serve", self.model, *(f"{k} {v}" for k, v in self.chosen.changes.items())])
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return everything as plain data."""
+
+        def plain(found: Candidate) -> Mapping[str, Any]:
+            figures = {"attainment": found.attainment, "provenance": found.provenance}
+            return {"options": found.changes, "results": found.results} | figures
+
+        return {
+            "sentence": self.sentence,
+            "command": self.command,
+            "is_met": self.is_met,
+            "chosen": plain(self.chosen),
+            "reasons": self.reasons,
+            "front": [plain(each) for each in self.front],
+            "memory_bytes": self.memory,
+            "num_candidates": len(self.candidates),
+        }
+
+    def to_pandas(self) -> Any:
+        """Return a record for each candidate as a pandas.DataFrame. Raises ConfigError without pandas."""
+        return frame([dict(zip(("options", *HEAD[1:]), each.line())) for each in self.candidates])
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.sentence} [{self.chosen.provenance}]", HEAD, [each.line() for each in self.front])
+
+
+def plan(
+    config: EngineConfig | str,
+    requests: Sequence[BenchRequest],
+    *,
+    slos: Sequence[Slo] = (),
+    hardware: str = THIS_MACHINE,
+    allow: Sequence[str] = (),
+    max_concurrency: int | None = None,
+) -> Plan:
+    """Search the configuration that serves `requests` within `slos`, or without them at the highest throughput.
+
+    `allow` names what may lose quality: LOSSES. Raises ConfigError for objectives below what one step takes.
+    """
+    config = EngineConfig.of(config) if isinstance(config, str) else config
+    _check(allow, requests)
+    candidates: list[Candidate] = []
+    impossible: list[ConfigError] = []
+    memory: dict[str, dict[str, int]] = {}
+    names: list[str] = []
+    limits = EngineConfig.of("any").scheduler
+    standard = limits.max_num_seqs, limits.max_num_batched_tokens
+    for precise, flags in _precisions(config, allow):
+        try:
+            machine = simulated_machine(precise, hardware)
+            _check_floor(machine, slos)
+        except ConfigError as error:
+            impossible.append(error)
+            continue
+        names.append(machine.name)
+        longest = max(len(request.prompt) + request.max_tokens for request in requests)
+        for seqs, budget in itertools.product(SEQUENCES, BUDGETS):
+            if seqs > budget or ((seqs, budget) != standard and (seqs > 2 * len(requests) or budget > 4 * longest)):
+                continue
+            limits = replace(precise.scheduler, max_num_seqs=seqs, max_num_batched_tokens=budget)
+            try:
+                sized = machine.with_config(replace(precise, scheduler=limits))
+                found = _candidate(sized, flags, requests, slos, max_concurrency)
+            except ConfigError:
+                if (seqs, budget) == standard:
+                    raise
+                continue  # the cache has no room for it
+            candidates.append(found)
+            memory[found.name] = {"weights": machine.plan.weight_bytes, "kv_cache": sized.setup.layout.total_bytes}
+    if not candidates:
+        raise impossible[-1]
+    chosen = _choose(candidates, slos)
+    return Plan(
+        model=config.model.model,
+        machine=names[0],
+        slos=slos,
+        chosen=chosen,
+        reasons=_reasons(chosen, candidates, slos),
+        front=_front(candidates),
+        candidates=candidates,
+        memory=memory[chosen.name],
+    )
+
+
+def verify(plan: Plan, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> Results:
+    """Run the chosen configuration here, in this process, and return what was measured."""
+    arrivals = Arrivals(time.monotonic, lambda until_s: time.sleep(max(0.0, until_s - time.monotonic())))
+    engine = build_engine(plan.chosen.config, arrivals.deliver)
+    arrivals.run(engine.loop, [BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1)
+    return summarize(arrivals.run(engine.loop, requests, max_concurrency), plan.slos)
+
+
+def compared(plan: Plan, measured: Results) -> Sequence[tuple[str, float, float]]:
+    """Return (figure, predicted, measured) of the figures that a plan promises."""
+    sides = (plan.chosen.results, measured)
+    rows = [("output tokens/s", sides[0].output_throughput_tok_per_s, sides[1].output_throughput_tok_per_s)]
+    for name in ("ttft_ms", "tpot_ms"):
+        one, other = (getattr(side.latencies, name) for side in sides)
+        if one is not None and other is not None:
+            rows.append((f"{name.removesuffix('_ms').upper()} p50, ms", one.p50, other.p50))
+    return rows
+
+
+def _check(allow: Sequence[str], requests: Sequence[BenchRequest]) -> None:
+    if wrong := [name for name in allow if name not in LOSSES]:
+        raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
+    if not requests:
+        raise ConfigError("the workload holds no requests, and a plan is made for some")
+
+
+def _check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
+    """Raise ConfigError for an objective that one sequence alone cannot meet."""
+    floor_ms = 1e3 * machine.step_time.seconds(StepLoad.decode(1, 1))
+    for slo in slos:
+        if slo.limit_ms < floor_ms:
+            raise ConfigError(
+                f"{slo.metric} within {slo.limit_ms:g} ms cannot be: one step of {machine.model} on {machine.name} "
+                f"takes {floor_ms:.3g} ms [{machine.provenance}]; relax it, allow int8 or int4, or take another machine"
+            )
+
+
+def _precisions(config: EngineConfig, allow: Sequence[str]) -> list[tuple[EngineConfig, dict[str, str]]]:
+    schemes = [None, *(name for name in ("int8", "int4") if name in allow and config.quantize.scheme is None)]
+    kinds = ["auto", *(["int8"] if "kv-int8" in allow and config.cache.kv_dtype == "auto" else [])]
+    found: list[tuple[EngineConfig, dict[str, str]]] = []
+    for scheme, kind in itertools.product(schemes, kinds):
+        changed, flags = config, dict[str, str]()
+        if scheme is not None:
+            changed, flags["--quantize"] = replace(changed, quantize=replace(config.quantize, scheme=scheme)), scheme
+        if kind == "int8":
+            changed, flags["--kv-dtype"] = replace(changed, cache=replace(config.cache, kv_dtype="int8")), "int8"
+        found.append((changed, flags))
+    return found
+
+
+def _candidate(
+    machine: SimulatedMachine,
+    flags: Mapping[str, str],
+    requests: Sequence[BenchRequest],
+    slos: Sequence[Slo],
+    max_concurrency: int | None,
+) -> Candidate:
+    scheduler, standard = machine.setup.config.scheduler, EngineConfig.of("any").scheduler
+    changes = dict(flags)
+    for flag, field in (("--max-num-seqs", "max_num_seqs"), ("--max-num-batched-tokens", "max_num_batched_tokens")):
+        if getattr(scheduler, field) != getattr(standard, field):
+            changes[flag] = str(getattr(scheduler, field))
+    found = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency)
+    attainment = 1.0
+    if slos:
+        slow = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency, slower=SLOWER).results
+        assert slow.goodput is not None
+        attainment = slow.goodput.attainment
+    return Candidate(machine.setup.config, changes, found.results, attainment, found.provenance)
+
+
+def _choose(candidates: Sequence[Candidate], slos: Sequence[Slo]) -> Candidate:
+    """Return the fastest of those that meet all objectives, among equals the one with the fewest changes."""
+    good = [each for each in candidates if each.attainment >= SHARE]
+    if not good:
+        return max(candidates, key=lambda each: (each.attainment, each.tokens_per_s))
+    if slos:  # nothing is lost for more than was asked for
+        good = [each for each in good if not LOSSY & each.changes.keys()] or good
+    most = max(each.tokens_per_s for each in good)
+    equal = [each for each in good if each.tokens_per_s >= (1 - SAME) * most]
+    return min(equal, key=lambda each: (len(each.changes), -each.tokens_per_s))
+
+
+def _reasons(chosen: Candidate, candidates: Sequence[Candidate], slos: Sequence[Slo]) -> Sequence[str]:
+    """Say what the nearest other value of each option would have given, all else equal."""
+    options = sorted({flag for each in candidates for flag in each.changes})
+    sentences: list[str] = []
+    for flag in options:
+        others = [each for each in candidates if _without(each, flag) == _without(chosen, flag) and each is not chosen]
+        if not others:
+            continue
+        other = max(others, key=lambda each: (each.attainment >= SHARE, each.tokens_per_s))
+        gain = other.tokens_per_s / chosen.tokens_per_s - 1
+        met = f", {other.attainment:.0%} against {chosen.attainment:.0%} of requests within all" if slos else ""
+        mine, its = (each.changes.get(flag, "the default") for each in (chosen, other))
+        sentences.append(f"{flag} {mine}, not {its}: {gain:+.1%} output tokens/s{met}")
+    return sentences
+
+
+def _without(candidate: Candidate, flag: str) -> Mapping[str, str]:
+    return {name: value for name, value in candidate.changes.items() if name != flag}
+
+
+def _front(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the candidates that no other beats in throughput and in TPOT, the fastest first."""
+
+    def tpot(each: Candidate) -> float:
+        found = each.results.latencies.tpot_ms
+        return 0.0 if found is None else found.p50
+
+    front: list[Candidate] = []
+    for each in sorted(candidates, key=lambda each: (-each.tokens_per_s, tpot(each), len(each.changes))):
+        if not front or tpot(each) < tpot(front[-1]):
+            front.append(each)
+    return front

@@ -1,0 +1,123 @@
+"""Plans: what is chosen meets its objective in a simulation of its own, reasons are figures, what cannot be is said."""
+
+import itertools
+import json
+
+import pytest
+
+from ridgeline import explain
+from ridgeline.bench.metrics import parse_slos, summarize
+from ridgeline.bench.record import RequestRecord, RunLog
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.cli import main
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.explain import planner
+from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.planner import compared, plan
+from ridgeline.explain.simulation import run_simulated
+
+CARD = {"hardware": "h100-sxm"}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(planner, "SEQUENCES", (4, 64))
+    monkeypatch.setattr(planner, "BUDGETS", (128, 512))
+
+
+def requests(count=24, prompt=400, output=12, gap_s=0.0):
+    return [BenchRequest(prompt=[i + 3] * prompt, max_tokens=output, arrival_s=i * gap_s) for i in range(count)]
+
+
+def test_throughput_takes_many_sequences_and_low_precision_only_where_allowed():
+    many = requests(40, prompt=64, output=30)
+    plain = plan("llama-3-8b", many, **CARD)
+    assert plain.is_met
+    assert "--quantize" not in plain.chosen.changes
+    assert plain.chosen.config.scheduler.max_num_seqs == 64
+    allowed = plan("llama-3-8b", many, allow=["int8", "kv-int8"], **CARD)
+    assert allowed.chosen.changes["--quantize"] == "int8"
+    assert allowed.chosen.tokens_per_s > 1.02 * plain.chosen.tokens_per_s
+    assert allowed.memory["weights"] < 0.6 * plain.memory["weights"]
+
+
+def test_an_objective_is_met_by_the_simulation_of_what_was_chosen():
+    slos = parse_slos(["ttft:100", "tpot:20"])
+    found = plan("llama-3-8b", requests(gap_s=0.05), slos=slos, allow=["int4"], **CARD)
+    assert found.is_met
+    assert "--quantize" not in found.chosen.changes  # met without losing anything
+    again = run_simulated(simulated_machine(found.chosen.config, "h100-sxm"), requests(gap_s=0.05), slos=slos)
+    assert again.results == found.chosen.results
+    assert again.results.goodput.attainment >= 0.95
+    assert found.command.startswith("ridgeline serve llama-3-8b")
+    assert all("%" in reason for reason in found.reasons)
+    front = [(each.tokens_per_s, each.results.latencies.tpot_ms.p50) for each in found.front]
+    for (fast, slow_tpot), (slower, tpot) in itertools.pairwise(front):
+        assert fast >= slower
+        assert tpot < slow_tpot
+
+
+def test_a_lossy_plan_comes_where_nothing_else_meets_it():
+    tight = parse_slos(["tpot:4"])
+    with pytest.raises(ConfigError, match=r"tpot within 4 ms cannot be: one step of llama-3-8b .* takes 4\.\d+ ms"):
+        plan("llama-3-8b", requests(4), slos=tight, **CARD)
+    found = plan("llama-3-8b", requests(4), slos=tight, allow=["int4"], **CARD)
+    assert found.is_met
+    assert found.chosen.changes["--quantize"] == "int4"
+
+
+def test_the_nearest_is_named_where_none_meets_it(capsys):
+    arguments = ["plan", "llama-3-8b", "--hardware", "h100-sxm", "--slo", "ttft:30"]
+    workload = ["--workload", "fixed:num_requests=24,input_tokens=800,output_tokens=4"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, *workload, "--json"])
+    assert stopped.value.code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["is_met"]
+    assert 0 < found["chosen"]["attainment"] < 0.95
+    assert "nothing searched meets it; nearest is" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--allow", "int2"], "got 'int2'"),
+        (["--verify", "--hardware", "h200"], "--verify runs the plan on this machine, and it is for h200"),
+        (["--slo", "speed:3"], "must be ttft, tpot or e2el"),
+        (["--hardware", "l4", "--dtype", "float32"], "32.1 GB of weights"),
+        (["--hardware", "h200", "--workload", "fixed:input_tokens=9000,num_requests=2"], "the context is 8192"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "llama-3-8b", *options])
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_plan_is_run_here_and_printed_beside_what_was_predicted(capsys):
+    workload = ["--workload", "fixed:num_requests=4,input_tokens=20,output_tokens=6", "--num-threads", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "python-1m", "--verify", *workload])
+    assert stopped.value.code in (0, 1)  # 1: this machine has other work
+    out = capsys.readouterr().out
+    assert "ridgeline serve python-1m" in out
+    assert "predicted" in out
+    assert "measured" in out
+
+
+def test_figures_side_by_side():
+    found = plan("llama-3-8b", requests(3), **CARD)
+    record = RequestRecord(
+        index=0, arrival_s=0, sent_s=0, end_s=3.0, chunk_times_s=(1.0, 3.0), prompt_tokens=9, cached_tokens=0,
+        output_tokens=2, usage_reported=True, finish_reason="length", error=None,
+    )  # fmt: skip
+    rows = {name: pair for name, *pair in compared(found, summarize(RunLog(records=[record], duration_s=4, unsent=0)))}
+    assert rows["output tokens/s"] == [found.chosen.tokens_per_s, 0.5]
+    assert rows["TTFT p50, ms"][1] == 1000
+    assert rows["TPOT p50, ms"][1] == 2000
+    assert EngineConfig.of("llama-3-8b").scheduler.max_num_seqs == 64  # what "the defaults" are
+    assert "<table>" in explain.plan("llama-3-8b", requests(2), **CARD)._repr_html_()
