@@ -11,9 +11,6 @@ import pytest
 from fake_engine import FakeEngine, fake_info
 from live_server import PATIENCE_S, LiveServer, eventually, serving
 
-from ridgeline.core.errors import ConfigError
-from ridgeline.server.service import Service
-from ridgeline.server.settings import ServerSettings
 from ridgeline.text.tokenizer import Tokenizer
 
 WITHOUT_TORCH = """
@@ -101,11 +98,6 @@ def test_a_client_without_room_is_a_503_and_a_caller_that_leaves_is_an_abort(cha
         engine.stop()
         assert live.client.get("/ready").status_code == 503
         assert live.client.get("/health").status_code == 200
-
-
-def test_a_model_that_embeds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="counter gives vectors"):
-        Service(FakeEngine(fake_info(embeds=True)), None, ServerSettings())
 
 
 def test_serving_a_client_loads_no_torch() -> None:

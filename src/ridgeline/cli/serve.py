@@ -24,7 +24,7 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-@with_options(without={"task"}, default=default_model)
+@with_options(default=default_model)
 def serve(
     settings: ServerSettings,
     config: EngineConfig,

@@ -5,6 +5,7 @@ started.
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import NoReturn
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -21,7 +22,9 @@ from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
 from ridgeline.server.openai.chat import create_chat_completion
 from ridgeline.server.openai.completions import create_completion
+from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
+from ridgeline.server.openai.tokens import detokenize, tokenize
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.tokenizer import Tokenizer
@@ -50,6 +53,10 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/metrics", partial(_metrics, service)),
             Route("/v1/models", partial(list_models, service)),
             Route("/v1/models/{model_id:path}", partial(retrieve_model, service)),
+            Route("/version", _version),
+            Route("/v1/embeddings", partial(create_embedding, service), methods=["POST"]),
+            *(Route(f"{root}/tokenize", partial(tokenize, service), methods=["POST"]) for root in ("", "/v1")),
+            *(Route(f"{root}/detokenize", partial(detokenize, service), methods=["POST"]) for root in ("", "/v1")),
             Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
             Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
         ],
@@ -77,6 +84,10 @@ async def _ready(service: Service, http: Request) -> Response:
     if not service.engine.accepting:
         return reply_to(OverloadedError("not ready: the engine is shutting down or has stopped")).response()
     return JSONResponse({"status": "ready"})
+
+
+async def _version(http: Request) -> Response:
+    return JSONResponse({"version": version("ridgeline")})
 
 
 async def _metrics(service: Service, http: Request) -> Response:

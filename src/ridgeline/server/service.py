@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from ridgeline.core.errors import ConfigError, ContextLengthError, ModelNotFoundError
+from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
@@ -45,17 +45,12 @@ def note_of(request: Request) -> RequestNote:
 class Service:
     """An engine with all that a server has beside it: intake, chat template, settings and metrics.
 
-    `tokenizer` is that of the engine's model. Raises ConfigError for a model that embeds, ModelLoadError for a broken
-    chat template.
+    `tokenizer` is that of the engine's model. Raises ModelLoadError for a broken chat template.
     """
 
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings) -> None:
         self.engine = engine
         self.info = engine.info()
-        if self.info.embeds:
-            raise ConfigError(
-                f"{self.info.model_name} gives vectors, not text; the server only generates: use LLM.embed"
-            )
         self.tokenizer = tokenizer
         self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings

@@ -51,19 +51,8 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
     """Check everything and compute the prompt's tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
-    if service.chat_template is None:
-        raise RequestError(
-            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
-            param="messages",
-        )
-    if not body.messages:
-        raise RequestError("messages is empty: give at least one", param="messages")
     usage_chunk = include_usage(body)
-    text = service.chat_template.render(
-        [_message(message, f"messages[{index}].") for index, message in enumerate(body.messages)],
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs,
-    )
+    text = rendered(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
     generation = service.info.generation
     prompt_ids = service.encode(text, add_special_tokens=False)
     params = sampling_params(
@@ -85,6 +74,27 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
             prediction=None if body.prediction is None else _text(body.prediction.content, "prediction.content"),
         )
     return _Chat(model, int(time.time()), body, request, TokenNames(service.tokenizer), usage_chunk)
+
+
+def rendered(
+    service: Service,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool | None,
+    variables: Mapping[str, object] | None,
+) -> str:
+    """Return the prompt that the model's chat template makes of a conversation. Raises RequestError."""
+    if service.chat_template is None:
+        raise RequestError(
+            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
+            param="messages",
+        )
+    if not messages:
+        raise RequestError("messages is empty: give at least one", param="messages")
+    return service.chat_template.render(
+        [_message(message, f"messages[{index}].") for index, message in enumerate(messages)],
+        add_generation_prompt=add_generation_prompt is not False,
+        variables=variables,
+    )
 
 
 def _message(message: ChatMessage, where: str) -> Mapping[str, object]:

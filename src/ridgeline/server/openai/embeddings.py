@@ -1,0 +1,131 @@
+"""POST /v1/embeddings: a vector for each text or list of token ids, of a model that was loaded to embed."""
+
+import asyncio
+import base64
+import uuid
+from typing import Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ridgeline.core.errors import ContextLengthError, RequestError
+from ridgeline.core.params import PoolingParams
+from ridgeline.core.step import Vectors
+from ridgeline.engine.request import Request
+from ridgeline.server.body import read_json
+from ridgeline.server.openai.completions import split_prompts
+from ridgeline.server.service import Service, note_of
+from ridgeline.server.sse import while_connected
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/embeddings. `dimensions`: this many of the first ones, for models that were trained for it."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    priority: int | None = None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """Holds the vector of one input: numbers, or the base64 of float32 in little-endian order."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Holds token counts: nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """Holds a whole response."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+_DECODER = msgspec.json.Decoder(EmbeddingRequest)
+
+
+async def create_embedding(service: Service, http: HttpRequest) -> Response:
+    """Serve /v1/embeddings. Raises what errors.py maps."""
+    service.engine.require_room()
+    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    model = service.require_model(body.model)
+    requests = await asyncio.to_thread(_prepare, service, body)
+    vectors = await while_connected(http.receive, service.engine.embed(*requests))
+    num_tokens = sum(len(request.prompt_ids) for request in requests)
+    service.metrics.prompt_tokens.inc(num_tokens)
+    note_of(http).prompt_tokens = num_tokens
+    return Response(await asyncio.to_thread(_write, body, model, vectors, num_tokens), media_type="application/json")
+
+
+def _prepare(service: Service, body: EmbeddingRequest) -> list[Request]:
+    """Check everything and compute the tokens, in a worker thread. Raises RequestError."""
+    if not service.info.embeds:
+        raise RequestError(
+            "this model was loaded to generate: start the server with --task embed for embeddings", param="model"
+        )
+    if body.dimensions is not None and body.dimensions < 1:
+        raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
+    pooling = PoolingParams(pooling=service.info.pooling)
+    try:
+        return [
+            service.intake.embedding(
+                service.encode(text),
+                pooling,
+                priority=body.priority or 0,
+                deadline_s=service.settings.request_timeout_s,
+                request_id=f"embd-{uuid.uuid4().hex}",
+            )
+            for text in split_prompts(body.input, service.settings.max_prompts)
+        ]
+    except ContextLengthError as error:
+        raise ContextLengthError(str(error), param="input") from error
+    except RequestError as error:
+        if error.param != "prompt":
+            raise
+        raise RequestError(str(error).replace("prompt", "input"), param="input", code=error.code) from error
+
+
+def _write(body: EmbeddingRequest, model: str, vectors: list[Vectors], num_tokens: int) -> bytes:
+    return msgspec.json.encode(
+        EmbeddingList(
+            data=[
+                Embedding(index=index, embedding=_encoded(_shortened(vector_H, body.dimensions), body.encoding_format))
+                for index, vector_H in enumerate(vectors)
+            ],
+            model=model,
+            usage=EmbeddingUsage(num_tokens, num_tokens),
+        )
+    )
+
+
+def _shortened(vector_H: Vectors, dimensions: int | None) -> Vectors:
+    """Return the first dimensions, again of length 1."""
+    if dimensions is None:
+        return vector_H
+    if dimensions > len(vector_H):
+        raise RequestError(
+            f"dimensions must be at most {len(vector_H)}, the size of this model's vectors, got {dimensions}",
+            param="dimensions",
+        )
+    cut_D = vector_H[:dimensions]
+    return cut_D / max(float(np.linalg.norm(cut_D)), 1e-12)
+
+
+def _encoded(vector_D: Vectors, encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector_D.astype("<f4").tobytes()).decode()
+    return vector_D.tolist()

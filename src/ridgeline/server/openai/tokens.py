@@ -1,0 +1,97 @@
+"""POST /tokenize and /detokenize, as in vLLM: token ids of a text or a conversation, and back."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ridgeline.core.errors import RequestError
+from ridgeline.server.body import read_json
+from ridgeline.server.openai.chat import rendered
+from ridgeline.server.openai.protocol import ChatMessage
+from ridgeline.server.service import Service
+from ridgeline.text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Holds a text (`content` is llama.cpp's name) or a conversation; special tokens: by default with a text."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeBody(msgspec.Struct):
+    """Holds token ids, and how the tokenizer spells them where that was asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """Holds the text, special tokens included."""
+
+    prompt: str
+
+
+_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(service: Service, http: HttpRequest) -> Response:
+    """Serve /tokenize. Raises what errors.py maps."""
+    body = await read_json(http, _TOKENIZE, service.settings.max_body_bytes)
+    return _json(await asyncio.to_thread(_tokens, service, body))
+
+
+async def detokenize(service: Service, http: HttpRequest) -> Response:
+    """Serve /detokenize. Raises what errors.py maps."""
+    body = await read_json(http, _DETOKENIZE, service.settings.max_body_bytes)
+    service.require_model(body.model)
+    tokenizer = _tokenizer(service)
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
+        raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return _json(DetokenizeBody(text))
+
+
+def _tokens(service: Service, body: TokenizeRequest) -> TokenizeBody:
+    service.require_model(body.model)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError(f"give one of prompt and messages, got {' and '.join(given) or 'none'}", param="prompt")
+    tokenizer = _tokenizer(service)
+    if body.messages is not None:
+        text = rendered(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        special = bool(body.add_special_tokens)
+    else:
+        text = body.prompt if body.prompt is not None else str(body.content)
+        special = body.add_special_tokens is not False
+    ids = service.encode(text, add_special_tokens=special) if text or special else []
+    names = [tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
+    return TokenizeBody(len(ids), service.info.max_model_len, ids, names)
+
+
+def _tokenizer(service: Service) -> Tokenizer:
+    if service.tokenizer is None:
+        raise RequestError("this model has no tokenizer", param="model")
+    return service.tokenizer
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
