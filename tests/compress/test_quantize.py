@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.backends.reference.dense import dense_logits
 from ridgeline.backends.reference.tensors import as_arrays, as_tensor, as_tensors
-from ridgeline.compress import methods
+from ridgeline.compress import methods, mix
 from ridgeline.compress.calibrate import statistics_of
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.methods import gptq, rtn
@@ -59,7 +59,9 @@ def folder_of(path, config, dtype="bfloat16", change=lambda weights: None):
     spec = read_spec(config)
     generator = torch.Generator().manual_seed(0)
     weights = {
-        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 if len(shape) > 1 else torch.rand(shape) + 0.5
+        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        if len(shape) > 1
+        else torch.rand(shape, generator=generator) + 0.5
         for name, shape in lower(spec).weights.items()
     }
     change(weights)
@@ -311,7 +313,7 @@ def test_a_format_that_nobody_has_is_refused(options, message):
 # ---- what others read
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", [*FORMS, {"bits": 4, "group_size": 32, "mean_bits": 6.0}], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
     """Weights bit for bit, by the library that defines the format, and the logits of transformers with it."""
@@ -322,11 +324,13 @@ def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
 
     folder = folder_of(tmp_path / "model", CONFIGS["llama"], dtype)
     form = form | {"group_size": 32} if form["bits"] == 4 else form
-    _, made = quantized(folder, tmp_path / "out", method="gptq", **form)
+    method = "rtn" if "mean_bits" in form else "gptq"
+    _, made = quantized(folder, tmp_path / "out", method=method, **form)
     spec = read_spec(made.config)
     program = lower(spec)
     checkpoint, _ = open_checkpoint(made, spec, program, FLOAT32)
-    scheme = QuantizationConfig.model_validate(made.config["quantization_config"]).config_groups["group_0"]
+    scheme, *others = QuantizationConfig.model_validate(made.config["quantization_config"]).config_groups.values()
+    assert len(others) == ("mean_bits" in form)
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
     raw = {}
     for path in made.path.glob("*.safetensors"):
@@ -338,7 +342,8 @@ def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
         if f"{layer}.weight_packed" in raw:
             parts = {part.removeprefix(layer + "."): raw[part] for part in raw if part.startswith(layer + ".")}
             parts["weight_scale"] = parts["weight_scale"].float()
-            theirs = compressor.decompress(parts, scheme)["weight"]
+            own = next((other for other in others if layer in other.targets), scheme)
+            theirs = compressor.decompress(parts, own)["weight"]
             assert torch.equal(theirs, torch.from_numpy(checkpoint.read(name, 0, (slice(None),)))), name
     ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
     if not scheme.weights.symmetric:
@@ -346,3 +351,52 @@ def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
     model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32)
     with torch.inference_mode():
         assert torch.allclose(model(ids).logits[0], logits(made), atol=2e-2 if dtype == "bfloat16" else 2e-4)
+
+
+# ---- mixed precision
+
+
+def test_mixed_precision_gives_eight_bits_where_they_pay(tmp_path):
+    """A matrix of groups with an outlier each; those that run as one are chosen as one, within the mean."""
+
+    def plant(weights):
+        weights["layers.1.ffn.down.weight"][:, ::32] *= 30
+
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"], change=plant)
+    job, made = quantized(folder, tmp_path / "mixed", method="gptq", group_size=32, mean_bits=5.3)
+    bits = {report.name: report.bits for report in job.reports}
+    assert bits["layers.1.ffn.down.weight"] == 8
+    sizes = lower(read_spec(made.config)).weights
+    stored = sum(np.prod(sizes[name]) * (8.5 if b == 8 else 4.5) for name, b in bits.items())
+    assert stored / sum(np.prod(sizes[name]) for name in bits) <= 5.3 + 0.3  # a float32 scale per output is counted
+    for layer in range(2):
+        for names in (("attn.q", "attn.k", "attn.v"), ("ffn.gate", "ffn.up")):
+            assert len({bits[f"layers.{layer}.{name}.weight"] for name in names}) == 1
+    groups = made.config["quantization_config"]["config_groups"]
+    assert [group["weights"]["num_bits"] for group in groups.values()] == [4, 8]
+    base = logits(folder)
+    uniform = kl(base, logits(quantized(folder, tmp_path / "uniform", method="gptq", group_size=32)[1]))
+    assert kl(base, logits(made)) < 0.85 * uniform
+
+
+def test_the_estimate_of_a_matrix_is_its_kl(tmp_path):
+    """The Fisher form beside the KL of a model in which one matrix alone is rounded."""
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"], "float32")
+    spec = read_spec(folder.config)
+    program = lower(spec)
+    weights = as_tensors(load_weights(folder, spec, program, FLOAT32))
+    ids = torch.randint(0, 4096, (32, 64), generator=torch.Generator().manual_seed(3))
+    grid = Grid(Recipe(group_size=32).form(), torch.float32)
+    names = frozenset({"layers.0.attn.v.weight", "layers.1.ffn.up.weight"})
+    taps = mix.taps_of(program, weights, [ids], names, seed=0)
+    base = dense_logits(program, weights, ids).flatten(0, 1)
+    for name in names:
+        rounded = as_tensor(dequantize(rtn.quantize(weights[name], None, grid)))
+        real = kl(base, dense_logits(program, weights | {name: rounded}, ids).flatten(0, 1)) / np.log(2)
+        assert taps[name].kl_bits(rounded - weights[name]) == pytest.approx(real, rel=0.5)
+
+
+@pytest.mark.parametrize(("options", "bound"), [({"mean_bits": 4.1}, "4.125"), ({"bits": 8, "mean_bits": 5}, "bits 4")])
+def test_a_mean_that_cannot_be_is_refused(options, bound):
+    with pytest.raises(ConfigError, match=f"mean_bits is for .*{bound}"):
+        Recipe(**options)

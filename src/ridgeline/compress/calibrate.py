@@ -82,7 +82,7 @@ class Flow:
                 users.setdefault(state, set()).add(match[1])
         self._shares_states = any(len(layers) > 1 for layers in users.values())
         self._memories = self._new_memories()
-        self.values: list[Values] = [_inputs(ids_BT) for ids_BT in batches]
+        self.values: list[Values] = [inputs_of(ids_BT) for ids_BT in batches]
 
     def begin_layer(self) -> list[Values]:
         """Forget the keys and values of layers before, where no later one reads them; return a copy of the values."""
@@ -128,7 +128,8 @@ def readers(program: Program, name: str) -> list[Op]:
     return [op for op in program.ops if name in op.inputs]
 
 
-def _inputs(ids_BT: torch.Tensor) -> Values:
+def inputs_of(ids_BT: torch.Tensor) -> Values:
+    """Return the inputs of a step that computes whole windows [B, T]."""
     batch, length = ids_BT.shape
     return {
         TOKEN_IDS: ids_BT.flatten(),

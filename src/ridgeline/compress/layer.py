@@ -31,6 +31,7 @@ class MatrixReport:
     """
 
     name: str
+    bits: int
     rows: int
     error_ratio: float | None
 
@@ -45,13 +46,14 @@ class QuantizedLayer:
 
 
 class LayerQuantizer:
-    """Quantizes the `chosen` weights of layers of one program by one method; `dtype` is that of plain weights."""
+    """Quantizes weights of layers of one program by one method; `dtype` is that of plain weights.
 
-    def __init__(
-        self, program: Program, method: Method, grid: Grid, chosen: frozenset[str], dtype: torch.dtype
-    ) -> None:
-        self._program, self._method, self._grid, self._dtype = program, method, grid, dtype
-        self._chosen = chosen
+    `grids` has those of the weights that are quantized, one for all that run as one matrix.
+    """
+
+    def __init__(self, program: Program, method: Method, grids: Mapping[str, Grid], dtype: torch.dtype) -> None:
+        self._program, self._method, self._grids, self._dtype = program, method, grids, dtype
+        self._chosen = frozenset(grids)
 
     def quantize(self, ops: range, flow: Flow, weights: Mapping[str, torch.Tensor]) -> QuantizedLayer:
         """Run a layer's ops on `flow` with float32 `weights`, quantizing its matrices on the way."""
@@ -124,21 +126,21 @@ class LayerQuantizer:
         made: QuantizedLayer,
     ) -> None:
         """Quantize a matrix whose inputs are divided by `s_K` where it is stored, and are not yet in this flow."""
+        name, expert = key
         scaled_NK, of_scaled, ratio = weight_NK, statistics, None
         if s_K is not None:
             scaled_NK = weight_NK * s_K
             of_scaled = None if statistics is None else statistics.divided(s_K)
-        stored = self._method.quantize(scaled_NK, of_scaled, self._grid)
+        stored = self._method.quantize(scaled_NK, of_scaled, self._grids[name])
         values_NK = as_tensor(dequantize(stored))
         values_NK = values_NK if s_K is None else values_NK / s_K
         if statistics is not None:
-            plain = as_tensor(dequantize(rtn.quantize(weight_NK, None, self._grid)))
+            plain = as_tensor(dequantize(rtn.quantize(weight_NK, None, self._grids[name])))
             by_rounding = statistics.loss(plain - weight_NK)
             ratio = statistics.loss(values_NK - weight_NK) / by_rounding if by_rounding else 1.0
         num_rows = statistics.num_rows if statistics else 0
-        made.reports.append(MatrixReport(name=_spelled(key), rows=num_rows, error_ratio=ratio))
+        made.reports.append(MatrixReport(name=_spelled(key), bits=stored.format.bits, rows=num_rows, error_ratio=ratio))
         made.matrices[key] = stored
-        name, expert = key
         if expert is None:
             effective[name] = values_NK
         else:
@@ -156,7 +158,9 @@ class LayerQuantizer:
         norm = next((op for op in self._program.ops if value in op.outputs), None)
         if norm is None or not self._can_divide(norm, value):
             return None
-        s_K = self._method.balance([effective[name].flatten(0, -2) for name in names], statistics, self._grid)
+        s_K = self._method.balance(
+            [effective[name].flatten(0, -2) for name in names], statistics, self._grids[names[0]]
+        )
         if s_K is None:
             return None
         assert isinstance(norm.attrs, NormAttrs)

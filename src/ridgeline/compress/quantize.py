@@ -26,7 +26,8 @@ from ridgeline.compress.calibrate import Flow, layers_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.mix import wide_matrices
+from ridgeline.compress.recipe import INT8, Recipe
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -35,7 +36,7 @@ from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.passes.context import for_context
 from ridgeline.quality.evaluation import QUALITY_FILE
 from ridgeline.quality.texts import Texts
-from ridgeline.quant import quantized_names
+from ridgeline.quant import matrices_together, quantized_names
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
 from ridgeline.spec import families
 from ridgeline.spec.families import read_spec
@@ -86,16 +87,23 @@ class QuantizeJob:
         self._layers = layers_of(self._program)
         self.calibrates = self._method.NEEDS_STATISTICS
         self.reports: list[MatrixReport] = []
+        self._wide = frozenset[str]()
 
-    @torch.inference_mode()
     def run(self, report: Callable[[Progress], None]) -> Path:
         """Write all shards and everything beside them into the partial folder, and return it."""
-        self._begin()
         weights = StreamedWeights(self._folder, self._spec, self._program, FLOAT32)
-        flow = Flow(self._program, self._windows() if self.calibrates else [])
+        batches = self._windows() if self.calibrates or self._recipe.mean_bits is not None else []
+        self._wide = self._begin(weights, batches)
+        with torch.inference_mode():
+            self._quantize(weights, Flow(self._program, batches if self.calibrates else []), report)
+        self._finish()
+        return self.partial
+
+    def _quantize(self, weights: Mapping[str, Array], flow: Flow, report: Callable[[Progress], None]) -> None:
+        """Write the shards that are not there yet."""
         dtype = TORCH_DTYPES[self._dtype]
-        grid = Grid(self._form, dtype)
-        quantizer = LayerQuantizer(self._program, self._method, grid, self._chosen, dtype)
+        grids = {name: Grid(self._form_of(name), dtype) for name in self._chosen}
+        quantizer = LayerQuantizer(self._program, self._method, grids, dtype)
         for index, ops in enumerate(self._layers):
             shard, names = self._shard(index), _weights_of(self._program, ops)
             if not shard.exists():
@@ -113,8 +121,6 @@ class QuantizeJob:
         inside = {name for ops in self._layers for name in _weights_of(self._program, ops)}
         rest = [name for name in self._program.weights if name not in inside]
         self._write(self._shard(len(self._layers)), rest, weights, QuantizedLayer())
-        self._finish()
-        return self.partial
 
     def publish(self) -> None:
         """Let the folder appear under its own name."""
@@ -143,16 +149,49 @@ class QuantizeJob:
 
     # ---- parts
 
-    def _begin(self) -> None:
-        """Make the partial folder, or go on with one of the same work. Raises ConfigError for another's."""
+    def _begin(self, weights: Mapping[str, Array], batches: Sequence[torch.Tensor]) -> frozenset[str]:
+        """Make the partial folder, or go on with one of the same work; return the weights that get 8 bits.
+
+        Raises ConfigError for a folder of other work.
+        """
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._folder.weight_files()]
         facts = [__version__, asdict(self._recipe), self._texts.sha256, dict(self._folder.config), files]
         digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
-        state = self.partial / STATE
-        if state.exists() and json.loads(state.read_text())["sha256"] != digest:
-            raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
+        path = self.partial / STATE
+        if path.exists():
+            state = json.loads(path.read_text())
+            if state["sha256"] != digest:
+                raise ConfigError(f"{self.partial} has the state of another run; delete it, or give --out another name")
+            return frozenset(state["wide"])
+        wide = frozenset[str]()
+        if self._recipe.mean_bits is not None:
+            dtype = TORCH_DTYPES[self._dtype]
+            wide = wide_matrices(
+                self._program,
+                {name: as_tensor(weights[name]) for name in self._program.weights},
+                batches,
+                self._together(),
+                (Grid(self._form, dtype), Grid(INT8, dtype)),
+                self._recipe.mean_bits,
+                self._recipe.seed,
+            )
         self.partial.mkdir(parents=True, exist_ok=True)
-        _write_text(state, json.dumps({"sha256": digest}))
+        _write_text(path, json.dumps({"sha256": digest, "wide": sorted(wide)}))
+        return wide
+
+    def _together(self) -> list[frozenset[str]]:
+        """Return the weights that are quantized, those in a set that run as one matrix or are stored in one tensor."""
+        sets = [frozenset(names) for names in matrices_together(self._program)]
+        sets += [frozenset(source.rename.targets) for source in self._sources.values()]
+        found: list[frozenset[str]] = []
+        for each in (self._chosen & names for names in sets):
+            touching = [other for other in found if not other.isdisjoint(each)]
+            found = [other for other in found if other.isdisjoint(each)]
+            found += [each.union(*touching)] if each else []
+        return found
+
+    def _form_of(self, name: str) -> StoredFormat:
+        return INT8 if name in self._wide else self._form
 
     def _windows(self) -> list[torch.Tensor]:
         tokenizer = self._folder.tokenizer()
@@ -191,11 +230,10 @@ class QuantizeJob:
         found = {name: np.array(weights[name]) for name in names}
         for name, source in self._sources_of(names):
             layer = name.removesuffix(".weight")
-            is_packed = f"{layer}.weight_packed" in tensors
-            values = (
-                dequantize(read_packed(tensors, layer, self._form)) if is_packed else to_dtype(tensors[name], FLOAT32)
-            )
-            values = source.arranged(values)
+            if f"{layer}.weight_packed" in tensors:
+                values = dequantize(read_packed(tensors, layer, self._form_of(source.rename.targets[0])))
+            else:
+                values = source.arranged(to_dtype(tensors[name], FLOAT32))
             for target in source.rename.targets:
                 into = found[target] if source.expert is None else found[target][source.expert]
                 rows = source.rows(self._program, target, slice(None))
@@ -216,7 +254,9 @@ class QuantizeJob:
         }
         _write_text(self.partial / INDEX, json.dumps(index, indent=1))
         config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
-        config["quantization_config"] = quantization_config(self._form, self._ignored())
+        wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
+        others = {INT8: sorted(wide)} if wide else {}
+        config["quantization_config"] = quantization_config(self._form, self._ignored(), others)
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
         if self._folder.path.is_dir():
             for path in {path for pattern in COPIED for path in self._folder.path.glob(pattern)}:

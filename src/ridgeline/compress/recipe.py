@@ -10,6 +10,9 @@ from ridgeline.quant.stored import StoredFormat
 GROUP_SIZES = (32, 64, 128)
 
 
+INT8 = StoredFormat("uniform", 8, 0, scale="float32")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Says how a model is quantized, and on how many windows of text the method is calibrated."""
@@ -25,13 +28,25 @@ class Recipe:
         low=0,
     )
     zero_points: bool = option(False, "4 bits: store a zero point beside each scale.")
+    mean_bits: float | None = option(
+        None,
+        "Bits of a weight in the mean, with its share of the scales: matrices that cost most get 8 instead of 4. "
+        "Default: all have --bits.",
+        above=4,
+        high=9,
+    )
     samples: int = option(128, "Number of calibration windows.", low=1)
     length: int = option(512, "Tokens of a calibration window.", low=16)
     seed: int = option(0, "Seed that draws the calibration windows.", low=0)
 
     def __post_init__(self) -> None:
         check(self, lambda name, message: ConfigError(message))
-        self.form()
+        form = self.form()
+        least = form.bits + 16 / form.group if form.group else 8
+        if self.mean_bits is not None and (self.bits == 8 or self.mean_bits < least):
+            raise ConfigError(
+                f"mean_bits is for --bits 4 and from {least:g} on, what all weights have, got {self.mean_bits:g}"
+            )
 
     def form(self) -> StoredFormat:
         """Return how matrices are stored. Raises ConfigError for what no kernel and no other engine has."""
@@ -39,7 +54,7 @@ class Recipe:
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
         if self.bits == 8 and group_size == 0:
-            return StoredFormat("uniform", 8, 0, scale="float32")
+            return INT8
         if group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ConfigError(f"group_size must be one of {sizes}, or 0 with 8 bits, got {group_size}")

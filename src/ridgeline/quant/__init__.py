@@ -26,6 +26,7 @@ __all__ = [
     "decoded_matrices",
     "dequantize",
     "dequantized_weights",
+    "matrices_together",
     "prequantized_matrices",
     "quantize",
     "quantized_names",
@@ -89,7 +90,7 @@ def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -
     Weights that run as one matrix are among them where all of these are stored alike.
     """
     found: dict[str, StoredFormat] = {}
-    for names in _matrices(program) if forms else ():
+    for names in matrices_together(program) if forms else ():
         alike = {forms.get(name) for name in names}
         form = alike.pop()
         if not alike and form is not None and not why_decoded(form):
@@ -104,7 +105,7 @@ def decoded_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Map
     return {name: why_decoded(form) or other for name, form in forms.items() if name not in found}
 
 
-def _matrices(program: Program) -> Iterator[Sequence[str]]:
+def matrices_together(program: Program) -> Iterator[Sequence[str]]:
     """Yield the weights that are read as matrices, those of one matrix together; a router's is never among them."""
     for group in fuse(program):
         names = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]

@@ -51,8 +51,25 @@ def words(codes: Bytes, bits: int) -> Array:
     return np.bitwise_or.reduce(lanes << shifts, axis=-1).view(np.int32)
 
 
-def quantization_config(form: StoredFormat, ignored: Sequence[str]) -> dict[str, object]:
-    """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
+def quantization_config(
+    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]]
+) -> dict[str, object]:
+    """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored.
+
+    `others` are the layers that are stored in other formats.
+    """
+    groups = [_group(form, ["Linear"]), *(_group(other, layers) for other, layers in others.items())]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "ignore": list(ignored),
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
     weights: dict[str, object] = {
         "num_bits": form.bits,
         "type": "int",
@@ -65,12 +82,5 @@ def quantization_config(form: StoredFormat, ignored: Sequence[str]) -> dict[str,
         "observer": "minmax",
         "observer_kwargs": {},
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": FORMAT,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {**group, "format": FORMAT}},
-        "ignore": list(ignored),
-        "kv_cache_scheme": None,
-    }
+    inputs: dict[str, object] = {"input_activations": None, "output_activations": None}
+    return {"targets": list(targets), "weights": weights, **inputs, "format": FORMAT}
