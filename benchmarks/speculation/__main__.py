@@ -42,7 +42,11 @@ class SpeculationReport(Report):
 
 def measure(options: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells of all combinations, the domains outermost."""
-    base = {"num_threads": options.threads, "max_num_seqs": max(32, *options.batches), "seed": 0}
+    base = {
+        "num_threads": options.threads,
+        "max_num_seqs": max(64, *(2 * batch for batch in options.batches)),
+        "seed": 0,
+    }
     base |= dict(options.engine or [])
     off = EngineConfig.of(options.model, **base)
     for domain in options.domains:

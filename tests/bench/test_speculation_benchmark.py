@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from benchmarks.speculation import lookup, oracle
 from benchmarks.speculation.__main__ import main
 from benchmarks.speculation.pairs import Pair, summarize
 from benchmarks.speculation.turns import Output, Turn, in_loops
@@ -69,3 +70,21 @@ def test_the_command_measures_a_bundled_model(tmp_path):
         assert cell["same_tokens"] == 1.0
         assert len(cell["ratios"]) == 2
         assert cell["mean_accepted_length"] > 1
+
+
+def test_oracle_drafts_are_accepted_as_often_as_was_asked(tmp_path):
+    command = "--model python-1m --acceptance 0.5 1 --lengths 3 --batches 1 2 --formats bf16 --tokens 48 --pairs 1"
+    oracle.main([*command.split(), "--deterministic", "--threads", "1", f"--out={tmp_path}"])
+    (path,) = tmp_path.glob("*/*-speculation-oracle-python-1m.json")
+    report = json.loads(path.read_text())
+    assert [(cell["batch"], cell["acceptance"]) for cell in report["cells"]] == [(1, 0.5), (1, 1), (2, 0.5), (2, 1)]
+    for cell in report["cells"]:
+        assert cell["accepted_share"] == pytest.approx(cell["acceptance"], abs=0.2)
+        assert cell["predicted"] > 0 and len(cell["measured"]) == 1
+        assert cell["error"] == pytest.approx(cell["predicted"] / cell["measured"][0] - 1)
+
+
+def test_a_lookup_is_timed(tmp_path):
+    lookup.main(["--context", "2000", "--calls", "200", f"--out={tmp_path}"])
+    (path,) = tmp_path.glob("*/*-lookup.json")
+    assert all(0 < row["call_us"] <= row["call_us_99"] for row in json.loads(path.read_text())["rows"])
