@@ -93,6 +93,33 @@ def test_a_draft_model_is_right_at_times(stories):
     assert 0.2 * drafted < accepted < drafted
 
 
+def test_requests_without_a_seed_are_verified_by_rejection_where_that_is_asked_for(shared_data, tmp_path):
+    """More is accepted than by `match`; seeded and greedy requests keep their outputs, as does deterministic mode."""
+    target = str(shared_data / "models/stories260K")
+    draft = noisy(target, tmp_path, 0.15)
+    common = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8}
+    speculate = {"speculate": f"draft:{draft}", "num_speculative_tokens": 3, "adaptive_speculation": False}
+    rejects = {"draft_sample_method": "probabilistic"}
+    prompts = [STORY, STORY[:3], [1, 360, 266]]
+    rates, outputs = [], []
+    for options in ({}, rejects, rejects | {"deterministic": True}):
+        llm = LLM(target, **common, **speculate, **options)
+        unseeded = SamplingParams(max_tokens=150, temperature=1.0, ignore_eos=True)
+        outputs.append([completions(llm.generate(prompts, unseeded, use_tqdm=False))])
+        drafted, accepted = drafts_of(llm)
+        rates.append(accepted / drafted)
+        for params in (
+            SamplingParams(max_tokens=40, temperature=0.9, seed=3),
+            SamplingParams(max_tokens=40, temperature=0),
+        ):
+            outputs[-1].append([tokens for tokens, *_ in completions(llm.generate(prompts, params, use_tqdm=False))])
+        check_caches(llm)
+    matched, rejected, deterministic = outputs
+    assert rejected[0] != matched[0] == deterministic[0]
+    assert rejected[1:] == matched[1:] == deterministic[1:]
+    assert rates[1] > rates[0] + 0.02
+
+
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
 TINY = {
     "dtype": "float32",

@@ -18,6 +18,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Task = Literal["auto", "generate", "embed"]
+DraftSampleMethod = Literal["match", "probabilistic"]
 InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
@@ -177,6 +178,11 @@ class SpeculationConfig:
     )
     adaptive_speculation: bool = option(
         True, "Draft only as many tokens as pay, none where that is best; otherwise always the maximum."
+    )
+    draft_sample_method: DraftSampleMethod = option(
+        "match",
+        "How a draft model's tokens are accepted: match keeps outputs as they are without drafts; probabilistic "
+        "samples drafts apart and rejects, which accepts more of requests without a seed.",
     )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
@@ -351,6 +357,7 @@ class EngineOptions(TypedDict, total=False):
     speculate: str
     num_speculative_tokens: int
     adaptive_speculation: bool
+    draft_sample_method: DraftSampleMethod
     prompt_lookup_min: int
     prompt_lookup_max: int
     suffix_decoding_max_tree_depth: int

@@ -15,6 +15,7 @@ SAME = (
     "suffix_decoding_max_cached_requests",
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
+    "draft_sample_method",
 )
 METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "draft_model": "draft", "auto": "auto"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.

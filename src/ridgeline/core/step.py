@@ -90,11 +90,27 @@ class BlockCopy:
     target: int
 
 
+class Weights(NamedTuple):
+    """Holds a distribution after all processors: a whole number of each token id [N], ascending; others have 0."""
+
+    token_ids_N: IntArray
+    weights_N: IntArray
+
+
+class Trial(NamedTuple):
+    """A drafted token that was sampled from `weights`, where its own is above 0."""
+
+    token_id: int
+    weights: Weights
+
+
 class SampleRow(NamedTuple):
     """One token to decide, from logit row `row` (index into the R rows of the step), for sequence `seq_id`.
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
     `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
+    With a `trial` the token is that one or another, by the rule of `decoding/rejection.py`. `tells_weights`: the
+    outcome says what it is from.
     """
 
     seq_id: int
@@ -107,6 +123,8 @@ class SampleRow(NamedTuple):
     stop_ids: Sequence[int]  # end-of-sequence ids, suppressed while fewer than min_tokens are out; () is enough later
     banned_ids: Sequence[int] = ()
     allowed: Mask | None = None  # None: every token is allowed
+    trial: Trial | None = None
+    tells_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +214,7 @@ class SampledToken(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     error: str | None = None
+    weights: Weights | None = None
 
 
 class StepResult(NamedTuple):

@@ -13,11 +13,12 @@ from array_api_compat import array_namespace, device
 
 from ridgeline.backends.step import SamplingMetadata, StepOutput
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob
+from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
-from ridgeline.decoding.random_sample import random_sample, random_word
+from ridgeline.decoding.random_sample import integer_weights, random_sample, random_word
+from ridgeline.decoding.rejection import sample, verify
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
@@ -89,16 +90,20 @@ class Sampler:
         ):
             return tuple(map(_sampled, rows, output.sampled_token_ids.tolist())), ()
         token_ids = [_NO_TOKEN] * len(rows)
+        weights: dict[int, Weights] = {}
         if output.sampled_token_ids is None:
-            self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids)
+            self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids, weights)
         else:
             plain = last.plain if last is not None and last.rows is rows else self._plain(rows)
             for i, token_id in zip(plain, output.sampled_token_ids.tolist(), strict=True):
                 token_ids[i] = token_id
             if len(plain) < len(rows):
-                self._decide_all(output.logits_RV, rows, sorted(set(range(len(rows))).difference(plain)), token_ids)
+                pending = sorted(set(range(len(rows))).difference(plain))
+                self._decide_all(output.logits_RV, rows, pending, token_ids, weights)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         sampled = [_sampled(row, token_id, logprobs.get(i)) for i, (row, token_id) in enumerate(zip(rows, token_ids))]
+        for i, told in weights.items():
+            sampled[i] = sampled[i]._replace(weights=told)
         if not prompt_rows:
             return tuple(sampled), ()
         prompt = token_logprobs(output.logits_RV, [(row.row, row.token_id, row.num_top) for row in prompt_rows])
@@ -106,16 +111,47 @@ class Sampler:
 
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
         """Return the indices of the rows that need nothing but their logits and the parameters of SamplingMetadata."""
-        return [i for i, row in enumerate(rows) if not any(p.uses(row) for p in self._not_in_step)]
+        return [
+            i for i, row in enumerate(rows) if not _is_weighed(row) and not any(p.uses(row) for p in self._not_in_step)
+        ]
 
     def _decide_all(
-        self, logits_RV: Array, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
+        self,
+        logits_RV: Array,
+        rows: Sequence[SampleRow],
+        pending: Sequence[int],
+        token_ids: list[int],
+        weights: dict[int, Weights],
     ) -> None:
-        """Write the token ids of the `pending` rows whose logits are finite."""
+        """Write the token ids of the `pending` rows whose logits are finite, and the weights that are to be told."""
         with np.errstate(all="ignore"):  # what is not finite is found in the outcome
-            for group in _same_path(rows, _sound(logits_RV, rows, pending)):
+            sound = _sound(logits_RV, rows, pending)
+            for i in [i for i in sound if _is_weighed(rows[i])]:
+                row, found = rows[i], self._weigh(logits_RV, rows[i])
+                if found is None:
+                    continue
+                if row.trial is not None:
+                    token_ids[i] = verify(found, row.trial, row.seed, row.num_output)
+                else:
+                    token_ids[i] = sample(found, random_word(row.seed, row.num_output))
+                    weights[i] = found
+            for group in _same_path(rows, [i for i in sound if not _is_weighed(rows[i])]):
                 for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
                     token_ids[i] = token_id
+
+    def _weigh(self, logits_RV: Array, row: SampleRow) -> Weights | None:
+        """Return the distribution that `row`, which is not greedy, samples from; None where nothing of it is finite."""
+        logits_1C = np.array(logits_RV[row.row : row.row + 1, :], dtype=np.float32)
+        logits_1C = _apply(_used(self._edits, [row]), logits_1C, [row])
+        token_ids_C = np.arange(logits_1C.shape[1])
+        if _is_narrow(row):
+            token_ids_C = np.sort(largest(logits_1C[0, :], row.params.top_k)[1])
+            logits_1C = logits_1C[:, token_ids_C]
+        logits_1C = _apply(_used(self._truncations, [row]), logits_1C, [row])
+        if not np.isfinite(logits_1C.max()):
+            return None
+        weights_C = integer_weights(logits_1C)[0, :]
+        return Weights(token_ids_C[weights_C > 0], weights_C[weights_C > 0])
 
     def _decide(self, logits_RV: Array, rows: Sequence[SampleRow]) -> list[int]:
         """Return the token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
@@ -214,6 +250,11 @@ def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int
     wide = [i for i in sound if not rows[i].params.greedy and not _is_narrow(rows[i])]
     by_handful = [wide[start : start + _WIDE_ROWS] for start in range(0, len(wide), _WIDE_ROWS)]
     return [group for group in (greedy, narrow, *by_handful) if group]
+
+
+def _is_weighed(row: SampleRow) -> bool:
+    """Tell whether a row's token is decided by the distribution as such."""
+    return row.trial is not None or row.tells_weights
 
 
 def _is_narrow(row: SampleRow) -> bool:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.core.step import StepPlan, StepResult, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -34,10 +34,21 @@ class Companion(Protocol):
 
 
 class DraftRequest(NamedTuple):
-    """Asks for at most `num_tokens`, at least one, that may follow the known tokens of `view`."""
+    """Asks for at most `num_tokens`, at least one, that may follow the known tokens of `view`.
+
+    `by_rejection`: each is sampled by a random number that nothing else uses, and its distribution is told.
+    """
 
     view: SequenceView
     num_tokens: int
+    by_rejection: bool = False
+
+
+class Drafted(NamedTuple):
+    """Tokens that may follow, and what each was sampled from, where the request is verified by rejection."""
+
+    token_ids: Sequence[int]
+    weights: Sequence[Weights] = ()
 
 
 class Drafter(Protocol):
@@ -47,7 +58,7 @@ class Drafter(Protocol):
         """Return how many tokens may be asked for, at most; 0 where the model cannot draft for the sequence."""
         ...
 
-    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Sequence[int]]:
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         """Return drafts by sequence, for those that have one.
 
         At most `max_catch_up` tokens are computed of what is known beyond each sequence's newest token.

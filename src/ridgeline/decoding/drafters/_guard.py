@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from ridgeline.core.log import get_logger
-from ridgeline.decoding.drafters import Drafter, DraftRequest
+from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest
 from ridgeline.decoding.strategy import SequenceView
 
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 FIRST_WAIT, MAX_WAIT = 4, 32  # rounds without drafts, each behind a rest of the control, between two tries
+DRAFTING_WAIT = 12  # rounds with drafts between two that try a longer one
 
 log = get_logger("engine")
 
@@ -22,7 +23,7 @@ class Shielded:
     def max_tokens(self, view: SequenceView) -> int:
         return self._drafter.max_tokens(view) if self._failures < MAX_FAILURES else 0
 
-    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Sequence[int]]:
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         try:
             drafts = self._drafter.draft(asked, max_catch_up)
         except Exception:
@@ -40,18 +41,22 @@ class Shielded:
 
 
 class Probes:
-    """Says when to draft all the same while drafts do not pay, less and less often: acceptance may have changed."""
+    """Says when to draft one token more than pays: nothing is learnt of what is never drafted, and texts change.
+
+    Now and then while drafts pay, less and less often while none do.
+    """
 
     def __init__(self) -> None:
         self._waited, self._wait = 0, FIRST_WAIT
+        self._drafted = False
 
     def due(self, drafts: bool) -> bool:
-        """Take in whether a round drafts; return whether one that does not should try."""
-        if drafts:
-            self._waited, self._wait = 0, FIRST_WAIT
-            return False
+        """Take in whether a round drafts at all; return whether it should draft one token more."""
+        if drafts is not self._drafted:
+            self._drafted, self._waited, self._wait = drafts, 0, FIRST_WAIT
         self._waited += 1
         if self._waited < self._wait:
             return False
-        self._waited, self._wait = 0, min(2 * self._wait, MAX_WAIT)
+        self._waited = 0
+        self._wait = DRAFTING_WAIT if drafts else min(2 * self._wait, MAX_WAIT)
         return True

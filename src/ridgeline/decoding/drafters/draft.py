@@ -5,17 +5,20 @@ its blocks alone. A round first catches up, then takes one step a drafted token,
 
     known  a b c d | computed  a b | catches up with  c d → e | steps  e → f, f → g | drafted  e f g
 
-Every token is sampled with the target's parameters and the random number of its place: where the two distributions
-agree the same token comes out of both (drafter-invariant speculation, arXiv 2408.07978).
+By the rule `match` every token is sampled with the target's parameters and the random number of its place: where the
+two distributions agree the same token comes out of both (drafter-invariant speculation, arXiv 2408.07978).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+import numpy as np
+
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import BlockCopy, BlockTable, SampledToken, SampleRow, Span, StepPlan
-from ridgeline.decoding.drafters import Companion, DraftRequest
+from ridgeline.core.step import BlockCopy, BlockTable, SampledToken, SampleRow, Span, StepPlan, Weights
+from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
+from ridgeline.decoding.rejection import PROPOSAL
 from ridgeline.decoding.strategy import SequenceView, sample_row
 
 
@@ -45,6 +48,7 @@ class _Chain:
     num_tokens: int
     row: SampleRow
     token_ids: list[int] = field(default_factory=list[int])
+    weights: list[Weights] = field(default_factory=list[Weights])  # of each, where they are told
 
 
 class DraftModel:
@@ -62,13 +66,13 @@ class DraftModel:
             return 0
         return max(self._companion.max_model_len - len(view.token_ids) + 1, 0)  # the last one is never computed
 
-    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Sequence[int]]:
+    def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         members = {request.view.seq_id for request in asked}
         spans: list[Span] = []
         copies: list[BlockCopy] = []
         chains: list[_Chain] = []
         room = self._companion.max_step_tokens
-        for index, (view, num_tokens) in enumerate(asked):
+        for index, (view, num_tokens, by_rejection) in enumerate(asked):
             behind = len(asked) - index - 1  # each keeps its newest token
             span = self._catch_up(view, num_tokens, min(room - behind, max_catch_up + 1), members, copies)
             if span is None:
@@ -77,7 +81,7 @@ class DraftModel:
             room -= span.num_tokens
             max_catch_up -= span.num_tokens - 1
             if span.num_logit_rows:
-                chains.append(_Chain(view, num_tokens, self._row(view, len(chains))))
+                chains.append(_Chain(view, num_tokens, self._row(view, len(chains), by_rejection)))
         if not spans:
             return {}
         self._compute(spans, copies, chains)
@@ -88,7 +92,7 @@ class DraftModel:
             resident.drafted.extend(span.token_ids[final - span.start :])
             self._cache.commit(span.seq_id, by_id[span.seq_id].token_ids, final)
         self._follow(chains)
-        return {chain.view.seq_id: chain.token_ids for chain in chains if chain.token_ids}
+        return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
     def forget(self, view: SequenceView) -> None:
         self._silent.discard(view.seq_id)
@@ -141,11 +145,16 @@ class DraftModel:
         resident.drafted.clear()
         return resident
 
-    def _row(self, view: SequenceView, row: int) -> SampleRow:
+    def _row(self, view: SequenceView, row: int, by_rejection: bool) -> SampleRow:
         """Return the row that decides the first token of a draft."""
         asked = sample_row(view, row)
-        stop_ids = [token for token in asked.stop_ids if token < self._companion.vocab_size]
-        return asked._replace(params=self._residents[view.seq_id].params, stop_ids=stop_ids)
+        return asked._replace(
+            params=self._residents[view.seq_id].params,
+            stop_ids=[token for token in asked.stop_ids if token < self._companion.vocab_size],
+            seed=asked.seed ^ PROPOSAL if by_rejection else asked.seed,
+            tells_weights=by_rejection,
+            allowed=None,  # a grammar's masks are the target's: where it says no, verifying does
+        )
 
     def _own_params(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters of drafts: the target's parameters, as far as they concern common tokens."""
@@ -176,7 +185,7 @@ class DraftModel:
             if not followed or any(span.start % block_size == 0 for span in spans):  # else slots go on by one
                 tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
             rows = [_row_after(chain, row) for row, chain in enumerate(chains)]
-            if any(row.params.needs_history or row.num_output <= row.params.min_tokens for row in rows):
+            if any(r.tells_weights or r.params.needs_history or r.num_output <= r.params.min_tokens for r in rows):
                 followed = 0
             followed = self._run(spans, (), chains, rows, tables, followed)
             last = chains
@@ -201,6 +210,8 @@ class DraftModel:
         for chain, token in zip(chains, self._companion.compute(plan).samples, strict=True):
             if _is_sound(token, self._companion.vocab_size):
                 chain.token_ids.append(token.token_id)
+                if token.weights is not None:
+                    chain.weights.append(_below(token.weights, self._companion.vocab_size))
             else:
                 chain.num_tokens = 0
         return plan.step
@@ -227,6 +238,12 @@ def _row_after(chain: _Chain, row: int) -> SampleRow:
         output_ids=[*first.output_ids, *drafted] if first.params.needs_history else (),
         stop_ids=first.stop_ids if num_output < first.params.min_tokens else (),
     )
+
+
+def _below(weights: Weights, vocab_size: int) -> Weights:
+    """Return the distribution given that the token is in the common vocabulary."""
+    num_common = int(np.searchsorted(weights.token_ids_N, vocab_size))
+    return Weights(weights.token_ids_N[:num_common], weights.weights_N[:num_common])
 
 
 def _is_sound(token: SampledToken, vocab_size: int) -> bool:

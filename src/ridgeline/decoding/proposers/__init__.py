@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.step import Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -22,6 +23,7 @@ class Draft(NamedTuple):
     token_ids: Sequence[int]
     evidence: int
     method: str = ""
+    weights: Sequence[Weights] = ()
 
     @property
     def kind(self) -> tuple[str, int]:

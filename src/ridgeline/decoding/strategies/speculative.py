@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig, proposer_names
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.drafters._guard import Probes, Shielded
@@ -39,7 +39,8 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
         name, _ = given.drafter
         assert companion is not None, f"{name} drafts with a model"
         drafter = name, Shielded(build_drafter(name, companion))
-    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter)
+    rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
+    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, rejects=rejects)
 
 
 @dataclass(slots=True)
@@ -76,7 +77,8 @@ class Speculative(Autoregressive):
     """Strategy that verifies what `proposers`, by their names, draft: for each sequence the draft that gains most.
 
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
-    The `drafter`, with its name, drafts for the sequences of which nobody has a guess.
+    The `drafter`, with its name, drafts for the sequences of which nobody has a guess; with `rejects` its tokens are
+    verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`).
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that since the last one was taken in, drafting included.
@@ -91,9 +93,12 @@ class Speculative(Autoregressive):
         control: DraftControl | None,
         clock: Clock,
         drafter: tuple[str, Drafter] | None = None,
+        *,
+        rejects: bool = False,
     ) -> None:
         self._proposers = proposers
         self._method, self._drafter = drafter or ("", None)
+        self._rejects = rejects
         self._probes = Probes()
         self._max_draft_tokens = max_draft_tokens
         self._control = control
@@ -130,7 +135,7 @@ class Speculative(Autoregressive):
             if (draft := self._propose(view)) is not None:
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
-                unguessed[view.seq_id] = DraftRequest(view, num_tokens)
+                unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rejection(view))
         guesses = {key: _Guess(draft.kind, len(draft.token_ids)) for key, draft in drafts.items()}
         guesses |= {key: _Guess((self._method, 0), request.num_tokens) for key, request in unguessed.items()}
         lengths = self._lengths(guesses, len(running), budget)
@@ -141,12 +146,14 @@ class Speculative(Autoregressive):
             if view.seq_id in drafts and view.seq_id not in self._drafts:
                 self._set_aside(view, drafts[view.seq_id])
         if unguessed and self._drafter is not None:
-            asked = [DraftRequest(r.view, lengths[key]) for key, r in unguessed.items() if key in lengths]
-            if self._probes.due(len(asked) > 0):
-                asked = [min(unguessed.values(), key=lambda r: len(r.view.token_ids))._replace(num_tokens=1)]
+            asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
+            if self._control is not None and self._probes.due(len(asked) > 0):
+                self._lengthen(asked, unguessed)
             if asked:
                 found = self._drafter.draft(asked, room.num_tokens)
-                self._drafts |= {key: Draft(token_ids, 0, self._method) for key, token_ids in found.items()}
+                self._drafts |= {
+                    key: Draft(drafted.token_ids, 0, self._method, drafted.weights) for key, drafted in found.items()
+                }
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -166,6 +173,7 @@ class Speculative(Autoregressive):
         first = sample_row(view, first_row)
         params, guess = view.params, span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
+        weights = self._drafts[view.seq_id].weights
         return [
             first._replace(
                 row=first_row + i,
@@ -173,6 +181,7 @@ class Speculative(Autoregressive):
                 output_ids=[*first.output_ids, *guess[:i]] if params.needs_history else (),
                 stop_ids=first.stop_ids if first.num_output + i < params.min_tokens else (),
                 allowed=None if masks is None else masks[i],
+                trial=Trial(guess[i], weights[i]) if i < min(len(guess), len(weights)) else None,
             )
             for i in range(1 + len(guess))
         ]
@@ -254,6 +263,22 @@ class Speculative(Autoregressive):
             self._max_draft_tokens if most is None else min(self._max_draft_tokens, most),
             view.max_tokens - num_output - 1,
         )
+
+    def _by_rejection(self, view: SequenceView) -> bool:
+        """Tell whether the drafter's tokens are verified by rejection: nobody can ask for the same output again.
+
+        Not with a grammar: a draft is cut where it does not fit, so what is left of it is no longer from q.
+        """
+        return self._rejects and view.params.seed is None and not view.params.greedy and view.grammar is None
+
+    def _lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
+        """Ask for one token more: of the first that may have one, or of the shortest sequence where none is asked."""
+        for index, request in enumerate(asked):
+            if request.num_tokens < most[request.view.seq_id].num_tokens:
+                asked[index] = request._replace(num_tokens=request.num_tokens + 1)
+                return
+        if not asked:
+            asked.append(min(most.values(), key=lambda r: len(r.view.token_ids))._replace(num_tokens=1))
 
     def _max_by_drafter(self, view: SequenceView) -> int:
         return 0 if self._drafter is None else min(self._room(view), self._drafter.max_tokens(view))
