@@ -126,6 +126,17 @@ def test_what_lies_behind_a_rejected_token_was_not_tried():
     assert untouched[0] == pytest.approx(0.5)
 
 
+def test_a_place_that_was_not_tried_is_trusted_as_the_one_before_it():
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe(0, ANY, 1, 1)
+    chances = acceptance.survival(1, ANY, 4)
+    assert chances[3] > 0.85
+    for _ in range(50):
+        acceptance.observe(0, ANY, 2, 1)
+    assert acceptance.survival(1, ANY, 4)[1] < 0.2
+
+
 def test_a_sequence_that_fares_worse_than_others_is_trusted_less():
     acceptance = Acceptance()
     for round_ in range(400):

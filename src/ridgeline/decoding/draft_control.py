@@ -130,7 +130,7 @@ class Acceptance:
         chances: list[float] = []
         survives = 1.0
         for position in range(num_tokens):
-            survives *= min(self._chance(kind, position).mean() * factor, 0.995)
+            survives *= min(self._mean(kind, _place(position)) * factor, 0.995)
             chances.append(survives)
         return chances
 
@@ -148,8 +148,23 @@ class Acceptance:
         self._sequences.pop(seq_id, None)
 
     def _chance(self, kind: Kind, position: int) -> _Chance:
-        place = min((position + 1).bit_length(), 4)  # 1, 2-3, 4-7, 8 and more
-        return self._chances.setdefault((kind, place), _Chance())
+        place = _place(position)
+        chance = self._chances.get((kind, place))
+        if chance is None:
+            mean = self._mean(kind, place)
+            chance = self._chances[kind, place] = _Chance(2 * mean, 2 - 2 * mean)
+        return chance
+
+    def _mean(self, kind: Kind, place: int) -> float:
+        """Return the chance at a place of a draft; until it was tried there, that of the places before it."""
+        while place and (kind, place) not in self._chances:
+            place -= 1
+        return self._chances[kind, place].mean() if place else 0.5
+
+
+def _place(position: int) -> int:
+    """Return which places of a draft are alike: the first token, the next 2, the next 4, and what is behind them."""
+    return min((position + 1).bit_length(), 4)
 
 
 @dataclass(slots=True)
