@@ -20,7 +20,7 @@ from ridgeline.core.dtypes import Array, Float32s, contiguous, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import LEVELS, Bytes, Code, StoredFormat, StoredMatrix, nibbles
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.weights.checkpoint import FLOATS, Checkpoint
+from ridgeline.weights.checkpoint import DTYPES, FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import covering
 from ridgeline.weights.packing.parts import Wanted, checked
@@ -77,10 +77,9 @@ def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) 
     if weight not in entries:
         raise ModelLoadError(f"{file}: {state_name} has no {weight} beside it; download the model again")
     state = _read_state(checkpoint, state_name)
-    count, size = math.prod(state.shape), 1
+    count, dtype = math.prod(state.shape), entries[weight].dtype
+    size = DTYPES[dtype].itemsize if dtype in STORAGE else 1
     absmax, levels = f"{weight}.absmax", f"{weight}.quant_map"
-    if entries[weight].dtype in STORAGE:
-        size = entries[weight].num_bytes // max(1, math.prod(entries[weight].shape))
     num_items, num_blocks = -(-count // (2 * size)), -(-count // state.block)
     nested = absmax in entries and entries[absmax].dtype == "U8"
     wanted: Wanted = {
