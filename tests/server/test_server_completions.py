@@ -257,3 +257,23 @@ def test_a_prediction_is_followed_and_counted(client: openai.OpenAI, live: LiveS
     assert choice["message"]["content"] == text
     assert body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
     assert "draft_n" not in choice["timings"]
+
+
+def test_messages_of_other_servers_are_taken(client: openai.OpenAI) -> None:
+    """What clients add to messages and parts, our own reply sent back, and hints that change nothing."""
+    model = client.models.list().data[0].id
+    first = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "a"}], max_tokens=3)
+    reply = first.choices[0].message.model_dump() | {"reasoning_details": [], "id": "m1"}
+    parts = [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
+    second = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "a"}, reply, {"role": "user", "content": parts}],
+        max_tokens=3,
+        store=True,
+        service_tier="flex",
+        verbosity="low",
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": True},
+        extra_body={"prompt_cache_options": {"a": 1}},
+    )
+    assert list(second)[-1].usage.completion_tokens == 3

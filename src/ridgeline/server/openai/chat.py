@@ -119,8 +119,8 @@ def _text(content: str | list[dict[str, object]], where: str) -> str:
         if part.get("type") != "text":
             kind = str(part.get("type"))[:40]
             raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)
-        if not isinstance(text, str) or len(part) != 2:
-            raise RequestError(f"{where}: a text part has a type and a text, nothing else", param=where)
+        if not isinstance(text, str):
+            raise RequestError(f"{where}: a text part has a type and a text", param=where)
         texts.append(text)
     return "\n".join(texts)
 

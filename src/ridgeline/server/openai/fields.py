@@ -8,7 +8,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, StreamOptions
+from ridgeline.server.openai.protocol import ChatMessage, SamplingFields
 from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
@@ -80,6 +80,4 @@ def include_usage(fields: SamplingFields) -> bool:
         raise RequestError("stream_options needs stream=true", param="stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not there for streams; use stream=false", param="prompt_logprobs")
-    if (options or StreamOptions()).include_obfuscation:
-        raise RequestError("include_obfuscation is not supported; leave it out", param="stream_options")
     return options is not None and bool(options.include_usage)

@@ -58,7 +58,10 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both request bodies have, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
-    NEUTRAL: ClassVar[Neutral] = {"store": (False,), "service_tier": ("auto", "default")}
+    NEUTRAL: ClassVar[Neutral] = {
+        "store": (False, True),
+        "service_tier": ("auto", "default", "flex", "scale", "priority"),
+    }
 
     model: str | None = None
     n: int | None = None
@@ -92,8 +95,11 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
     suffix: str | None = None
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a conversation; content parts may be of type text only."""
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message of a conversation; content parts may be of type text only.
+
+    Clients add fields of their own, and send back messages of other servers: unknown ones are ignored here.
+    """
 
     NEUTRAL: ClassVar[Neutral] = {
         "refusal": (),
@@ -120,7 +126,6 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
     NEUTRAL: ClassVar[Neutral] = {
         **SamplingFields.NEUTRAL,
-        "prompt_cache_options": ({},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
@@ -130,7 +135,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         "audio": (),
         "web_search_options": (),
         "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
+        "verbosity": ("low", "medium", "high"),
         "moderation": (),
     }
 
@@ -144,6 +149,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 # ---- responses
