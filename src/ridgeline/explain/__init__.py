@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.explain import explorers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ridgeline.explain.diagnosis import Diagnosis
     from ridgeline.explain.exploration import Exploration
     from ridgeline.explain.lectures import Lecture
     from ridgeline.explain.planner import plan
     from ridgeline.explain.pricing import price
     from ridgeline.explain.simulation import simulate
 
-__all__ = ["explore", "lecture", "plan", "price", "simulate"]
+__all__ = ["doctor", "explore", "lecture", "plan", "price", "simulate"]
 
 _LATE = {"plan": "planner", "price": "pricing", "simulate": "simulation"}
 
@@ -27,6 +30,16 @@ def explore(name: str, **inputs: Any) -> "Exploration":
     Raises ConfigError for an explorer or an input that is not there, and for a value out of range.
     """
     return explorers.explore(name, **inputs)
+
+
+def doctor(journal: "Path | str") -> "Diagnosis":
+    """Return what makes the engine slow that wrote a file of `--journal`. Raises ConfigError for one that is broken."""
+    from pathlib import Path
+
+    from ridgeline.engine.recording import read_recording
+    from ridgeline.explain.diagnosis import diagnose
+
+    return diagnose(read_recording(Path(journal)))
 
 
 def lecture() -> "Lecture":

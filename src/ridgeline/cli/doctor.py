@@ -1,0 +1,30 @@
+"""Say what makes an engine slow, which option to change, and what that would gain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    journal: Annotated[Path, typer.Argument(help="A file of --journal.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Examine the journal of an engine: the machine, then batching, KV memory and precision.
+
+    Gains are counterfactual: the same requests, simulated with the change. Exit code 1 where something is to be fixed.
+    """
+    import msgspec
+
+    from ridgeline.engine.recording import read_recording
+    from ridgeline.explain.diagnosis import diagnose
+
+    found = diagnose(read_recording(journal))
+    if json:
+        typer.echo(msgspec.json.encode(found.as_json()))
+    else:
+        typer.echo(found.sentence)
+        for area, severity, sentence, evidence, flag, gain in found.lines():
+            typer.echo(f"{area:10} {severity:4}" + (f" {sentence}: {evidence} → {flag}: {gain}" if sentence else ""))
+    if any(each.severity == "FIX" for each in found.findings):
+        raise typer.Exit(1)

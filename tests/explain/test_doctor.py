@@ -1,0 +1,204 @@
+"""Planted faults come first with their flag and a gain, and healthy runs have none.
+
+The runs are simulated, so what is examined does not depend on this machine's load.
+"""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline import explain
+from ridgeline.bench.workload import BenchRequest
+from ridgeline.cli import main
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.core.machine import usable_cores
+from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, Ceiling, Hardware, Machine
+from ridgeline.engine.journal import HOST_FIELDS
+from ridgeline.engine.recording import MAGIC, FileRecorder
+from ridgeline.explain import machine
+from ridgeline.explain.diagnosis import AREAS
+from ridgeline.explain.diagnosis import diagnose as doctor
+from ridgeline.explain.machine import simulated_machine
+from ridgeline.explain.simulation import run_simulated
+
+KV = 81920  # bytes of a block of python-9m
+
+
+def requests(count=24, prompt=60, output=20, gap_s=0.0, shared=0):
+    return [
+        BenchRequest(
+            prompt=[7] * shared + [number % 400 + 9, *range(10, 9 + prompt)],
+            max_tokens=output,
+            arrival_s=number * gap_s,
+        )
+        for number in range(count)
+    ]
+
+
+def recorded(asked, max_concurrency=None, **options):
+    base = {"dtype": "bfloat16", "max_model_len": 512, "num_threads": usable_cores(), "quantize": "int8"}
+    config = EngineConfig.of("python-9m", **base | options)
+    return run_simulated(simulated_machine(config), asked, max_concurrency=max_concurrency).recording
+
+
+FAULTS = {
+    "slots": (requests(), {"max_num_seqs": 2}, "--max-num-seqs 16"),
+    "budget_low": (
+        requests(16, prompt=400, output=4),
+        {"max_num_batched_tokens": 16, "max_num_seqs": 16},
+        "--max-num-batched-tokens 512",
+    ),
+    "kv_full": (requests(24, prompt=200, output=8), {"kv_cache_bytes": KV * 17}, "--kv-cache-bytes"),
+    "preemption": (requests(16, prompt=40, output=300), {"kv_cache_bytes": KV * 40}, "--kv-cache-bytes"),
+    "prefix_off": (
+        requests(20, prompt=20, output=4, shared=400, gap_s=1e-3),
+        {"enable_prefix_caching": False},
+        "--prefix-caching",
+    ),
+    "precision": (requests(8, output=60), {"dtype": "float32", "quantize": None}, "--dtype bfloat16"),
+}
+
+
+def ceilings(native, isa=None):
+    """A machine on which reading the weights takes most of a step, as it does with a large model."""
+    return Hardware(
+        machine=Machine(cpu_model="Some CPU", num_cores=2, memory_bytes=2**34, isa_level=None),
+        probe_version=PROBE_VERSION,
+        measured_at="",
+        stream_buffer_bytes=2**28,
+        cache_bytes=2**22,
+        cached_buffer_bytes=2**9,
+        stream_bytes_per_s={1: Ceiling.of([2e8])},
+        cached_bytes_per_s={1: Ceiling.of([1e12])},
+        ops_per_s={kind: {1: Ceiling.of([2e12])} for kind in INPUT_KINDS},
+        scalar_per_cycle=None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def bound_by_memory(monkeypatch):
+    """Diagnose on that machine, whichever runs the test."""
+    monkeypatch.setattr(machine, "ceilings", ceilings)
+    monkeypatch.setattr(machine, "load_calibration", lambda *args: None)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_comes_first(fault):
+    asked, options, flag = FAULTS[fault]
+    found = doctor(recorded(asked, **options))
+    assert found.findings, found.sentence
+    first = found.findings[0]
+    assert (first.id, first.severity) == (fault, "FIX")
+    assert first.flag.startswith(flag)
+    assert first.gain >= 1.15
+    assert any(char.isdigit() for char in first.evidence)
+    assert found.match == pytest.approx(1, rel=0.02)
+
+
+def test_evicted_prefixes():
+    turns = [
+        BenchRequest(prompt=[user + 9] * 320, max_tokens=4, arrival_s=0.5 * number)
+        for number, user in enumerate(list(range(8)) * 3)
+    ]
+    found = doctor(recorded(turns, kv_cache_bytes=KV * 30, max_num_batched_tokens=64))
+    assert "prefix_evicted" in [each.id for each in found.findings]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        requests(),
+        requests(12, gap_s=0.5),
+        requests(30, prompt=100, output=40),
+        requests(20, shared=200, gap_s=0.02),
+        requests(4, prompt=300, output=100),
+    ],
+    ids=["burst", "idle", "long", "shared", "few"],
+)
+def test_healthy_runs_have_nothing_to_fix(asked):
+    found = doctor(recorded(asked, max_concurrency=16))
+    assert [each.id for each in found.findings if each.severity == "FIX"] == []
+    assert [line[0] for line in found.lines() if line[1] == "ok"] == [
+        area for area in AREAS if area not in {each.area for each in found.findings}
+    ]
+
+
+def host(recording, **growing):
+    """The machine's counters at the start and at the end of a run."""
+    seconds = float(recording.steps["run_s"].sum())
+    samples = np.zeros(4, [(name, "<" + kind) for name, kind in HOST_FIELDS])
+    for name in samples.dtype.names:
+        samples[name] = np.nan
+    samples["time_s"] = np.linspace(0, seconds, 4)
+    for name, share in growing.items():
+        samples[name] = np.linspace(3, 3 + share * seconds, 4)
+    return replace(recording, host=samples)
+
+
+def test_the_machine_comes_before_all_else():
+    slow = recorded(*FAULTS["slots"][:1], **FAULTS["slots"][1])
+    for counter, fault in (("run_delay_s", "stolen"), ("steal_s", "stolen"), ("throttled_s", "throttled")):
+        found = doctor(host(slow, **{counter: 0.4}))
+        assert [each.id for each in found.findings][:2] == [fault, "slots"]
+        assert found.findings[0].gain == pytest.approx(1 / 0.6, rel=0.01)
+        assert found.findings[0].provenance == "measured"
+        assert doctor(host(slow, **{counter: 0.01})).findings[0].id == "slots"
+    steps = slow.steps.copy()
+    steps["sample_s"] = 0.5 * steps["run_s"]
+    assert doctor(replace(slow, steps=steps)).findings[0].id == "sampling"
+
+
+def test_two_faults_keep_the_order():
+    wide = recorded(requests(24, output=30), max_num_seqs=2, dtype="float32", quantize=None)
+    assert [each.id for each in doctor(wide).findings] == ["slots", "precision"]
+
+
+def test_a_run_that_was_slower_than_it_should_be_says_so():
+    run = recorded(requests(4))
+    steps = run.steps.copy()
+    steps["run_s"] *= 2
+    found = doctor(replace(run, steps=steps))
+    assert found.match == pytest.approx(0.5, rel=0.02)
+    assert "low confidence" in found.sentence
+
+
+def test_the_command_reads_a_journal(tmp_path, capsys):
+    from ridgeline import LLM, SamplingParams
+
+    path = tmp_path / "journal"
+    options = {"num_threads": usable_cores(), "tuning": "default", "max_model_len": 256, "max_num_seqs": 1}
+    llm = LLM("python-1m", journal=str(path), **options)
+    llm.generate([[5, i + 9] for i in range(12)], SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
+    llm.engine.loop.close()
+    for extra in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["doctor", str(path), *extra])
+        assert stopped.value.code == 1
+    table, _, plain = capsys.readouterr().out.rstrip().rpartition("\n")
+    assert "too few sequences run at once" in table
+    assert "--max-num-seqs 16" in table
+    findings = json.loads(plain)["findings"]
+    assert "slots" in [each["id"] for each in findings]
+    for one, other in itertools.pairwise(findings):
+        assert AREAS.index(one["area"]) <= AREAS.index(other["area"])
+    assert "<table>" in explain.doctor(path)._repr_html_()
+
+
+def test_what_cannot_be_examined(tmp_path):
+    run = recorded(requests(3))
+    for changed, said in (
+        (replace(run, outputs=run.outputs[:0]), "holds no finished request"),
+        (replace(run, setup=replace(run.setup, strategy="diffusion")), "decode one token at a time"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            doctor(changed)
+    path = tmp_path / "empty"
+    FileRecorder(path, run.setup).close()
+    assert path.read_bytes().startswith(MAGIC)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", str(path)])
+    assert stopped.value.code == 2
