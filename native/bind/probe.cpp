@@ -106,12 +106,12 @@ Readings read_bandwidth(const std::string& level, int num_threads, int64_t buffe
 }
 
 // Operations per second of one thread that loops for about `seconds`.
-double rate(const ProbeKernels& kernels, InputKind kind, double seconds) {
+double rate(const std::function<double(int64_t)>& loop, double seconds) {
   int64_t rounds = 1;
   double operations = 0, elapsed = 0;
   const Clock::time_point start = Clock::now();
   while (elapsed < seconds) {
-    operations += kernels.peak(kind, rounds);
+    operations += loop(rounds);
     elapsed = seconds_between(start, Clock::now());
     if (elapsed < seconds / 8) rounds *= 2;
   }
@@ -124,17 +124,20 @@ Readings peak(const std::string& level, const std::string& kind, int num_threads
   require(repeats >= 1, "repeats must be at least 1");
   require(0 < seconds && seconds <= 60, "seconds must be above 0, and at most 60");
   const char* names[] = {"f32", "bf16", "int16", "int8"};  // in the order of InputKind
+  const ProbeKernels& kernels = kernels_of(level).probe;
   int index = 0;
   while (index < 4 && kind != names[index]) index++;
-  require(index < 4, "kind must be f32, bf16, int16 or int8");
-  const ProbeKernels& kernels = kernels_of(level).probe;
+  require(index < 4 || kind == "int4", "kind must be f32, bf16, int16, int8 or int4");
+  const bool nibbles = index == 4 && kernels.peak_int4;
+  const InputKind inputs = index == 4 ? InputKind::int8 : (InputKind)index;
+  const auto loop = [&](int64_t rounds) { return nibbles ? kernels.peak_int4(rounds) : kernels.peak(inputs, rounds); };
 
   std::vector<Readings> rates(repeats, Readings(num_threads));
   std::barrier barrier(num_threads);
   in_threads(num_threads, [&](int thread) {
     for (Readings& of_threads : rates) {
       barrier.arrive_and_wait();
-      of_threads[thread] = rate(kernels, (InputKind)index, seconds);
+      of_threads[thread] = rate(loop, seconds);
     }
   });
   Readings totals;
@@ -194,7 +197,7 @@ void bind_probe(nb::module_& module) {
   module.def("peak", &peak, nb::call_guard<nb::gil_scoped_release>(), "level"_a, "kind"_a, "num_threads"_a,
              "seconds"_a, "repeats"_a,
              "Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about "
-             "`seconds` in all threads; `kind` is f32, bf16, int16 or int8.");
+             "`seconds` in all threads; `kind` is f32, bf16, int16, int8 or int4 (8-bit inputs by 4-bit weights).");
   module.def("scalar_per_cycle", &scalar_per_cycle, nb::call_guard<nb::gil_scoped_release>(), "windows"_a,
              "Independent additions per cycle of this thread's core, in each of so many windows of some 50 us.");
   module.def("read_words", &read_words, "level"_a, "bytes"_a.noconvert(),

@@ -79,6 +79,32 @@ inline double peak_i16(int64_t rounds) {
   return (double)rounds * kSums * 4 * kLanes;
 }
 
+#if RIDGELINE_BYTE_PAIRS
+
+// Sums of 16 bits hold eight products of pairs and are then widened, as in linear/int_gemm.h.
+inline double peak_int4(int64_t rounds) {
+  constexpr int kPairs = 8, kChains = 4;
+  const Ints weights = splat_int(0x03030303), inputs = splat_int(0x01020102);
+  Ints u = weights, sums[kChains] = {};
+  for (int64_t round = 0; round < rounds; round++) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; chain++) {
+      Shorts pairs{};
+#pragma GCC unroll 8
+      for (int i = 0; i < kPairs; i++) {
+        RL_OPAQUE(u);
+        pairs = add_u8s8(pairs, u, inputs);
+      }
+      sums[chain] = dot_i16(sums[chain], (Ints)pairs, splat_int(0x00010001));
+    }
+  }
+#pragma GCC unroll 4
+  for (int chain = 0; chain < kChains; chain++) RL_OPAQUE(sums[chain]);
+  return (double)rounds * kChains * kPairs * 8 * kLanes;
+}
+
+#endif
+
 #if RIDGELINE_TILES
 
 inline constexpr int kTileSums = 6;  // of eight tiles; the other two are the operands

@@ -42,6 +42,7 @@ struct LinearKernels {
   int64_t scratch_bytes;
   bool wide;   // a vector is half a panel, so that there are registers for several panels and for large blocks
   bool pairs;  // a product of pairs of bfloat16 is an instruction
+  int32_t most_block_rows;  // of integer products in vectors
 };
 
 struct AttentionKernels {
@@ -108,6 +109,8 @@ struct ProbeKernels {
   // Runs `rounds` of a register-only loop of the level's best instruction for a kind of product; returns the
   // operations done (a multiply-add is two), 0 where the level has no such instruction.
   double (*peak)(InputKind kind, int64_t rounds);
+  // The same for 8-bit inputs by int4 weights, null where no instruction is faster for them than for int8 weights.
+  double (*peak_int4)(int64_t rounds);
   bool tiles;  // whether `peak` used a matrix unit
 };
 

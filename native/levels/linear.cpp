@@ -46,7 +46,7 @@ constexpr int64_t kScratchBytes = linear_float::kScratchBytes > linear_int::kScr
 
 void fill_linear(LinearKernels& kernels) {
   kernels = {panel_bytes, pack, unpack_output, input_bytes, prepare_input, multiply, kScratchBytes,
-             kPanel == 2 * kLanes, linear_float::kPairs};
+             kPanel == 2 * kLanes, linear_float::kPairs, linear_int::kMaxBlockRows};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -6,9 +6,11 @@ namespace ridgeline::RIDGELINE_LEVEL {
 
 void fill_probe(ProbeKernels& kernels) {
 #if RIDGELINE_TILES
-  kernels = {read, peak, true};
+  kernels = {read, peak, nullptr, true};
+#elif RIDGELINE_BYTE_PAIRS
+  kernels = {read, peak, peak_int4, false};
 #else
-  kernels = {read, peak, false};
+  kernels = {read, peak, nullptr, false};
 #endif
 }
 

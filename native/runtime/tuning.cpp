@@ -9,11 +9,20 @@ namespace ridgeline {
 namespace {
 
 // Kinds of matrices, as bits.
-enum Kinds : unsigned { kF32 = 1, kBf16 = 2, kIntegers = 4, kFloats = kF32 | kBf16, kAll = kFloats | kIntegers };
+enum Kinds : unsigned {
+  kF32 = 1,
+  kBf16 = 2,
+  kInt8 = 4,
+  kInt4 = 8,
+  kFloats = kF32 | kBf16,
+  kIntegers = kInt8 | kInt4,
+  kAll = kFloats | kIntegers
+};
 
 // What a level must have for a variant: vectors of half a panel, and so registers for several panels and larger blocks;
-// or an instruction for pairs of bfloat16 on top, without a matrix unit, for which the inputs have to be pairs.
-enum class Needs : uint8_t { nothing, wide, pairs };
+// registers for blocks of six rows, but not for several panels (AVX2); or an instruction for pairs of bfloat16 on top of
+// wide vectors, without a matrix unit, for which the inputs have to be pairs.
+enum class Needs : uint8_t { nothing, wide, six_rows, pairs };
 
 struct Row {
   Variant variant;
@@ -50,6 +59,9 @@ const Row kRows[] = {
     // Rows x vectors of a block of rows.
     {{"block", "8x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 8; }},
     {{"block", "12x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 12; }},
+    {{"block", "6x2"}, kInt8, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 6; }},
+    {{"block", "4x2"}, kIntegers, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 4; }},
+    {{"block", "6x2"}, kInt4, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 6; }},
     // What multiplies bfloat16: the one choice that changes bits.
     {{"product", "pairs"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = false; }},
     {{"product", "float32"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = true; }},
@@ -59,13 +71,20 @@ const Row kRows[] = {
 };
 
 Kinds kind_of(const Matrix& matrix) {
-  return matrix.kind == WeightKind::f32 ? kF32 : matrix.kind == WeightKind::bf16 ? kBf16 : kIntegers;
+  switch (matrix.kind) {
+    case WeightKind::f32: return kF32;
+    case WeightKind::bf16: return kBf16;
+    case WeightKind::int8:
+    case WeightKind::int8_groups: return kInt8;
+    default: return kInt4;
+  }
 }
 
 bool has(const KernelTable& kernels, const Matrix& matrix, const Row& row) {
   if (!(row.kinds & kind_of(matrix))) return false;
   switch (row.needs) {
     case Needs::wide: return kernels.linear.wide;
+    case Needs::six_rows: return kernels.linear.most_block_rows == 6;
     case Needs::pairs: return kernels.linear.pairs && !kernels.probe.tiles;
     default: return true;
   }

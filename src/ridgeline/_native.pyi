@@ -130,7 +130,7 @@ def read_bandwidth(level: str, num_threads: int, buffer_bytes: int, repeats: int
 
 def peak(level: str, kind: str, num_threads: int, seconds: float, repeats: int) -> list[float]:
     """
-    Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about `seconds` in all threads; `kind` is f32, bf16, int16 or int8.
+    Operations per second (a multiply-add is two) of each of `repeats` register-only loops of about `seconds` in all threads; `kind` is f32, bf16, int16, int8 or int4 (8-bit inputs by 4-bit weights).
     """
 
 def scalar_per_cycle(windows: int) -> list[float]:

@@ -35,7 +35,7 @@ def test_with_the_native_module(ridgeline):
     for streams in (found["stream_bytes_per_s"], found["cached_bytes_per_s"]):
         assert set(streams) == {str(count) for count in thread_counts(cores)}
         assert all(ceiling["per_s"] >= ceiling["median_per_s"] > 0 for ceiling in streams.values())
-    assert set(found["ops_per_s"]) == {"f32", "bf16", "int16", "int8"}
+    assert set(found["ops_per_s"]) == {"f32", "bf16", "int16", "int8", "int4"}
     for kind, peaks in found["ops_per_s"].items():
         ridge = peaks[str(cores)]["per_s"] / found["stream_bytes_per_s"][str(cores)]["per_s"]
         assert found["ridge_ops_per_byte"][kind] == pytest.approx(ridge)

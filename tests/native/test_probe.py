@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
 
 LEVELS = native.runnable_levels()
-KINDS = ("f32", "bf16", "int16", "int8")
+KINDS = ("f32", "bf16", "int16", "int8", "int4")
 
 
 @pytest.mark.parametrize("level", LEVELS)

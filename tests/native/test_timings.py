@@ -20,6 +20,7 @@ from ridgeline.cost.roofline import costs_of
 from ridgeline.program.pricing import Load
 
 INT4 = MatrixFormat(kind="int4", inputs="int16", group=32)
+W4A8 = MatrixFormat(kind="int4", inputs="int8", group=32)
 INT8 = MatrixFormat(kind="int8", inputs="int8")
 
 
@@ -59,6 +60,7 @@ def test_every_op_is_timed_once(model):
         ({}, (4, 4), ("f32", "f32"), 4, "f32"),
         ({"dtype": "bfloat16", "matrices": BF16, "head": BF16, "kv": "bf16"}, (2, 2), ("bf16", "bf16"), 2, "bf16"),
         ({"matrices": INT4, "head": INT8, "kv": "int8"}, (0.5 + 2 / 32, 1), ("int16", "int8"), 1, "int16"),
+        ({"matrices": W4A8, "head": INT8, "kv": "int8"}, (0.5 + 2 / 32, 1), ("int4", "int8"), 1, "int16"),
     ],
 )
 def test_formats_are_priced(model, settings, weights, inputs, kv, products):

@@ -159,6 +159,53 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
     for (int v = 0; v < vectors; v++) sums[0][v] += second[v];
 }
 
+#if RIDGELINE_BYTE_PAIRS
+
+// The same for a block of rows where 16 registers hold its sums and little else: one operand of the weights at a time.
+template <WeightKind kind, bool bytes, int rows, int vectors>
+RL_INLINE void accumulate_by_operand(const uint8_t* weights, const uint8_t* inputs, int64_t steps, Prefetch prefetch,
+                                     Ints (&sums)[rows][vectors]) {
+  constexpr int dots = kDots<kind, bytes>;
+  // Sums of two bytes' products fit 16 bits eight times, 15 * 127 * 2 * 8 < 2^15: then they are widened.
+  constexpr int kTogether = bytes ? 8 / dots : 1;
+  const uint8_t* line = weights + prefetch.ahead;
+  for (int64_t step = 0; step < steps; step += kTogether) {
+    [[maybe_unused]] Shorts pairs[rows][vectors] = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; i++, line += prefetch.step) {
+      __builtin_prefetch(line);
+      __builtin_prefetch(line + prefetch.second);
+#pragma GCC unroll 4
+      for (int d = 0; d < dots; d++) {
+        Ints w[vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+          Ints operands[dots];  // one of them is computed
+          expand<kind, bytes>(load<Ints>(weights + i * kStepBytes + v * kVectorBytes), operands);
+          w[v] = operands[d];
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+          const Ints q = splat_word(inputs + ((i * rows + r) * dots + d) * 4);
+#pragma GCC unroll 4
+          for (int v = 0; v < vectors; v++)
+            if constexpr (bytes) pairs[r][v] = add_u8s8(pairs[r][v], w[v], q);
+            else sums[r][v] = in_order(dot_i16(sums[r][v], w[v], q));
+        }
+      }
+    }
+    if constexpr (bytes)
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sums[r][v] = dot_i16(sums[r][v], (Ints)pairs[r][v], splat_int(0x00010001));
+    weights += kTogether * kStepBytes;
+    inputs += kTogether * rows * dots * 4;
+  }
+}
+
+#endif
+
 // Adds groups [begin, end) to the totals of one block of rows.
 template <WeightKind kind, bool bytes, bool zero_points, int rows>
 static void multiply_block(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
@@ -172,6 +219,11 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
       const int64_t steps = (left < layout.group ? left : layout.group) / step_inputs(kind);
       Ints sums[rows][vectors] = {};
       const uint8_t* weights = panel + layout.weights + g * layout.group_bytes + first * kVectorBytes;
+#if RIDGELINE_BYTE_PAIRS
+      if constexpr (bytes || rows > 1)
+        accumulate_by_operand<kind, bytes>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
+      else
+#endif
       accumulate<kind, bytes>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; v++) {

@@ -13,16 +13,22 @@
 
 namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
-// Whether products of bytes are instructions. Where not, 8-bit inputs are held, and multiplied, as 16-bit ones.
+// Whether products of bytes are instructions. Where not, 8-bit inputs are held, and multiplied, as 16-bit ones: but for
+// those of int4 weights at AVX2 (`byte_pairs`), whose products with int4 alone fit what its instruction sums two of.
 #if defined(__AVX512VNNI__)
 inline constexpr bool kByteDots = true;
 #else
 inline constexpr bool kByteDots = false;
 #endif
+#if RIDGELINE_BYTE_PAIRS
+RL_INLINE constexpr bool byte_pairs(WeightKind kind) { return is_int4(kind); }
+#endif
 
 // Rows that one pass over a panel serves, if the tuning does not say it: at most as many as have sums in registers.
 #if defined(__AVX512F__)
 inline constexpr int kBlockRows = 8, kMaxBlockRows = 12;
+#elif defined(__AVX2__)
+inline constexpr int kBlockRows = 4, kMaxBlockRows = 6;
 #else
 inline constexpr int kBlockRows = 4, kMaxBlockRows = 4;
 #endif
@@ -59,6 +65,9 @@ static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& 
   const int64_t most = tiled ? 16 : block_rows_of(matrix.tuning), blocks = (num_rows + most - 1) / most;
   layout.block_rows = (num_rows + blocks - 1) / blocks;
   layout.bytes = tiled || (kByteDots && !int16);
+#if RIDGELINE_BYTE_PAIRS
+  layout.bytes = byte_pairs(matrix.kind) && !int16;
+#endif
   layout.planes = tiled && int16 ? 2 : 1;
   layout.unit_inputs = !tiled ? step_inputs(matrix.kind) : panel.group % 64 == 0 ? 64 : 32;
   layout.unit_bytes = layout.unit_inputs * (layout.bytes ? layout.planes : 2);

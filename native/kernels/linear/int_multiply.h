@@ -36,9 +36,15 @@ static inline void multiply_kind(const Matrix& matrix, const void* input, int64_
     return tiles(matrix, input, num_rows, begin, end, epilogue, scratch);
   }
 #endif
+#if RIDGELINE_BYTE_PAIRS
+  const bool bytes = byte_pairs(kind) && matrix.input == InputKind::int8;
+  const auto vectors =
+      bytes ? multiply_in_vectors<kind, byte_pairs(kind), zero_points> : multiply_in_vectors<kind, false, zero_points>;
+#else
   const bool bytes = kByteDots && matrix.input == InputKind::int8;
   const auto vectors =
       bytes ? multiply_in_vectors<kind, kByteDots, zero_points> : multiply_in_vectors<kind, false, zero_points>;
+#endif
   vectors(matrix, input, num_rows, begin, end, epilogue);
 }
 

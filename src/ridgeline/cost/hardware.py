@@ -23,8 +23,8 @@ from ridgeline.cost.efficiency import Calibration, InputKind
 
 log = get_logger("hardware")
 
-PROBE_VERSION = 3  # raised when the probe measures something else: results of another version are not used
-INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8")
+PROBE_VERSION = 4  # raised when the probe measures something else: results of another version are not used
+INPUT_KINDS: tuple[InputKind, ...] = ("f32", "bf16", "int16", "int8", "int4")
 CEILING_QUANTILE = 0.9
 STEADY = 0.8
 

@@ -9,8 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
-from ridgeline.backends.native.settings import InputKind, KvKind, MatrixFormat, MatrixFormats, NativeSettings
+from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
 from ridgeline.backends.timing import OpTiming
+from ridgeline.cost.efficiency import InputKind
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
 from ridgeline.program.ops.dense import MATRIX_OPS
@@ -63,7 +64,7 @@ def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
     for op in group.ops:
         if op.kind in MATRIX_OPS:
             form = formats.of(*matrices)
-            inputs, weight = form.inputs, _weight_bytes(program, op.weights[0], form)
+            inputs, weight = _products(form), _weight_bytes(program, op.weights[0], form)
         elif op.kind == "experts":
             inputs, weight = _expert_formats(program, op, formats)
         elif op.kind == "embed":
@@ -76,6 +77,10 @@ def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
 
+def _products(form: MatrixFormat) -> InputKind:
+    return "int4" if form.inputs == "int8" and form.kind in ("int4", "int4_minima") else form.inputs
+
+
 def _table_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
     """Return the bytes of an entry of an embedding: as the head that shares it, or as it is stored."""
     heads = [other for other in program.ops if other.kind == "lm_head" and other.weights[0] == op.weights[0]]
@@ -86,10 +91,10 @@ def _table_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
 
 
 def _expert_formats(program: Program, op: Op, formats: MatrixFormats) -> tuple[InputKind, float]:
-    """Return the input kind of gate and up, and the mean bytes of an entry of the three matrices, equally large."""
+    """Return what gate and up multiply, and the mean bytes of an entry of the three matrices, equally large."""
     forms = [(names, formats.of(*names)) for names in expert_matrices(op)]
     each = [_weight_bytes(program, name, form) for names, form in forms for name in names]
-    return forms[0][1].inputs, sum(each) / len(each)
+    return _products(forms[0][1]), sum(each) / len(each)
 
 
 def _latent_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
