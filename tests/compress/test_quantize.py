@@ -184,6 +184,12 @@ def test_an_unknown_method_is_refused():
         methods.load("best")
 
 
+def test_errors_move_on_to_the_groups_that_follow():
+    """Within groups alone the loss would be 0.58 of rounding's."""
+    grid, statistics = Grid(Recipe(group_size=32).form(), torch.bfloat16), statistics_of([correlated_inputs(400, 128)])
+    assert loss("gptq", matrix(), statistics, grid) < 0.4 * loss("rtn", matrix(), statistics, grid)
+
+
 # ---- whole folders
 
 
