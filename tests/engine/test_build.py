@@ -12,7 +12,7 @@ from ridgeline.backends import base, select
 from ridgeline.engine import build, sizing
 from ridgeline.program.lower.builder import Builder
 
-MAX_IMPORTS, MAX_LINES = 21, 150
+MAX_IMPORTS, MAX_LINES = 19, 150
 
 
 def imports(module):

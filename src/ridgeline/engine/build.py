@@ -4,7 +4,6 @@ Open the model, ask a backend what it would take, divide the memory, load, put t
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ridgeline.backends.select import offers, select
@@ -13,29 +12,23 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import HostReader
-from ridgeline.core.log import get_logger
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.companion import plan_companion
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
-from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.model import describe, embeds, open_model
-from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.loop import Deliver, EngineLoop
+from ridgeline.engine.model import describe, embeds, log_choices, open_model
 from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
 from ridgeline.program.passes.context import for_context
 
-log = get_logger("build")
-
 
 @collector_paused()
-def build_engine(
-    config: EngineConfig, deliver: Callable[[list[OutputDelta]], None], clock: Clock = time.monotonic
-) -> Engine:
+def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.monotonic) -> Engine:
     """Load the model and put the engine together; `deliver` receives every step's deltas in the loop's thread.
 
     `clock` is the only one that the engine reads.
@@ -60,8 +53,7 @@ def build_engine(
     companion = None if draft is None else draft.open(sizing, bytes_per_token(plan, states), executable, clock)
     drafting = {} if companion is None else companion.choices
     choices = {"backend": why_backend, **plan.choices, **sizing.choices, **drafting}
-    for name, choice in choices.items():
-        log.info("%s: %s (%s)", name, choice.value, choice.reason)
+    log_choices(choices)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     executor = InlineExecutor(executable, Sampler(), sizing.layout, clock)
     prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled

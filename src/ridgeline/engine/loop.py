@@ -44,6 +44,9 @@ class JournalRecorder(Protocol):
         ...
 
 
+Deliver = Callable[[list[OutputDelta]], None]  # receives a step's deltas
+
+
 class EngineLoop:
     """Runs steps until nothing is left to do. `deliver` is called in the loop's thread with each step's deltas.
 
@@ -56,7 +59,7 @@ class EngineLoop:
         scheduler: Scheduler,
         executor: Executor,
         renderer: Renderer,
-        deliver: Callable[[list[OutputDelta]], None],
+        deliver: Deliver,
         clock: Clock,
         read_host: Callable[[], HostSample] | None = None,
         record: JournalRecorder | None = None,

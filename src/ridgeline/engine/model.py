@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ridgeline.backends.base import ModelSource
 from ridgeline.core.config import Choice, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import get_logger
 from ridgeline.core.params import PoolingKind
 from ridgeline.decoding.random_sample import MAX_COLUMNS
 from ridgeline.engine.client import EngineInfo
@@ -18,6 +19,8 @@ from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.lora import ranks, read_adapters
 from ridgeline.weights.pooling import read_pooling
+
+_log = get_logger("build")
 
 
 def open_model(config: EngineConfig) -> ModelSource:
@@ -52,6 +55,12 @@ def describe(
         choices=choices,
         weight_bytes=weight_bytes,
     )
+
+
+def log_choices(choices: Mapping[str, Choice]) -> None:
+    """Log every automatic choice of a start with its reason."""
+    for name, choice in choices.items():
+        _log.info("%s: %s (%s)", name, choice.value, choice.reason)
 
 
 def _pooling(model: ModelSource) -> PoolingKind:
