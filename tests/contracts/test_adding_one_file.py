@@ -262,11 +262,12 @@ assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
 def test_a_drafter(copy):
     copy.add(
         "decoding/drafters/sevens.py",
+        "from ridgeline.decoding.drafters import Drafted\n"
         "class Sevens:\n"
         "    def max_tokens(self, view):\n"
         "        return 4\n"
         "    def draft(self, asked, max_catch_up):\n"
-        "        return {request.view.seq_id: [7] * request.num_tokens for request in asked}\n"
+        "        return {request.view.seq_id: Drafted([7] * request.num_tokens) for request in asked}\n"
         "    def forget(self, view):\n"
         "        pass\n"
         "def build(companion):\n"
