@@ -27,7 +27,7 @@ from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
 from ridgeline.compress.mix import wide_matrices
-from ridgeline.compress.recipe import INT8, Recipe
+from ridgeline.compress.recipe import Recipe
 from ridgeline.core.dtypes import DTYPES, FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -47,6 +47,7 @@ from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import stored_tensors
 from ridgeline.weights.save_quantized import packed_tensors, quantization_config, read_packed
 
+INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 REPORTS = "{}.reports.json"  # beside a shard until all are done
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # beside the weights: tokenizer, generation defaults

@@ -1,16 +1,15 @@
-"""Recipe: how a model is quantized, as options of a command. Imports no torch, so that help does not wait for it."""
+"""Recipe: how a model is quantized, as options of a command. Help waits for neither torch nor numpy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
-from ridgeline.quant.stored import StoredFormat
+
+if TYPE_CHECKING:
+    from ridgeline.quant.stored import StoredFormat
 
 GROUP_SIZES = (32, 64, 128)
-
-
-INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +47,15 @@ class Recipe:
                 f"mean_bits is for --bits 4 and from {least:g} on, what all weights have, got {self.mean_bits:g}"
             )
 
-    def form(self) -> StoredFormat:
+    def form(self) -> "StoredFormat":
         """Return how matrices are stored. Raises ConfigError for what no kernel and no other engine has."""
+        from ridgeline.quant.stored import StoredFormat
+
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
         if self.bits == 8 and group_size == 0:
-            return INT8
+            return StoredFormat("uniform", 8, 0, scale="float32")
         if group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ConfigError(f"group_size must be one of {sizes}, or 0 with 8 bits, got {group_size}")
