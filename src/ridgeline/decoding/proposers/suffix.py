@@ -1,7 +1,7 @@
 """Drafts what followed most often where the longest match stood (SuffixDecoding, arXiv 2411.04975).
 
 The text itself is looked through, and a pool of finished outputs: of requests with an equal salt and adapter, since how
-fast a step goes tells what was accepted. Native code, over n-gram chains: 1 µs a lookup and 70 bytes a token.
+fast a step goes tells what was accepted. Native code, over n-gram chains: some µs a lookup and 70 bytes a token.
 """
 
 from collections import OrderedDict
