@@ -187,9 +187,10 @@ def _typed(row: Row) -> Any:
     """Return the type that is parsed from what was typed: lists for what may be given several times."""
     if row.type in (bool, int, float, str) or get_origin(row.type) is Literal:
         return row.type
-    if str in get_args(row.type) and get_origin(row.type) is UnionType:
+    kinds = get_args(row.type)
+    if get_origin(row.type) is UnionType and str in kinds and not any(get_origin(kind) is Sequence for kind in kinds):
         return str
-    return list[int] if get_args(row.type) == (int,) else list[str]
+    return list[int] if kinds == (int,) else list[str]
 
 
 def _parse(row: Row, value: Any) -> object:
