@@ -18,7 +18,14 @@ from ridgeline.quant.stored import LEVELS
 from ridgeline.weights.load import load_weights
 
 RNG = np.random.default_rng(0)
+SEEDED = RNG.bit_generator.state
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers():
+    """A test's matrices depend neither on the tests before it nor on the process that it runs in."""
+    RNG.bit_generator.state = SEEDED
 
 
 def float8(weight):
