@@ -1,19 +1,20 @@
 """Recompute the numbers of lectures and texts on inference: each row from its inputs, slips with the right value.
 
-A row is a function in a file of this folder, decorated with what the text says. `docs/numbers.md` is `page()`.
+What the texts say is in rows.toml, by chapter; a chapter's file computes what is right. `docs/numbers.md` is `page()`.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, resources
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.explain.exploration import PROVENANCES, frame, html_table
-from ridgeline.explain.lectures import batching, claims, kv, precision, roofline, speculation, steps
 from ridgeline.explain.lectures.row import STATUSES, Row
 from ridgeline.explain.limits import H100, bandwidth, memory, peak
 
-CHAPTERS = (steps, roofline, kv, batching, speculation, precision, claims)
 HEAD = ("row", "text", "it says", "", "right", "from")
 TEXTS: Mapping[str, str] = {
     "A": "a practice sheet: 7 questions, 3 tasks, 9 cards",
@@ -48,9 +49,16 @@ class Lecture:
         return html_table(f"{len(cells)} numbers, {slips} slips", HEAD, cells)
 
 
+@cache
 def rows() -> Sequence[Row]:
     """Return all rows, chapter by chapter, in the order in which they are written."""
-    return [value for chapter in CHAPTERS for value in vars(chapter).values() if isinstance(value, Row)]
+    chapters = tomllib.loads((resources.files(__name__) / "rows.toml").read_text(encoding="utf-8"))
+    return [_row(chapter, id, text) for chapter, texts in chapters.items() for id, text in texts.items()]
+
+
+def _row(chapter: str, id: str, text: dict[str, Any]) -> Row:
+    compute = getattr(import_module(f"{__name__}.{chapter}"), text.pop("compute", id.replace("-", "_")))
+    return Row(id=id, compute=compute, claims=text.pop("claims", {}), given=text.pop("inputs", {}), **text)
 
 
 def find(id: str) -> Row:

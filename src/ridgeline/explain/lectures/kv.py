@@ -2,35 +2,17 @@
 
 from ridgeline.cost.account import kv_bytes as kv_bytes_of
 from ridgeline.cost.account import weight_bytes
-from ridgeline.explain.lectures.row import Values, row
+from ridgeline.explain.lectures.row import Values
 from ridgeline.explain.limits import kv_bytes, lowered
 from ridgeline.program.op import KvState, LatentState
 
 
-@row(
-    "kv-70b-4k",
-    "D3",
-    "1.34 GB, 1 % of 140 GB",
-    "=",
-    "{kv_bytes:0B}, {share:2%} of the weights",
-    kv_bytes=1.34e9,
-    share=0.01,
-)
 def kv_70b_4k(context: int = 4096, layers: int = 80, kv_heads: int = 8, weights: float = 140e9) -> Values:
     """Multiply 2 · layers · KV heads · head_dim · tokens · 2 bytes."""
     size = kv_bytes(context, layers, kv_heads, 128)
     return {"kv_bytes": size, "share": size / weights}
 
 
-@row(
-    "kv-70b-prod",
-    "D3",
-    "64 sequences of 32,768 tokens are 172 GB, 1.2 times the weights",
-    "✗",
-    "{kv_bytes:1GB}, {times:1x} the weights; {claimed_bytes:1GB} is {claimed_batch:0} sequences",
-    kv_bytes=172e9,
-    times=1.2,
-)
 def kv_70b_prod(batch: int = 64, context: int = 32_768, weights: float = 140e9, claimed_batch: int = 16) -> Values:
     """Multiply the bytes of a token by all tokens."""
     size = kv_bytes(batch * context, 80, 8, 128)
@@ -38,15 +20,6 @@ def kv_70b_prod(batch: int = 64, context: int = 32_768, weights: float = 140e9, 
     return {"kv_bytes": size, "times": size / weights, "claimed_bytes": claimed, "claimed_batch": claimed_batch}
 
 
-@row(
-    "kv-8b",
-    "B",
-    "2.5 MB a token, 320 GB at 128k",
-    "✗",
-    "{token_bytes:0B} a token, {kv_bytes:2GB} at {context:0}: still more than its {weight_bytes:2GB} of weights",
-    token_bytes=2.5e6,
-    kv_bytes=320e9,
-)
 def kv_8b(model: str = "llama-3-8b", context: int = 131_072) -> Values:
     """Sum the states and the weights of the model's program."""
     found = lowered(model)
@@ -58,50 +31,23 @@ def kv_8b(model: str = "llama-3-8b", context: int = 131_072) -> Values:
     }
 
 
-@row(
-    "kv-70b-mha",
-    "C",
-    "about 80 GB for 70B at 32k",
-    "✗",
-    "{mha_bytes:1GB} if every query head had its keys; with its {kv_heads:0} KV heads {gqa_bytes:1GB}",
-    gqa_bytes=80e9,
-)
 def kv_70b_mha(context: int = 32_768, heads: int = 64, kv_heads: int = 8) -> Values:
     """Multiply with all heads, and with those that keep keys."""
     mha, gqa = (kv_bytes(context, 80, count, 128) for count in (heads, kv_heads))
     return {"mha_bytes": mha, "gqa_bytes": gqa, "kv_heads": kv_heads}
 
 
-@row("gqa", "D3 D6 D9", "8 times", "=", "{ratio:0x}", ratio=8)
 def gqa(heads: int = 64, kv_heads: int = 8) -> Values:
     """Divide the query heads by the KV heads."""
     return {"ratio": kv_bytes(1, 1, heads, 128) / kv_bytes(1, 1, kv_heads, 128)}
 
 
-@row(
-    "gqa-mqa",
-    "C",
-    "GQA and MQA save 4 to 8 times",
-    "✗",
-    "{gqa:0x} with {kv_heads:0} KV heads, {mqa:0x} with one",
-    mqa=8,
-)
 def gqa_mqa(heads: int = 64, kv_heads: int = 8) -> Values:
     """Divide the query heads by the KV heads."""
     whole = kv_bytes(1, 1, heads, 128)
     return {"gqa": whole / kv_bytes(1, 1, kv_heads, 128), "mqa": whole / kv_bytes(1, 1, 1, 128), "kv_heads": kv_heads}
 
 
-@row(
-    "paging",
-    "A B C",
-    "80 % of a reserved cache is waste, with paging almost none",
-    "≈",
-    "{reserved:1%} of 2,048 reserved tokens; paged, half a block: {paged:1%} with blocks of {block:0}, "
-    "{paged_large:1%} with "
-    "{block_large:0}",
-    reserved=0.8,
-)
 def paging(mean: int = 400, longest: int = 2048, block: int = 16, block_large: int = 32) -> Values:
     """Compare the tokens of a mean output with those that are reserved for it."""
 
@@ -117,18 +63,6 @@ def paging(mean: int = 400, longest: int = 2048, block: int = 16, block_large: i
     }
 
 
-@row(
-    "variants",
-    "D6",
-    "MHA 8,192 · MQA 64× · GQA 8× · MLA 14× · sliding layers S ÷ W",
-    "✗",
-    "keys and values: {mha:0} entries a layer · MQA {mqa:0} · GQA {gqa:0} · MLA {mla:0}, {mla_ratio:1x} (DeepSeek-V2 "
-    "itself, "
-    "{deepseek_heads:0} heads: {deepseek_ratio:1x}, {deepseek_bytes:0B} a token); one global layer to six sliding ones "
-    "keeps {sliding:0%}; sharing between two layers halves",
-    mha=8192,
-    mla_ratio=14,
-)
 def variants(
     heads: int = 64,
     head_dim: int = 128,

@@ -46,7 +46,7 @@ class _Shown(float):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: `compute` takes the inputs, which are its defaults, and returns values in plain units, named with them.
+    """A row: `compute` returns values in plain units, named with them; its inputs are its defaults, but for `given`.
 
     `right` is a sentence with places for values. `claims` are numbers of the text, by the value that they are about.
     """
@@ -59,11 +59,13 @@ class Row:
     provenance: Provenance
     claims: Values
     compute: Callable[..., Values]
+    given: Mapping[str, Input]
 
     @property
     def inputs(self) -> Mapping[str, Input]:
         """The inputs, in plain units."""
-        return {name: parameter.default for name, parameter in inspect.signature(self.compute).parameters.items()}
+        parameters = inspect.signature(self.compute).parameters
+        return {name: parameter.default for name, parameter in parameters.items()} | dict(self.given)
 
     @property
     def derivation(self) -> str:
@@ -72,7 +74,7 @@ class Row:
 
     def values(self, **changed: Input) -> Values:
         """Return the values, for other inputs where some are given."""
-        return self.compute(**changed)
+        return self.compute(**{**self.given, **changed})
 
     def sentence(self, **changed: Input) -> str:
         """Return what is right, with the values filled in."""
@@ -92,14 +94,3 @@ class Row:
             "provenance": self.provenance,
             "derivation": self.derivation,
         }
-
-
-def row(
-    id: str, texts: str, says: str, status: Status, right: str, provenance: Provenance = "counted", **claims: float
-) -> Callable[[Callable[..., Values]], Row]:
-    """Return a decorator that makes a row of the function that computes its values."""
-
-    def make(compute: Callable[..., Values]) -> Row:
-        return Row(id, texts, says, status, right, provenance, claims, compute)
-
-    return make

@@ -3,38 +3,17 @@
 from math import ceil
 
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.explain.lectures.row import Values, row
+from ridgeline.explain.lectures.row import Values
 from ridgeline.explain.limits import H100, kv_bytes, limit, memory, peak
 from ridgeline.program.ops.attention import visible_keys
 
 
-@row(
-    "decode-floor",
-    "D0",
-    "42 ms, 24 tokens/s",
-    "≈",
-    "{step_s:2ms}, {tokens_per_s:2} tokens/s",
-    "datasheet",
-    step_s=0.042,
-    tokens_per_s=24,
-)
 def decode_floor(weight_bytes: float = 140e9, card: str = H100) -> Values:
     """Divide the bytes of the weights by the bandwidth."""
     step_s = limit(card, weight_bytes=weight_bytes).seconds
     return {"step_s": step_s, "tokens_per_s": 1 / step_s}
 
 
-@row(
-    "ttft-100",
-    "D0",
-    "a prompt of 100 tokens takes 70B about 30 ms on one card",
-    "✗",
-    "at least {floor_s:1ms}, the weights (arithmetic is {compute_s:1ms}); they do not fit one card of "
-    "{memory_bytes:0GB}, "
-    "and {cards:0} take {cards_s:1ms}",
-    "datasheet",
-    floor_s=0.030,
-)
 def ttft_100(parameters: float = 70e9, tokens: int = 100, card: str = H100) -> Values:
     """Take the larger of reading the weights and of two FLOPs for each weight and token."""
     flops, weight_bytes = 2 * parameters * tokens, 2 * parameters
@@ -48,18 +27,6 @@ def ttft_100(parameters: float = 70e9, tokens: int = 100, card: str = H100) -> V
     }
 
 
-@row(
-    "thousand-users",
-    "D0",
-    "1,000 users at 24 tokens/s each need 1,000 cards, $2,000/h",
-    "✗",
-    "that is batch 1 on a card it does not fit. On {group:0} cards {fit:0} sequences fit, and {batch:0} take "
-    "{step_s:1ms}: "
-    "{cards:0} cards, ${dollars_per_h:0}/h; in int4 one card holds {fit_int4:0}: {cards_int4:0} cards",
-    "datasheet",
-    cards=1000,
-    dollars_per_h=2000,
-)
 def thousand_users(
     parameters: float = 70e9,
     users: int = 1000,
@@ -86,44 +53,17 @@ def thousand_users(
     }
 
 
-@row(
-    "naive-tokens",
-    "D1",
-    "passes of 4,097 to 4,352 tokens, about 1M",
-    "✗",
-    "the first pass has {first:0} tokens, the last {last:0}: {computed:0} in all",
-    first=4097,
-    last=4352,
-)
 def naive_tokens(prompt: int = 4096, output: int = 256) -> Values:
     """Sum the tokens of every pass: the pass that makes a token does not have it yet."""
     return {"first": prompt, "last": prompt + output - 1, "computed": sum(range(prompt, prompt + output))}
 
 
-@row(
-    "naive-overhead",
-    "D1",
-    "4,000 times the work",
-    "✗",
-    "{per_token:1} tokens are computed for each one made, but a cache needs {cached:0} in all: {saved:0x} saved",
-    saved=4000,
-)
 def naive_overhead(prompt: int = 4096, output: int = 256) -> Values:
     """Divide the tokens computed without a cache by the tokens computed with one."""
     computed, cached = sum(range(prompt, prompt + output)), prompt + output - 1
     return {"per_token": computed / output, "cached": cached, "saved": int(computed / cached)}
 
 
-@row(
-    "naive-order",
-    "D1 D3 B",
-    "O(T³) becomes O(T²); a cached step costs the same in each layer; O(N²) becomes O(N)",
-    "✗",
-    "attention alone is cubic, then quadratic: twice the tokens are {naive:2x} the pairs of query and key, with a "
-    "cache "
-    "{cached:2x}; of a cached step the linear layers stay and attention grows {step:2x}",
-    step=1,
-)
 def naive_order(tokens: int = 4096) -> Values:
     """Count query-key pairs of causal attention over a whole output, and over one twice as long."""
 
@@ -140,57 +80,23 @@ def naive_order(tokens: int = 4096) -> Values:
     return {name: pairs(2 * tokens) / pairs(tokens) for name, pairs in ratio.items()}
 
 
-@row(
-    "ops-at-step",
-    "B",
-    "without a cache, 101 tokens at step 100 and 500 at step 500",
-    "✗",
-    "{computed:0} by the same count; with a cache {written:0} new key and value, {read:0} reads",
-    computed=500,
-)
 def ops_at_step(step: int = 500) -> Values:
     """Count the first token, and one more for each step."""
     return {"computed": step + 1, "written": 1, "read": step}
 
 
-@row(
-    "decode-steps",
-    "B",
-    "500 tokens are 500 decode steps",
-    "✗",
-    "{prefill:0} prefill, which makes the first token, and {decode:0} decode steps; with {per_round:2} tokens a round "
-    "of "
-    "speculation {rounds:0}",
-    decode=500,
-)
 def decode_steps(tokens: int = 500, per_round: float = 3.36) -> Values:
     """Count one step for each token after the first."""
     decode = tokens - 1
     return {"prefill": 1, "decode": decode, "per_round": per_round, "rounds": ceil(decode / per_round)}
 
 
-@row(
-    "e2e-vs-ttft",
-    "D1",
-    "50 tokens take 5 to 10 times the first one",
-    "≈",
-    "1 + {steps:0} × TPOT ÷ TTFT: true where TPOT ÷ TTFT is from {low:2} to {high:2}",
-)
 def e2e_vs_ttft(tokens: int = 50, times_low: float = 5, times_high: float = 10) -> Values:
     """Take the ratio from times = 1 + (tokens - 1) × TPOT ÷ TTFT."""
     steps = tokens - 1
     return {"steps": steps, "low": (times_low - 1) / steps, "high": (times_high - 1) / steps}
 
 
-@row(
-    "short-prompt",
-    "B D",
-    "prefill is compute-bound, here of 12 tokens with 13B",
-    "✗",
-    "below {break_even:0} tokens it is memory-bound: {step_s:2ms}, as long as a decode step of {decode_s:2ms}; "
-    "arithmetic is {compute_s:2ms}",
-    "datasheet",
-)
 def short_prompt(parameters: float = 13e9, tokens: int = 12, card: str = H100) -> Values:
     """Compare the FLOPs of the prompt with the bytes of the weights."""
     compute_s = 2 * parameters * tokens / peak(card)
@@ -200,30 +106,12 @@ def short_prompt(parameters: float = 13e9, tokens: int = 12, card: str = H100) -
     return {"break_even": break_even, "step_s": step.seconds, "decode_s": decode.seconds, "compute_s": compute_s}
 
 
-@row(
-    "prefix",
-    "B C",
-    "a shared prefix saves 90 %, 10 to 100 times the prompt's work",
-    "≈",
-    "{most:0x} for a question of {short:0} tokens, {least:0x} for one of {long:0}: (prefix + question) ÷ question",
-    most=100,
-    least=10,
-)
 def prefix(prefix_tokens: int = 1000, short: int = 10, long: int = 100) -> Values:
     """Divide the tokens of the prompt by those that no earlier request had."""
     most, least = ((prefix_tokens + question) / question for question in (short, long))
     return {"most": most, "least": least, "short": short, "long": long}
 
 
-@row(
-    "reasoning",
-    "C",
-    "a model that reasons writes 10⁴ to 10⁶ tokens",
-    "+",
-    "at the floor of 70B they take {short_s:0min} to {long_s:1h}, and {short_bytes:1GB} to {long_bytes:0GB} of KV "
-    "cache",
-    "datasheet",
-)
 def reasoning(short: float = 1e4, long: float = 1e6, weight_bytes: float = 140e9, card: str = H100) -> Values:
     """Multiply the floor of a step, and the KV bytes of a token, by the tokens."""
     step_s, token_bytes = limit(card, weight_bytes=weight_bytes).seconds, kv_bytes(1, 80, 8, 128)
