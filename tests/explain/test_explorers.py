@@ -44,12 +44,12 @@ def test_what_is_shown_first(name):
 
 
 CHANGED = {"card": "l4", "element_bytes": 4, "hit": 0.5, "acceptance": 0.5, "kv_heads": 4, "value": 0.3}
-INPUTS = [(name, field) for name in explorers.names() for field in explorers.inputs_of(name).__struct_fields__]
+INPUTS = [(name, field) for name in explorers.names() for field in explorers.inputs_of(name)]
 
 
 @pytest.mark.parametrize(("name", "field"), INPUTS)
 def test_every_input_is_used(name, field):
-    default = getattr(explorers.inputs_of(name)(), field)
+    default = explorers.inputs_of(name)[field].default
     other = explain.explore(name, **{field: CHANGED.get(field, default * 2 if default != "h100-sxm" else None)})
     first = explain.explore(name)
     assert [figure.value for figure in other.figures] != [figure.value for figure in first.figures]

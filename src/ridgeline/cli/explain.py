@@ -74,7 +74,7 @@ def _explorer(name: str) -> Callable[[typer.Context], None]:
 
     def run(ctx: typer.Context) -> None:
         app = typer.Typer(add_completion=False)
-        app.command(help=(explorers.inputs_of(name).__doc__ or "") + " " + explorers.summary(name))(_command(name))
+        app.command(help=explorers.summary(name))(_command(name))
         typer.main.get_command(app).main(args=ctx.args, prog_name=ctx.command_path, standalone_mode=False)
 
     return run
@@ -82,7 +82,6 @@ def _explorer(name: str) -> Callable[[typer.Context], None]:
 
 def _command(name: str) -> Callable[..., None]:
     """Return a function with an option for every input of an explorer."""
-    import msgspec
 
     def run(json: bool, **inputs: Any) -> None:
         result = explorers.explore(name, **inputs)
@@ -94,37 +93,19 @@ def _command(name: str) -> Callable[..., None]:
             typer.echo(f"  {figure.name:18} {figure.text:>18}   {figure.formula} [{figure.provenance}]")
 
     flag = Annotated[bool, typer.Option("--json", help="Print one JSON object, with the series to draw.")]
-    parameters = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=flag)]
-    described = msgspec.inspect.type_info(explorers.inputs_of(name))
-    assert isinstance(described, msgspec.inspect.StructType)
-    for field in described.fields:
-        parameters.insert(-1, _option(field))
+    parameters = [_option(parameter) for parameter in explorers.inputs_of(name).values()]
+    parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=flag))
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _option(field: Any) -> inspect.Parameter:
-    """Return an option of a field of a msgspec Struct, with the field's range and description."""
-    import msgspec
-
-    described, text = field.type, ""
-    if isinstance(described, msgspec.inspect.Metadata):
-        text = (described.extra_json_schema or {}).get("description", "")
-        described = described.type
-    low = high = None
-    match described:
-        case msgspec.inspect.IntType():
-            kind, low, high = int, described.ge, described.le
-        case msgspec.inspect.FloatType():
-            kind, low, high = float, described.ge, described.le
-        case msgspec.inspect.LiteralType():
-            kind = type(described.values[0])
-        case _:
-            kind = str
-    option = typer.Option("--" + field.name.replace("_", "-"), min=low, max=high, help=text)
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return an explorer's input as an option with the same range and description."""
+    (meta,), kind = parameter.annotation.__metadata__, parameter.annotation.__origin__
+    kind = kind if isinstance(kind, type) else type(parameter.default)  # of a Literal; the explorer checks which
+    option = typer.Option("--" + parameter.name.replace("_", "-"), min=meta.ge, max=meta.le, help=meta.description)
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])
 
 
 for _name in explorers.names():

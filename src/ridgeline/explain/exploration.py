@@ -58,6 +58,10 @@ class Series:
     points: Sequence[tuple[float, float]]
 
 
+Answer = tuple[str, Sequence[Figure], Sequence[Series]]
+"""What an explorer finds: a sentence, figures, and curves to draw."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exploration:
     """Holds what one set of inputs gives. In a notebook it shows itself as a table."""

@@ -1,19 +1,20 @@
 """Explorers: one idea of inference each, as figures that follow from a few inputs. One file each.
 
-A file has `Inputs`, a msgspec Struct whose fields say their range and meaning, and `explore`. The command line
-(`ridgeline explain NAME`) and the Python API are made of them.
+A file has `explore`, whose parameters say their range and meaning. The command line (`ridgeline explain NAME`) and the
+Python API are made of them.
 """
 
 import ast
+import inspect
 import pkgutil
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from importlib import import_module, resources
 from typing import Any
 
 import msgspec
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Exploration
+from ridgeline.explain.exploration import Answer, Exploration
 
 
 def names() -> list[str]:
@@ -27,9 +28,9 @@ def summary(name: str) -> str:
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
-def inputs_of(name: str) -> type[msgspec.Struct]:
-    """Return the inputs of an explorer. Raises ConfigError where there is none of that name."""
-    return _module(name).Inputs
+def inputs_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """Return the inputs of an explorer: each a type with a msgspec.Meta, and a default. Raises ConfigError."""
+    return inspect.signature(_explorer(name)).parameters
 
 
 def explore(name: str, **inputs: Any) -> Exploration:
@@ -39,20 +40,20 @@ def explore(name: str, **inputs: Any) -> Exploration:
     """
     from ridgeline.cost.datasheets import datasheet
 
-    module = _module(name)
+    fields = [(field, parameter.annotation, parameter.default) for field, parameter in inputs_of(name).items()]
     try:
-        given = msgspec.convert(inputs, type=module.Inputs)
+        given = msgspec.convert(inputs, type=msgspec.defstruct(name, fields, forbid_unknown_fields=True))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {str(error).replace('`', '')}; see ridgeline explain {name} --help") from error
-    found: Exploration = module.explore(given)
-    card = found.inputs.get("card")
+    inputs = msgspec.structs.asdict(given)
+    sentence, figures, series = _explorer(name)(**inputs)
+    card = inputs.get("card")
     if isinstance(card, str) and datasheet(card).peak("bf16", 1) is None:
-        told = f"{found.sentence} The datasheet of {card} names no peak of arithmetic: only memory is counted."
-        found = replace(found, sentence=told)
-    return found
+        sentence += f" The datasheet of {card} names no peak of arithmetic: only memory is counted."
+    return Exploration(name, inputs, sentence, figures, series)
 
 
-def _module(name: str) -> Any:
+def _explorer(name: str) -> Callable[..., Answer]:
     if name not in names():
         raise ConfigError(f"there is no explorer {name[:40]!r}; there are {', '.join(names())}")
-    return import_module(f"{__name__}.{name}")
+    return import_module(f"{__name__}.{name}").explore

@@ -2,30 +2,25 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure
+from ridgeline.explain.exploration import Answer, Figure
 from ridgeline.program.ops.attention import visible_keys
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes one request."""
-
-    prompt: Annotated[int, Meta(ge=1, le=1 << 20, description="Tokens of the prompt.")] = 4096
-    output: Annotated[int, Meta(ge=1, le=1 << 14, description="Tokens of the output.")] = 256
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    prompt: Annotated[int, Meta(ge=1, le=1 << 20, description="Tokens of the prompt.")] = 4096,
+    output: Annotated[int, Meta(ge=1, le=1 << 14, description="Tokens of the output.")] = 256,
+) -> Answer:
     """Count what every pass computes: all tokens so far, or only the new one."""
-    lengths = range(inputs.prompt, inputs.prompt + inputs.output)
+    lengths = range(prompt, prompt + output)
     naive, cached = sum(lengths), lengths[-1]
     naive_pairs = sum(visible_keys(length, length, None)[0] for length in lengths)
     cached_pairs = visible_keys(cached, cached, None)[0]
     span = f"{lengths[0]:,} + … + {lengths[-1]:,}"
     figures = (
         Figure("naive_tokens", naive, "tokens", span, "counted"),
-        Figure("cached_tokens", cached, "tokens", f"{inputs.prompt:,} + {inputs.output - 1:,}", "counted"),
+        Figure("cached_tokens", cached, "tokens", f"{prompt:,} + {output - 1:,}", "counted"),
         Figure("tokens_saved", naive / cached, "×", "without ÷ with", "counted"),
         Figure("pairs_saved", naive_pairs / cached_pairs, "×", "query-key pairs without ÷ with", "counted"),
     )
@@ -33,4 +28,4 @@ def explore(inputs: Inputs) -> Exploration:
         f"A cache computes {cached:,} tokens instead of {naive:,}: {naive / cached:,.0f}× fewer, and "
         f"{naive_pairs / cached_pairs:,.0f}× fewer query-key pairs."
     )
-    return Exploration("cache", msgspec.structs.asdict(inputs), sentence, figures)
+    return sentence, figures, ()

@@ -3,11 +3,10 @@
 from typing import Annotated
 
 import ml_dtypes
-import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure
+from ridgeline.explain.exploration import Answer, Figure
 
 FLOATS = (
     ("float32", np.dtype(np.float32), np.dtype(np.uint32), 8),
@@ -18,29 +17,24 @@ FLOATS = (
 """Name, dtype, integers of the same width, bits of the exponent."""
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number, and the largest of the numbers that share its scale."""
-
-    value: Annotated[float, Meta(ge=-1e30, le=1e30, description="The number.")] = 0.1
-    largest: Annotated[float, Meta(gt=0, le=1e30, description="Largest magnitude under the same scale.")] = 1.0
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    value: Annotated[float, Meta(ge=-1e30, le=1e30, description="The number.")] = 0.1,
+    largest: Annotated[float, Meta(gt=0, le=1e30, description="Largest magnitude under the same scale.")] = 1.0,
+) -> Answer:
     """Round the number to each dtype and read its bits."""
     figures: list[Figure] = []
     for name, dtype, unsigned, exponent_bits in FLOATS:
         with np.errstate(over="ignore"):
-            stored = np.array([inputs.value]).astype(dtype)
+            stored = np.array([value]).astype(dtype)
         width = 8 * dtype.itemsize
         bits = f"{int(stored.view(unsigned)[0]):0{width}b}"
         parts = f"sign exponent fraction: {bits[0]} {bits[1 : 1 + exponent_bits]} {bits[1 + exponent_bits :]}"
-        value = float(stored.astype(np.float64)[0])
-        figures.append(Figure(name, value if np.isfinite(value) else None, "", parts, "counted"))
+        rounded = float(stored.astype(np.float64)[0])
+        figures.append(Figure(name, rounded if np.isfinite(rounded) else None, "", parts, "counted"))
     for name, most in (("int8", 127), ("int4", 7)):
-        step = inputs.largest / most
-        steps = max(-most, min(most, round(inputs.value / step)))
+        step = largest / most
+        steps = max(-most, min(most, round(value / step)))
         figures.append(Figure(name, steps * step, "", f"{steps} steps of {step:.4g}", "counted"))
-    exact = inputs.value
-    worst = max(figures, key=lambda figure: float("inf") if figure.value is None else abs(figure.value - exact))
-    sentence = f"{exact:g} is furthest from itself in {worst.name}: {worst.text}."
-    return Exploration("dtypes", msgspec.structs.asdict(inputs), sentence, figures)
+    worst = max(figures, key=lambda figure: float("inf") if figure.value is None else abs(figure.value - value))
+    sentence = f"{value:g} is furthest from itself in {worst.name}: {worst.text}."
+    return sentence, figures, ()

@@ -2,41 +2,36 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure, Series
+from ridgeline.explain.exploration import Answer, Figure, Series
 from ridgeline.explain.limits import kv_bytes, memory
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes a model's attention layers, and the sequences."""
-
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 80
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 8
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128
-    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a sequence.")] = 4096
-    batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 1
-    element_bytes: Annotated[Literal[1, 2, 4], Meta(description="4 float32, 2 bf16, 1 int8 with its scales.")] = 2
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm"
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 80,
+    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 8,
+    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
+    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a sequence.")] = 4096,
+    batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 1,
+    element_bytes: Annotated[Literal[1, 2, 4], Meta(description="4 float32, 2 bf16, 1 int8 with its scales.")] = 2,
+    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+) -> Answer:
     """Multiply what a token keeps by the tokens."""
 
     def size(tokens: float) -> float:
-        return kv_bytes(tokens, inputs.layers, inputs.kv_heads, inputs.head_dim, inputs.element_bytes)
+        return kv_bytes(tokens, layers, kv_heads, head_dim, element_bytes)
 
-    whole, room = size(inputs.batch * inputs.context), memory(inputs.card)
+    whole, room = size(batch * context), memory(card)
     share = None if room == float("inf") else whole / room
-    entries = f"2 · {inputs.layers} · {inputs.kv_heads} · {inputs.head_dim} · {inputs.element_bytes}"
+    entries = f"2 · {layers} · {kv_heads} · {head_dim} · {element_bytes}"
     figures = (
         Figure("per_token", size(1), "B", f"{entries} and scales", "counted"),
-        Figure("per_sequence", size(inputs.context), "B", f"{inputs.context:,} tokens", "counted"),
-        Figure("all", whole, "B", f"{inputs.batch:,} sequences", "counted"),
+        Figure("per_sequence", size(context), "B", f"{context:,} tokens", "counted"),
+        Figure("all", whole, "B", f"{batch:,} sequences", "counted"),
         Figure("share", share, "share", "of the card's memory", "datasheet"),
     )
     beside = "the owner chooses the memory" if share is None else f"{share:.1%} of the card's memory"
-    sentence = f"{inputs.batch:,} × {inputs.context:,} tokens keep {whole / 1e9:,.4g} GB: {beside}."
+    sentence = f"{batch:,} × {context:,} tokens keep {whole / 1e9:,.4g} GB: {beside}."
     series = Series("growth", "tokens", "B", [(tokens, size(tokens)) for tokens in (2.0**i for i in range(8, 21))])
-    return Exploration("kv", msgspec.structs.asdict(inputs), sentence, figures, (series,))
+    return sentence, figures, (series,)

@@ -2,36 +2,31 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Exploration, Figure, Series
+from ridgeline.explain.exploration import Answer, Figure, Series
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes sequences of a mean length, and the room that they get."""
-
-    mean: Annotated[float, Meta(ge=1, le=1 << 24, description="Mean tokens of a sequence.")] = 400
-    reserved: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens reserved without paging.")] = 2048
-    block: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of a block.")] = 16
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    mean: Annotated[float, Meta(ge=1, le=1 << 24, description="Mean tokens of a sequence.")] = 400,
+    reserved: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens reserved without paging.")] = 2048,
+    block: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of a block.")] = 16,
+) -> Answer:
     """Compare a reservation with blocks, of which the last is half empty."""
-    if inputs.mean > inputs.reserved:
-        raise ConfigError(f"paging: a mean of {inputs.mean:g} tokens is more than the {inputs.reserved} reserved")
-    whole = 1 - inputs.mean / inputs.reserved
+    if mean > reserved:
+        raise ConfigError(f"paging: a mean of {mean:g} tokens is more than the {reserved} reserved")
+    whole = 1 - mean / reserved
 
     def paged(block: int) -> float:
-        return (block - 1) / 2 / (inputs.mean + (block - 1) / 2)
+        return (block - 1) / 2 / (mean + (block - 1) / 2)
 
-    gain = (1 - paged(inputs.block)) / (1 - whole)
+    gain = (1 - paged(block)) / (1 - whole)
     figures = (
-        Figure("reserved_waste", whole, "share", f"1 - {inputs.mean:g} ÷ {inputs.reserved}", "counted"),
-        Figure("paged_waste", paged(inputs.block), "share", "half a block of each sequence", "counted"),
+        Figure("reserved_waste", whole, "share", f"1 - {mean:g} ÷ {reserved}", "counted"),
+        Figure("paged_waste", paged(block), "share", "half a block of each sequence", "counted"),
         Figure("more_sequences", gain, "×", "in the same memory", "counted"),
     )
-    sentence = f"Blocks waste {paged(inputs.block):.1%} instead of {whole:.1%}: {gain:.2f}× the sequences."
+    sentence = f"Blocks waste {paged(block):.1%} instead of {whole:.1%}: {gain:.2f}× the sequences."
     series = Series("blocks", "tokens of a block", "share", [(1 << i, paged(1 << i)) for i in range(9)])
-    return Exploration("paging", msgspec.structs.asdict(inputs), sentence, figures, (series,))
+    return sentence, figures, (series,)

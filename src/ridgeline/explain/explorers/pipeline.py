@@ -2,39 +2,34 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure, Series
+from ridgeline.explain.exploration import Answer, Figure, Series
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes a model over several devices, its activations in bf16."""
-
-    stages: Annotated[int, Meta(ge=1, le=1024, description="Stages of the pipeline.")] = 4
-    micro_batches: Annotated[int, Meta(ge=1, le=1 << 16, description="Batches that are in it at once.")] = 4
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers.")] = 80
-    hidden: Annotated[int, Meta(ge=1, le=1 << 20, description="Entries of a token between layers.")] = 8192
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a step.")] = 1
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    stages: Annotated[int, Meta(ge=1, le=1024, description="Stages of the pipeline.")] = 4,
+    micro_batches: Annotated[int, Meta(ge=1, le=1 << 16, description="Batches that are in it at once.")] = 4,
+    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers.")] = 80,
+    hidden: Annotated[int, Meta(ge=1, le=1 << 20, description="Entries of a token between layers.")] = 8192,
+    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a step.")] = 1,
+) -> Answer:
     """Count bubbles, hops and all-reduces."""
 
     def full(micro_batches: int) -> float:
-        return micro_batches / (micro_batches + inputs.stages - 1)
+        return micro_batches / (micro_batches + stages - 1)
 
-    row = 2 * inputs.hidden * inputs.tokens
+    row = 2 * hidden * tokens
     figures = (
-        Figure("full", full(inputs.micro_batches), "share", "M ÷ (M + s - 1)", "counted"),
-        Figure("hops", inputs.stages - 1, "messages", f"of {row:,} B between stages", "counted"),
-        Figure("all_reduces", 2 * inputs.layers, "messages", "two a layer with tensor parallelism", "counted"),
-        Figure("all_reduce_bytes", row, "B", f"{inputs.tokens} · {inputs.hidden} · 2 bytes", "counted"),
+        Figure("full", full(micro_batches), "share", "M ÷ (M + s - 1)", "counted"),
+        Figure("hops", stages - 1, "messages", f"of {row:,} B between stages", "counted"),
+        Figure("all_reduces", 2 * layers, "messages", "two a layer with tensor parallelism", "counted"),
+        Figure("all_reduce_bytes", row, "B", f"{tokens} · {hidden} · 2 bytes", "counted"),
         Figure("link_time", None, "s", "latency and bandwidth of the link are not known here", "measured"),
     )
     sentence = (
-        f"A pipeline of {inputs.stages} is {full(inputs.micro_batches):.0%} full; tensor parallelism would send "
-        f"{2 * inputs.layers} all-reduces of {row:,} B a step."
+        f"A pipeline of {stages} is {full(micro_batches):.0%} full; tensor parallelism would send "
+        f"{2 * layers} all-reduces of {row:,} B a step."
     )
     series = Series("fill", "batches", "share", [(1 << i, full(1 << i)) for i in range(8)])
-    return Exploration("pipeline", msgspec.structs.asdict(inputs), sentence, figures, (series,))
+    return sentence, figures, (series,)

@@ -2,27 +2,22 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure
+from ridgeline.explain.exploration import Answer, Figure
 from ridgeline.program.ops.attention import visible_keys
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes prompts with a common beginning."""
-
-    shared: Annotated[int, Meta(ge=0, le=1 << 22, description="Tokens of the common beginning.")] = 1000
-    question: Annotated[int, Meta(ge=1, le=1 << 22, description="Tokens that follow.")] = 100
-    hit: Annotated[float, Meta(ge=0, le=1, description="Share of requests that find the beginning.")] = 1.0
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    shared: Annotated[int, Meta(ge=0, le=1 << 22, description="Tokens of the common beginning.")] = 1000,
+    question: Annotated[int, Meta(ge=1, le=1 << 22, description="Tokens that follow.")] = 100,
+    hit: Annotated[float, Meta(ge=0, le=1, description="Share of requests that find the beginning.")] = 1.0,
+) -> Answer:
     """Count the tokens computed with and without reuse."""
-    whole = inputs.shared + inputs.question
-    computed = inputs.question + (1 - inputs.hit) * inputs.shared
-    pairs = visible_keys(inputs.question, whole, None)[0] / visible_keys(whole, whole, None)[0]
-    missed = f"{inputs.question:,} + {1 - inputs.hit:g} · {inputs.shared:,}"
+    whole = shared + question
+    computed = question + (1 - hit) * shared
+    pairs = visible_keys(question, whole, None)[0] / visible_keys(whole, whole, None)[0]
+    missed = f"{question:,} + {1 - hit:g} · {shared:,}"
     figures = (
         Figure("computed", computed, "tokens", missed, "counted"),
         Figure("saved", 1 - computed / whole, "share", "of the prompt's tokens", "counted"),
@@ -30,4 +25,4 @@ def explore(inputs: Inputs) -> Exploration:
         Figure("pairs_left", pairs, "share", "query-key pairs of a hit: its keys are still read", "counted"),
     )
     sentence = f"{computed:,.0f} of {whole:,} tokens are computed: {whole / computed:.1f}× less for the linear layers."
-    return Exploration("prefix", msgspec.structs.asdict(inputs), sentence, figures)
+    return sentence, figures, ()

@@ -2,33 +2,28 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure, Series
+from ridgeline.explain.exploration import Answer, Figure, Series
 from ridgeline.explain.limits import bandwidth, linear_intensity, peak, ridge
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes a product of `tokens` rows with a matrix in bf16."""
-
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens in the step: batch, or a prompt.")] = 1
-    rows: Annotated[int, Meta(ge=1, le=1 << 24, description="Inputs of the matrix.")] = 4096
-    columns: Annotated[int, Meta(ge=1, le=1 << 24, description="Outputs of the matrix.")] = 11008
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm"
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens in the step: batch, or a prompt.")] = 1,
+    rows: Annotated[int, Meta(ge=1, le=1 << 24, description="Inputs of the matrix.")] = 4096,
+    columns: Annotated[int, Meta(ge=1, le=1 << 24, description="Outputs of the matrix.")] = 11008,
+    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+) -> Answer:
     """Find the product's place on the roofline."""
 
     def reached(tokens: int) -> float:
-        return min(peak(inputs.card), linear_intensity(tokens, inputs.rows, inputs.columns) * bandwidth(inputs.card))
+        return min(peak(card), linear_intensity(tokens, rows, columns) * bandwidth(card))
 
-    intensity = linear_intensity(inputs.tokens, inputs.rows, inputs.columns)
-    known = peak(inputs.card) < float("inf")
-    corner = ridge(inputs.card) if known else None
-    speed = reached(inputs.tokens)
-    share = speed / peak(inputs.card) if known else None
+    intensity = linear_intensity(tokens, rows, columns)
+    known = peak(card) < float("inf")
+    corner = ridge(card) if known else None
+    speed = reached(tokens)
+    share = speed / peak(card) if known else None
     figures = (
         Figure("intensity", intensity, "FLOP/B", "2·T·I·O ÷ 2·(I·O + T·I + T·O)", "counted"),
         Figure("ridge", corner, "FLOP/B", "peak ÷ bandwidth", "datasheet"),
@@ -40,5 +35,5 @@ def explore(inputs: Inputs) -> Exploration:
         bound = "compute-bound"
     reach = "an unknown share" if share is None else f"at most {share:.2%}"
     series = Series("roofline", "tokens", "FLOP/s", [(float(1 << i), reached(1 << i)) for i in range(15)])
-    sentence = f"{inputs.tokens:,} tokens are {bound}: {intensity:,.4g} FLOPs per byte reach {reach} of the peak."
-    return Exploration("roofline", msgspec.structs.asdict(inputs), sentence, figures, (series,))
+    sentence = f"{tokens:,} tokens are {bound}: {intensity:,.4g} FLOPs per byte reach {reach} of the peak."
+    return sentence, figures, (series,)

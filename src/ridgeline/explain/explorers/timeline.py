@@ -5,43 +5,38 @@ Prefill computes the prompt and makes the first token; every further token is a 
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Exploration, Figure, Series
+from ridgeline.explain.exploration import Answer, Figure, Series
 from ridgeline.explain.limits import kv_bytes, limit
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes one request to a dense model in bf16."""
-
-    prompt: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of the prompt.")] = 12
-    output: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of the output.")] = 16
-    parameters: Annotated[float, Meta(ge=1e6, le=1e13, description="Parameters of the model.")] = 13e9
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 40
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 40
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm"
-
-
-def explore(inputs: Inputs) -> Exploration:
+def explore(
+    prompt: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of the prompt.")] = 12,
+    output: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of the output.")] = 16,
+    parameters: Annotated[float, Meta(ge=1e6, le=1e13, description="Parameters of the model.")] = 13e9,
+    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 40,
+    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 40,
+    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
+    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+) -> Answer:
     """Sum the passes of the request."""
-    weight_bytes = 2 * inputs.parameters
-    prefill = limit(inputs.card, flops=weight_bytes * inputs.prompt, weight_bytes=weight_bytes)
+    weight_bytes = 2 * parameters
+    prefill = limit(card, flops=weight_bytes * prompt, weight_bytes=weight_bytes)
     passes = [
         limit(
-            inputs.card,
+            card,
             flops=weight_bytes,
             weight_bytes=weight_bytes,
-            kv_bytes=kv_bytes(inputs.prompt + made, inputs.layers, inputs.kv_heads, inputs.head_dim),
+            kv_bytes=kv_bytes(prompt + made, layers, kv_heads, head_dim),
         ).seconds
-        for made in range(1, inputs.output)
+        for made in range(1, output)
     ]
     total = prefill.seconds + sum(passes)
     step = f"(weights {weight_bytes:.4g} B + KV) ÷ bandwidth"
     figures = (
-        Figure("ttft", prefill.seconds, "s", f"max(2 · parameters · {inputs.prompt} ÷ peak, {step})", "datasheet"),
-        Figure("passes", 1 + len(passes), "", f"1 + ({inputs.output} - 1)", "counted"),
+        Figure("ttft", prefill.seconds, "s", f"max(2 · parameters · {prompt} ÷ peak, {step})", "datasheet"),
+        Figure("passes", 1 + len(passes), "", f"1 + ({output} - 1)", "counted"),
         Figure("tpot", sum(passes) / len(passes) if passes else None, "s", step, "datasheet"),
         Figure("total", total, "s", f"TTFT + {len(passes)} × TPOT", "datasheet"),
     )
@@ -50,4 +45,4 @@ def explore(inputs: Inputs) -> Exploration:
         f"{sum(passes) / total:.0%} of the time is decode."
     )
     series = Series("passes", "pass", "s", [(0, prefill.seconds), *((i + 1.0, s) for i, s in enumerate(passes[:4096]))])
-    return Exploration("timeline", msgspec.structs.asdict(inputs), sentence, figures, (series,))
+    return sentence, figures, (series,)
