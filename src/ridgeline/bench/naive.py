@@ -8,7 +8,8 @@ from ridgeline.backends.reference.dense import DenseMemory
 from ridgeline.backends.reference.interpreter import interpret
 from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import StepOutput
-from ridgeline.bench.offline import BenchEngine, OfflineRun, Recorder
+from ridgeline.bench.offline import BenchEngine, OfflineRun
+from ridgeline.bench.recorder import Recorder
 from ridgeline.core.dtypes import DTYPES
 from ridgeline.core.step import SampledToken, SampleRow
 from ridgeline.decoding.sampling import Sampler
@@ -35,8 +36,9 @@ class NaiveGeneration:
     @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> OfflineRun:
         """Return the requests in their order."""
-        recorder = Recorder(requests)
+        recorder = Recorder()
         for request in requests:
+            recorder.sent(request, recorder.start_s, recorder.start_s)
             self._run_request(request, recorder)
         return OfflineRun(log=recorder.log(), token_ids=recorder.token_ids())
 

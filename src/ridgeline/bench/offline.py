@@ -5,22 +5,21 @@ E2EL include the wait for a place in the batch.
 """
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ridgeline.bench.metrics import summarize
 from ridgeline.bench.offline_report import EngineFacts, OfflineReport, SchedulingCost, Spread, SystemResult
-from ridgeline.bench.record import RequestRecord, RunLog
+from ridgeline.bench.record import RunLog
+from ridgeline.bench.recorder import Recorder
 from ridgeline.bench.workload import BenchRequest, Workload, require
 from ridgeline.bench.workloads import describe_workload
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.journal import Totals
-from ridgeline.engine.outputs import OutputDelta
-from ridgeline.engine.request import FinishReason, Request
+from ridgeline.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,70 +40,14 @@ class System(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Output:
-    token_ids: list[int] = field(default_factory=list[int])
-    times_s: list[float] = field(default_factory=list[float])
-    finish_reason: FinishReason | None = None
-    num_cached: int = 0
-    error: str | None = None
-
-
-class Recorder:
-    """Keeps when every token of every request came, in seconds since it was made."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
-        self._outputs = {request.request_id: _Output() for request in requests}
-        self._start = time.perf_counter()
-        self.num_unfinished = len(requests)
-
-    def tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Record tokens that came now."""
-        output = self._outputs[request_id]
-        output.token_ids.extend(token_ids)
-        output.times_s.append(time.perf_counter() - self._start)
-
-    def finish(self, request_id: str, reason: FinishReason, *, num_cached: int = 0, error: str | None = None) -> None:
-        """Record that the request has ended; its last tokens are already recorded."""
-        output = self._outputs[request_id]
-        output.finish_reason, output.num_cached, output.error = reason, num_cached, error
-        self.num_unfinished -= 1
-
-    def log(self) -> RunLog:
-        """Return the run that ends now. Everything was sent at 0."""
-        duration_s = time.perf_counter() - self._start
-        records = [
-            RequestRecord(
-                index=index,
-                arrival_s=0.0,
-                sent_s=0.0,
-                end_s=output.times_s[-1] if output.times_s else duration_s,
-                chunk_times_s=tuple(output.times_s),
-                prompt_tokens=len(request.prompt_ids),
-                cached_tokens=output.num_cached,
-                output_tokens=len(output.token_ids),
-                usage_reported=True,
-                finish_reason=str(output.finish_reason),
-                error=output.error,
-            )
-            for index, (request, output) in enumerate(zip(self._requests, self._outputs.values(), strict=True))
-        ]
-        return RunLog(records=records, duration_s=duration_s, unsent=0)
-
-    def token_ids(self) -> list[list[int]]:
-        """Return the outputs so far, in the order of the requests."""
-        return [output.token_ids for output in self._outputs.values()]
-
-
 class BenchEngine:
     """An engine in this thread, and itself the system that continuous batching is. Raises what `build_engine` does."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._recorder = Recorder(())
+        self._recorder = Recorder()
         self._runs = itertools.count()
-        self.engine = build_engine(config, self._deliver)
+        self.engine = build_engine(config, lambda deltas: self._recorder.deliver(deltas))
 
     def requests(self, workload: Sequence[BenchRequest], *, temperature: float) -> list[Request]:
         """Make requests for one run: they share prefixes with each other, but find nothing that another run cached.
@@ -133,18 +76,18 @@ class BenchEngine:
         """Submit each batch when the one before it has ended; all times count from the first one's start."""
         loop = self.engine.loop
         before = loop.journal.totals()
-        self._recorder = Recorder([request for batch in batches for request in batch])
+        self._recorder = recorder = Recorder()
         for batch in batches:
-            unfinished_after = self._recorder.num_unfinished - len(batch)
             for request in batch:
+                recorder.sent(request, recorder.start_s, recorder.start_s)
                 loop.submit(request)
-            while self._recorder.num_unfinished > unfinished_after:
+            while recorder.num_open:
                 stepped = loop.step()
                 assert stepped, "requests are unfinished, but the engine has nothing to compute"
-        log = self._recorder.log()
+        log = recorder.log()
         return OfflineRun(
             log=log,
-            token_ids=self._recorder.token_ids(),
+            token_ids=recorder.token_ids(),
             scheduling=_scheduling_cost(before, loop.journal.totals(), log.duration_s),
         )
 
@@ -158,15 +101,6 @@ class BenchEngine:
             block_size=self.config.cache.block_size,
             prefix_caching=self.config.cache.prefix_caching,
         )
-
-    def _deliver(self, deltas: list[OutputDelta]) -> None:
-        for delta in deltas:
-            if delta.token_ids:
-                self._recorder.tokens(delta.request_id, delta.token_ids)
-            if (end := delta.finish) is not None:
-                self._recorder.finish(
-                    delta.request_id, end.reason, num_cached=end.num_cached_tokens, error=_error(end.reason, end.error)
-                )
 
 
 def measure(
@@ -241,8 +175,3 @@ def _scheduling_cost(before: Totals, after: Totals, duration_s: float) -> Schedu
         s_per_step=(plan_s + commit_s) / max(1, num_steps),
         share_of_run=(plan_s + commit_s) / duration_s,
     )
-
-
-def _error(reason: FinishReason, error: str | None) -> str | None:
-    """Return why an output failed: it neither stopped nor reached its length, and its tokens are not counted."""
-    return None if reason in (FinishReason.STOP, FinishReason.LENGTH) else error or str(reason)
