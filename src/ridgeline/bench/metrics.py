@@ -19,6 +19,7 @@ from ridgeline.core.errors import ConfigError
 
 SloMetric = Literal["ttft", "tpot", "e2el"]
 MAX_ERROR_KINDS = 10
+COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,10 @@ class Distribution:
     p90: float
     p99: float
     max: float
+
+    def cells(self) -> Sequence[str]:
+        """Return the cells of a table with the columns COLUMNS."""
+        return [f"{getattr(self, name):,.2f}" for name in COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from ridgeline.bench.facts import MachineFacts
 from ridgeline.bench.metrics import Distribution, Results
-from ridgeline.bench.report import Report
+from ridgeline.bench.report import Report, numbers_table
 from ridgeline.bench.workloads import WorkloadFacts
 
 
@@ -100,9 +99,7 @@ class LatencyReport(Report):
 def print_offline(console: Console, report: OfflineReport) -> None:
     """Print the systems side by side."""
     _print_head(console, report.engine, report.machine)
-    table = Table("", *(system.system for system in report.systems), title=f"offline: {report.workload.kind}")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = numbers_table(f"offline: {report.workload.kind}", "", *(system.system for system in report.systems))
 
     def row(label: str, value: Callable[[SystemResult], str]) -> None:
         table.add_row(label, *(value(system) for system in report.systems))
@@ -132,9 +129,7 @@ def print_latency(console: Console, report: LatencyReport) -> None:
     """Print one line per shape of step."""
     _print_head(console, report.engine, report.machine)
     columns = ("step", f"tokens / s, median of {report.repeats}", "ms", "plan + commit / step (µs)", "share of run")
-    table = Table(*columns, title=f"latency: decode after prompts of {report.prompt_tokens} tokens")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = numbers_table(f"latency: decode after prompts of {report.prompt_tokens} tokens", *columns)
     for point in report.points:
         cost = point.scheduling
         table.add_row(

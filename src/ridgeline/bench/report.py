@@ -17,7 +17,7 @@ from rich.table import Table
 from ridgeline.bench.client import Endpoint
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import Distribution, Latencies, Results, Slo, SteadyState, steady_state, summarize
+from ridgeline.bench.metrics import COLUMNS, Distribution, Latencies, Results, Slo, SteadyState, steady_state, summarize
 from ridgeline.bench.record import RequestRecord, RunLog
 from ridgeline.bench.workload import Workload
 from ridgeline.bench.workloads import WorkloadFacts, describe_workload
@@ -134,10 +134,16 @@ def print_report(console: Console, report: BenchReport) -> None:
         )
 
 
-def _rates_table(results: Results, steady: SteadyState | None) -> Table:
-    table = Table("", "whole run", "steady state", title="throughput")
+def numbers_table(title: str, *columns: str) -> Table:
+    """Return an empty table whose columns are numbers but for the first."""
+    table = Table(*columns, title=title)
     for column in table.columns[1:]:
         column.justify = "right"
+    return table
+
+
+def _rates_table(results: Results, steady: SteadyState | None) -> Table:
+    table = numbers_table("throughput", "", "whole run", "steady state")
 
     def row(label: str, whole: float | str, inside: float | None = None) -> None:
         table.add_row(
@@ -163,9 +169,7 @@ def _rates_table(results: Results, steady: SteadyState | None) -> Table:
 
 
 def _latency_table(title: str, latencies: Latencies, send_delay_ms: Distribution | None) -> Table:
-    table = Table("", "mean", "p50", "p90", "p99", "max", title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = numbers_table(title, "", *COLUMNS)
     rows = (
         ("TTFT, time to first token", latencies.ttft_ms),
         ("TPOT, per output token after the first", latencies.tpot_ms),
@@ -175,6 +179,5 @@ def _latency_table(title: str, latencies: Latencies, send_delay_ms: Distribution
     )
     for label, values in rows:
         if values is not None:
-            figures = (values.mean, values.p50, values.p90, values.p99, values.max)
-            table.add_row(label, *(f"{figure:.2f}" for figure in figures))
+            table.add_row(label, *values.cells())
     return table

@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.bench.arrivals import Arrivals
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import Distribution, Results, Slo, parse_slos, summarize
+from ridgeline.bench.metrics import COLUMNS, Results, Slo, parse_slos, summarize
 from ridgeline.bench.record import RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.bench.workloads import parse_workload
@@ -37,7 +37,7 @@ from ridgeline.weights.folder import ModelFolder
 if TYPE_CHECKING:
     from ridgeline.engine.executor import StepObserver
 
-HEAD = ("", "mean", "p50", "p90", "p99", "max")
+HEAD = ("", *COLUMNS)
 
 
 class FakeClock:
@@ -159,7 +159,7 @@ class Simulation:
         """Return the cells of a table of latencies in milliseconds, with the columns HEAD."""
         found = self.results.latencies
         rows = (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms), ("E2E latency", found.e2el_ms))
-        return [(f"{name}, ms", *_cells(values)) for name, values in rows if values is not None]
+        return [(f"{name}, ms", *values.cells()) for name, values in rows if values is not None]
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as plain data."""
@@ -181,10 +181,6 @@ class Simulation:
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.sentence} [{self.provenance}]", HEAD, self.lines())
-
-
-def _cells(values: Distribution) -> Sequence[str]:
-    return [f"{value:,.2f}" for value in (values.mean, values.p50, values.p90, values.p99, values.max)]
 
 
 def simulate(
