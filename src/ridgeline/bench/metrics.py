@@ -39,7 +39,7 @@ class Distribution:
 
     def cells(self) -> Sequence[str]:
         """Return the cells of a table with the columns COLUMNS."""
-        return [f"{getattr(self, name):,.2f}" for name in COLUMNS]
+        return [f"{getattr(self, name):.2f}" for name in COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
