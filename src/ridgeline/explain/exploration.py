@@ -58,7 +58,7 @@ class Series:
     points: Sequence[tuple[float, float]]
 
 
-Answer = tuple[str, Sequence[Figure], Sequence[Series]]
+Found = tuple[str, Sequence[Figure], Sequence[Series]]
 """What an explorer finds: a sentence, figures, and curves to draw."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Answer, Exploration
+from ridgeline.explain.exploration import Found, Exploration
 
 
 def names() -> list[str]:
@@ -53,7 +53,7 @@ def explore(name: str, **inputs: Any) -> Exploration:
     return Exploration(name, inputs, sentence, figures, series)
 
 
-def _explorer(name: str) -> Callable[..., Answer]:
+def _explorer(name: str) -> Callable[..., Found]:
     if name not in names():
         raise ConfigError(f"there is no explorer {name[:40]!r}; there are {', '.join(names())}")
     return import_module(f"{__name__}.{name}").explore

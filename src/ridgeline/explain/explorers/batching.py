@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 from ridgeline.explain.limits import bandwidth, kv_bytes, limit, memory
 
 
@@ -16,7 +16,7 @@ def explore(
     batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences in a step.")] = 32,
     context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of each.")] = 1024,
     card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Answer:
+) -> Found:
     """Weigh decode steps of growing batches."""
     weights = 2 * parameters
     sequence = kv_bytes(context, layers, kv_heads, head_dim)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure
+from ridgeline.explain.exploration import Found, Figure
 
 FLOATS = (
     ("float32", np.dtype(np.float32), np.dtype(np.uint32), 8),
@@ -20,7 +20,7 @@ FLOATS = (
 def explore(
     value: Annotated[float, Meta(ge=-1e30, le=1e30, description="The number.")] = 0.1,
     largest: Annotated[float, Meta(gt=0, le=1e30, description="Largest magnitude under the same scale.")] = 1.0,
-) -> Answer:
+) -> Found:
     """Round the number to each dtype and read its bits."""
     figures: list[Figure] = []
     for name, dtype, unsigned, exponent_bits in FLOATS:

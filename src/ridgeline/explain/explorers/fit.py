@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure
+from ridgeline.explain.exploration import Found, Figure
 from ridgeline.explain.limits import kv_bytes, limit, memory
 from ridgeline.program.ops.attention import visible_keys
 
@@ -21,7 +21,7 @@ def explore(
     batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 32,
     context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of each, all of them prompt for TTFT.")] = 2048,
     card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Answer:
+) -> Found:
     """Weigh weights and cache, and price a prompt and a decode step."""
     weights, room = 2 * parameters, memory(card)
     sequence = kv_bytes(context, layers, kv_heads, head_dim)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 from ridgeline.explain.limits import kv_bytes, memory
 
 
@@ -16,7 +16,7 @@ def explore(
     batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 1,
     element_bytes: Annotated[Literal[1, 2, 4], Meta(description="4 float32, 2 bf16, 1 int8 with its scales.")] = 2,
     card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Answer:
+) -> Found:
     """Multiply what a token keeps by the tokens."""
 
     def size(tokens: float) -> float:

@@ -5,14 +5,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 
 
 def explore(
     mean: Annotated[float, Meta(ge=1, le=1 << 24, description="Mean tokens of a sequence.")] = 400,
     reserved: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens reserved without paging.")] = 2048,
     block: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of a block.")] = 16,
-) -> Answer:
+) -> Found:
     """Compare a reservation with blocks, of which the last is half empty."""
     if mean > reserved:
         raise ConfigError(f"paging: a mean of {mean:g} tokens is more than the {reserved} reserved")

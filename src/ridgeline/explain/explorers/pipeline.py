@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 
 
 def explore(
@@ -13,7 +13,7 @@ def explore(
     layers: Annotated[int, Meta(ge=1, le=1000, description="Layers.")] = 80,
     hidden: Annotated[int, Meta(ge=1, le=1 << 20, description="Entries of a token between layers.")] = 8192,
     tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a step.")] = 1,
-) -> Answer:
+) -> Found:
     """Count bubbles, hops and all-reduces."""
 
     def full(micro_batches: int) -> float:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure
+from ridgeline.explain.exploration import Found, Figure
 from ridgeline.program.ops.attention import visible_keys
 
 
@@ -12,7 +12,7 @@ def explore(
     shared: Annotated[int, Meta(ge=0, le=1 << 22, description="Tokens of the common beginning.")] = 1000,
     question: Annotated[int, Meta(ge=1, le=1 << 22, description="Tokens that follow.")] = 100,
     hit: Annotated[float, Meta(ge=0, le=1, description="Share of requests that find the beginning.")] = 1.0,
-) -> Answer:
+) -> Found:
     """Count the tokens computed with and without reuse."""
     whole = shared + question
     computed = question + (1 - hit) * shared

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 from ridgeline.explain.limits import bandwidth, linear_intensity, peak, ridge
 
 
@@ -13,7 +13,7 @@ def explore(
     rows: Annotated[int, Meta(ge=1, le=1 << 24, description="Inputs of the matrix.")] = 4096,
     columns: Annotated[int, Meta(ge=1, le=1 << 24, description="Outputs of the matrix.")] = 11008,
     card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Answer:
+) -> Found:
     """Find the product's place on the roofline."""
 
     def reached(tokens: int) -> float:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.cost.speculation import speedup, tokens_per_round
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 
 MAX_DRAFTS = 16
 
@@ -16,7 +16,7 @@ def explore(
     draft_ratio: Annotated[
         float, Meta(ge=0, le=10, description="Time of a draft step ÷ time of a target step.")
     ] = 0.11,
-) -> Answer:
+) -> Found:
     """Divide the tokens of a round by its steps."""
 
     def at(drafts: int) -> float:

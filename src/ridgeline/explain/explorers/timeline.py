@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Answer, Figure, Series
+from ridgeline.explain.exploration import Found, Figure, Series
 from ridgeline.explain.limits import kv_bytes, limit
 
 
@@ -19,7 +19,7 @@ def explore(
     kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 40,
     head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
     card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Answer:
+) -> Found:
     """Sum the passes of the request."""
     weight_bytes = 2 * parameters
     prefill = limit(card, flops=weight_bytes * prompt, weight_bytes=weight_bytes)

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Answer, Figure
+from ridgeline.explain.exploration import Found, Figure
 from ridgeline.program.op import KvState, LatentState
 
 
@@ -17,7 +17,7 @@ def explore(
     rope_dim: Annotated[int, Meta(ge=0, le=1024, description="Entries of its rotated key.")] = 64,
     context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a sequence.")] = 32768,
     window: Annotated[int, Meta(ge=1, le=1 << 24, description="Window of sliding attention.")] = 4096,
-) -> Answer:
+) -> Found:
     """Ask each kind of state what a token takes."""
     if kv_heads > heads:
         raise ConfigError(f"variants: {kv_heads} KV heads for {heads} query heads: at most as many")
