@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Found, Exploration
+from ridgeline.explain.exploration import Exploration, Found
 
 
 def names() -> list[str]:

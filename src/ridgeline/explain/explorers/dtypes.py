@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Found, Figure
+from ridgeline.explain.exploration import Figure, Found
 
 FLOATS = (
     ("float32", np.dtype(np.float32), np.dtype(np.uint32), 8),

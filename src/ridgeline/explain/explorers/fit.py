@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Found, Figure
+from ridgeline.explain.exploration import Figure, Found
 from ridgeline.explain.limits import kv_bytes, limit, memory
 from ridgeline.program.ops.attention import visible_keys
 

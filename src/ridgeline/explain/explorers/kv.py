@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Found, Figure, Series
+from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import kv_bytes, memory
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.explain.exploration import Found, Figure, Series
+from ridgeline.explain.exploration import Figure, Found, Series
 
 
 def explore(

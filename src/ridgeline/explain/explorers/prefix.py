@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ridgeline.explain.exploration import Found, Figure
+from ridgeline.explain.exploration import Figure, Found
 from ridgeline.program.ops.attention import visible_keys
 
 

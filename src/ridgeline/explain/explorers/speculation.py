@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.cost.speculation import speedup, tokens_per_round
-from ridgeline.explain.exploration import Found, Figure, Series
+from ridgeline.explain.exploration import Figure, Found, Series
 
 MAX_DRAFTS = 16
 
