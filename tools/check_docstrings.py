@@ -14,7 +14,7 @@ from pathlib import Path
 import check_main
 
 FOLDERS = ("src", "tools")
-CATALOGUES = ("src/ridgeline/spec/families", "src/ridgeline/spec/gguf/architectures")
+CATALOGUES = ("src/ridgeline/spec/families",)
 FRAGMENTS = ("Of", "What")  # no sentence starts with them
 PROPERTIES = ("property", "cached_property")
 VERB_LIST = """

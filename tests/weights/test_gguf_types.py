@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.weights.gguf.types import TYPES
 
-IN_BLOCKS = {number: kind for number, kind in TYPES.items() if kind.decode is not None}
+IN_BLOCKS = {number: kind for number, kind in TYPES.items() if kind.form is not None}
 
 
 def oracle(number):

@@ -38,6 +38,7 @@ LEVELS: Mapping[Code, Float32s] = {
     "fp4": np.array([*_FP4_MAGNITUDES, *(-x for x in _FP4_MAGNITUDES)], dtype=np.float32),
     "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
 }
+E8M0_BIAS = 127
 SCALE_BYTES = {"float16": 2, "float32": 4}
 CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in a core's cache
 
@@ -97,6 +98,12 @@ class StoredMatrix:
     points: Bytes | None = None
     minima: Float32s | None = None
     order: npt.NDArray[np.int32] | None = None
+
+
+def from_e8m0(exponents: Array) -> Float32s:
+    """Return powers of two by their exponents, uint8; 255 is NaN."""
+    scales = np.exp2(np.minimum(exponents, 254) - float(E8M0_BIAS)).astype(np.float32)
+    return np.where(exponents == 255, np.float32(np.nan), scales)
 
 
 def nibbles(packed: Bytes) -> Bytes:

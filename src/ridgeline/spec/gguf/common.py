@@ -102,7 +102,7 @@ def read_rope(metadata: ConfigReader, partial: float) -> dict[str, object]:
     return config | {"rope_scaling": scaling} if scaling else config
 
 
-def read_window(metadata: ConfigReader) -> int | None:
+def read_window(metadata: ConfigReader, shapes: Shapes) -> int | None:
     """Return the window of all layers but every fourth; None where no layer has one. Raises for any other pattern."""
     layers = metadata.integer("block_count", high=MAX_LAYERS)
     metadata.expect("attention.sliding_window_pattern", 4, [(index + 1) % 4 != 0 for index in range(layers)])
@@ -163,19 +163,17 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
     replaced = {target for stored in instead for target in stored.rename.targets}
     prefix = "layers.{i}"
     names = {"token_embd": "embed", "position_embd": "positions", "output": "head"}
+    names |= {"blk.{i}.attn_v": f"{prefix}.attn.v", "blk.{i}.attn_output": f"{prefix}.attn.o"}
+    names |= {f"blk.{{i}}.ffn_{matrix}": f"{prefix}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
     norms = {
         "output_norm": "final_norm",
         "blk.{i}.attn_norm": f"{prefix}.mixer_norm",
         "blk.{i}.ffn_norm": f"{prefix}.ffn_norm",
-    }
-    norms |= {
         "blk.{i}.post_attention_norm": f"{prefix}.mixer_post_norm",
         "blk.{i}.post_ffw_norm": f"{prefix}.ffn_post_norm",
+        **{f"blk.{{i}}.attn_{letter}_norm": f"{prefix}.attn.{letter}_norm" for letter in "qk"},
     }
-    norms |= {f"blk.{{i}}.attn_{letter}_norm": f"{prefix}.attn.{letter}_norm" for letter in "qk"}
     pairs = {f"blk.{{i}}.attn_{letter}": f"{prefix}.attn.{letter}" for letter in "qk"}
-    names |= {"blk.{i}.attn_v": f"{prefix}.attn.v", "blk.{i}.attn_output": f"{prefix}.attn.o"}
-    names |= {f"blk.{{i}}.ffn_{matrix}": f"{prefix}.ffn.{matrix}" for matrix in ("gate", "up", "down")}
     stored = [
         *(one(source, target, offset=norm_offset) for source, target in norms.items()),
         *(one(source, target, "bias") for source, target in norms.items()),

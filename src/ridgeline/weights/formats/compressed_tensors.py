@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked, unpacked_lanes
 from ridgeline.weights.packing.fp4 import packed_fp4
 from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, scale_type
-from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, ScaledBytes, from_e8m0, same_scales
+from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, ScaledBytes, same_scales
 from ridgeline.weights.packing.schemes import WeightScheme, read_schemes
 
 # Tensors of a layer about its inputs, which are rounded as --quantize-inputs says.

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 from ridgeline.weights.formats import PackedTensor
-from ridgeline.weights.packing.scaled import from_e8m0
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16

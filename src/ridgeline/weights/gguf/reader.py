@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.quant.stored import Bytes
 from ridgeline.weights.gguf.types import TYPES, GgufType
 
 MAGIC = b"GGUF"
@@ -45,8 +45,6 @@ SCALARS: Mapping[int, str] = {
 MIN_BYTES_OF_STRING = 8
 MIN_BYTES_OF_ENTRY = 13  # key length, type, one byte of value
 MIN_BYTES_OF_TENSOR = 32  # name length, number of dims, one dim, type, offset
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

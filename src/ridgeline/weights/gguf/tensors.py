@@ -67,12 +67,12 @@ class GgufCheckpoint:
         return declared if by_rows else take_ranges(declared, dim, ranges)
 
     def format_of(self, name: str) -> StoredFormat | None:
-        """Return how a matrix, or every matrix of a stack, is stored as integers; None where it is decoded."""
+        """Return how a matrix, or every matrix of a stack, is stored; None: as plain numbers."""
         tensor = self._tensors.get(name)
-        return tensor.type.integers if tensor is not None and len(tensor.shape) > 1 else None
+        return tensor.type.stored_form if tensor is not None and len(tensor.shape) > 1 else None
 
     def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
-        """Return rows of a matrix of integers, or of matrix `index` of a stack."""
+        """Return rows of a stored matrix, or of matrix `index` of a stack."""
         tensor = self._tensors[name]
         near, at = self._near(name, tensor if index is None else tensor.matrix(index), (rows,))
         return near.type.stored_matrix(near.read(), near.shape, at)

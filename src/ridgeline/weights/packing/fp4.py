@@ -7,11 +7,11 @@ import numpy as np
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix, nibbles
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.parts import checked, matrix_entry
-from ridgeline.weights.packing.scaled import E4M3, E8M0, from_e8m0, require_scalar
+from ridgeline.weights.packing.scaled import E4M3, E8M0, require_scalar
 
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
 LARGEST = 448 * 6  # of NVFP4, times the scale of the whole matrix

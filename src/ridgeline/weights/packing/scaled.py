@@ -12,14 +12,7 @@ from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.parts import checked, matrix_entry, scale_type
 
-E8M0_BIAS = 127
 INT8, E4M3, E8M0 = ("I8",), ("F8_E4M3",), ("U8", "F8_E8M0")
-
-
-def from_e8m0(exponents: Array) -> Float32s:
-    """Return powers of two by their exponents, uint8; 255 is NaN."""
-    scales = np.exp2(np.minimum(exponents, 254) - float(E8M0_BIAS)).astype(np.float32)
-    return np.where(exponents == 255, np.float32(np.nan), scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,391 @@
+"""The table of general.architecture: which keys of a file say what the config.json of a family would.
+
+Adding an architecture is adding a row, with functions above it for what no key says as a family spells it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.gguf.common import (
+    Shapes,
+    Stored,
+    expert_tensors,
+    fused_qkv,
+    llama_tensors,
+    one,
+    paired_tensors,
+    plus_one_tensors,
+    read_common,
+    read_rope,
+    read_sizes,
+    read_window,
+)
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, LatentAttention, Rename
+
+Config = dict[str, object]
+Read = Callable[[ConfigReader, Shapes], object]
+
+SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
+
+
+def usual_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    """Return the Llama layout, with queries, keys and values apart or as one, and experts where there are any."""
+    return [*llama_tensors(), *fused_qkv(), *expert_tensors()]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How the files of an architecture are read.
+
+    `model_type` is the family that reads the config of `common`, the sizes, and of `values`, each a constant or read of
+    the file; a model_type of these comes first. `tensors` says how its tensors become program weights.
+    """
+
+    model_type: str
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
+    common: Callable[[ConfigReader, Shapes], Config] = read_common
+    tensors: Callable[[DecoderSpec], Sequence[Stored]] = usual_tensors
+
+    def config(self, metadata: ConfigReader, shapes: Shapes) -> Config:
+        """Return the config.json that the family reads."""
+        own = {key: value(metadata, shapes) if callable(value) else value for key, value in self.values.items()}
+        return {"model_type": self.model_type, **self.common(metadata, shapes), **own}
+
+
+def integer(key: str, default: int | None = None) -> Read:
+    """Read a whole number."""
+    return lambda metadata, shapes: metadata.integer(key, default)
+
+
+def number(key: str, default: float | None = None, low: float = -1e30) -> Read:
+    """Read a number."""
+    return lambda metadata, shapes: metadata.number(key, default, low=low)
+
+
+def number_above_0(key: str) -> Read:
+    """Read a number that is 0 where there is none."""
+    return lambda metadata, shapes: metadata.optional_number(key, low=0.0) or None
+
+
+def flag(key: str, default: bool) -> Read:
+    """Read true or false."""
+    return lambda metadata, shapes: metadata.flag(key, default)
+
+
+def has(tensor: str) -> Read:
+    """Tell whether the first layer has a tensor."""
+    return lambda metadata, shapes: f"blk.0.{tensor}" in shapes
+
+
+def optional_window(metadata: ConfigReader, shapes: Shapes) -> int | None:
+    """Read a window that may be 0 where there is none."""
+    return metadata.optional_integer("attention.sliding_window", low=0) or None
+
+
+def query_scalar(layers_of_27b: int) -> Read:
+    """Return the size of a head, or another number for the 27B, which is known by its number of layers alone."""
+
+    def read(metadata: ConfigReader, shapes: Shapes) -> int:
+        hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+        is_27b = metadata.integer("block_count") == layers_of_27b
+        return hidden // heads if is_27b else metadata.integer("attention.key_length", hidden // heads)
+
+    return read
+
+
+def deepseek(metadata: ConfigReader, shapes: Shapes) -> Config:
+    """Return the config of DeepSeek V2 or V3; heads' sizes are under other keys in newer files: the usual ones are the
+    latent's there."""
+    groups = metadata.integer("expert_group_count", 1)
+    if metadata.integer("expert_gating_func", SOFTMAX, high=SIGMOID) == SIGMOID:
+        kind = {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    else:
+        kind = {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+    key_dim, value_dim = (metadata.integer(f"attention.{part}_length") for part in ("key", "value"))
+    rope_dim, rope = metadata.integer("rope.dimension_count"), read_rope(metadata, 1.0)
+    scaling = rope.get("rope_scaling")
+    if isinstance(scaling, dict) and metadata.has("rope.scaling.yarn_log_multiplier"):
+        strength = 10.0 * metadata.number("rope.scaling.yarn_log_multiplier", low=0.0)
+        # Every released model has the same value for both strengths of a config.
+        rope["rope_scaling"] = {**scaling, "mscale": strength, "mscale_all_dim": strength}
+    metadata.ignore("attention.head_count_kv")  # 1 or all: the latent has no heads
+    return {
+        **kind,
+        **read_sizes(metadata, shapes),
+        **rope,
+        "q_lora_rank": metadata.optional_integer("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": metadata.integer("attention.key_length_mla", key_dim) - rope_dim,
+        "v_head_dim": metadata.integer("attention.value_length_mla", value_dim),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", low=0.0),
+        "first_k_dense_replace": metadata.integer("leading_dense_block_count", 0, low=0),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+        "n_group": groups,
+    }
+
+
+def deepseek_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    prefix, to = "blk.{i}.attn", "layers.{i}.attn"
+    compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
+    names = {"q_a": "q_down", "q_a_norm": "q_norm", "kv_a_mqa": "kv_down", "kv_a_norm": "kv_norm"}
+    names |= {"q_b" if compressed else "q": "q"}
+    up = Rename(f"{prefix}_kv_b.weight", (f"{to}.kv_up.weight",))
+    return [
+        *llama_tensors(*(one(f"{prefix}_{source}", f"{to}.{target}") for source, target in names.items())),
+        Stored(up, split=(f"{prefix}_k_b.weight", f"{prefix}_v_b.weight")),
+        *expert_tensors(),
+    ]
+
+
+def gpt2(metadata: ConfigReader, shapes: Shapes) -> Config:
+    sizes = read_sizes(metadata, shapes)
+    metadata.expect("attention.head_count_kv", metadata.integer("attention.head_count"))
+    return {
+        "n_embd": sizes.pop("hidden_size"),
+        "n_layer": sizes.pop("num_hidden_layers"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_epsilon", low=0.0),
+        **sizes,
+    }
+
+
+def gpt_oss(metadata: ConfigReader, shapes: Shapes) -> Config:
+    common = read_common(metadata, shapes)
+    scaling = common.get("rope_scaling")
+    if isinstance(scaling, dict):
+        # Its published config does not round YaRN's limits to whole dims, and no key says so.
+        common["rope_scaling"] = {**scaling, "truncate": False}
+    metadata.expect("attention.sliding_window_pattern", 2)
+    return common
+
+
+def gpt_oss_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    sinks = Stored(Rename("blk.{i}.attn_sinks.weight", ("layers.{i}.attn.sinks",)))
+    return [*llama_tensors(SECOND_NORM, sinks), *expert_tensors()]
+
+
+def gptneox(metadata: ConfigReader, shapes: Shapes) -> Config:
+    common = read_common(metadata, shapes, layer_norm=True, free_head_dim=False)
+    heads = common["num_attention_heads"]
+    if common.pop("num_key_value_heads") != heads:
+        raise ConfigError(f"attention.head_count_kv must be attention.head_count, {heads}")
+    return common
+
+
+def llama(metadata: ConfigReader, shapes: Shapes) -> Config:
+    """Return the config of Llama, or with experts that of Mixtral."""
+    num_experts = metadata.integer("expert_count", 0, low=0)
+    num_used = metadata.integer("expert_used_count", 0, low=0)
+    common = PAIRED(metadata, shapes)
+    if num_experts:
+        return {"model_type": "mixtral", "num_local_experts": num_experts, "num_experts_per_tok": num_used, **common}
+    return {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes, **common}
+
+
+def mamba(metadata: ConfigReader, shapes: Shapes) -> Config:
+    # There are no attention and no feed-forwards; and any length will do.
+    metadata.ignore("attention.head_count", "feed_forward_length", "context_length")
+    return {
+        **read_sizes(metadata, shapes),
+        "model_type": "falcon_mamba" if metadata.flag("ssm.dt_b_c_rms", False) else "mamba",
+        "expand": metadata.integer("ssm.inner_size") // metadata.integer("embedding_length"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_rms_epsilon", low=0.0),
+    }
+
+
+def mamba_tensors(spec: DecoderSpec) -> Sequence[Stored]:
+    prefix, to = "blk.{i}.ssm", "layers.{i}.mamba"
+    both = ("weight", "bias")
+    inputs = [Rename(f"{prefix}_in.{part}", tuple(f"{to}.{name}.{part}" for name in "xz")) for part in both]
+    inputs.append(Rename(f"{prefix}_x.weight", tuple(f"{to}.{name}.weight" for name in ("dt_low", "b", "c"))))
+    names = {"conv1d": "conv", "dt": "dt", "out": "out"}
+    return [
+        *llama_tensors(),
+        *(Stored(rename) for rename in inputs),
+        *(one(f"{prefix}_{source}", f"{to}.{target}", part) for source, target in names.items() for part in both),
+        Stored(Rename(f"{prefix}_a", (f"{to}.A_log",)), change="log of negative"),
+        Stored(Rename(f"{prefix}_d", (f"{to}.D",))),
+    ]
+
+
+def nemotron(metadata: ConfigReader, shapes: Shapes) -> Config:
+    common = LAYER_NORM(metadata, shapes)
+    return {"norm_eps": common.pop("layer_norm_eps"), **common}
+
+
+def olmo(metadata: ConfigReader, shapes: Shapes) -> Config:
+    """Return the config of OLMo 2, or with a window that of OLMo 3."""
+    window = read_window(metadata, shapes)
+    three: Config = {} if window is None else {"model_type": "olmo3", "sliding_window": window}
+    return {**read_common(metadata, shapes), **three}
+
+
+def stablelm(metadata: ConfigReader, shapes: Shapes) -> Config:
+    metadata.ignore("use_parallel_residual")  # written wrongly at times; a second norm tells
+    common = read_common(metadata, shapes, layer_norm=True, free_head_dim=False)
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes, **common}
+
+
+def stored_with(*instead: Stored) -> Callable[[DecoderSpec], Sequence[Stored]]:
+    """Return the Llama layout but for these."""
+    return lambda spec: llama_tensors(*instead)
+
+
+PAIRED, LAYER_NORM = partial(read_common, paired=True), partial(read_common, layer_norm=True)
+ATTENTION_BIAS = {"attention_bias": has("attn_q.bias")}
+GATED_BIASES = {**ATTENTION_BIAS, "mlp_bias": has("ffn_gate.bias")}
+PLAIN_BIASES = {**ATTENTION_BIAS, "mlp_bias": has("ffn_up.bias")}
+EXPERTS = {"num_experts": integer("expert_count"), "num_experts_per_tok": integer("expert_used_count")}
+EXPERT_SIZE = {"moe_intermediate_size": integer("expert_feed_forward_length")}
+WINDOW = {"sliding_window": integer("attention.sliding_window")}
+# The norm before the feed-forward, which some files call one after attention.
+SECOND_NORM = one("blk.{i}.post_attention_norm", "layers.{i}.ffn_norm")
+FUSED_UP = Stored(Rename("blk.{i}.ffn_up.weight", ("layers.{i}.ffn.gate.weight", "layers.{i}.ffn.up.weight")))
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "arcee": Architecture("arcee", PLAIN_BIASES, PAIRED, paired_tensors),
+    "cohere2": Architecture(
+        "cohere2",
+        {
+            **WINDOW,
+            "sliding_window_pattern": integer("attention.sliding_window_pattern", 4),
+            "logit_scale": number("logit_scale"),
+        },
+        LAYER_NORM,
+    ),
+    "command_r": Architecture(
+        "cohere", {"use_qk_norm": has("attn_q_norm.weight"), "logit_scale": number("logit_scale")}, LAYER_NORM
+    ),
+    "deepseek2": Architecture(
+        "deepseek_v2",
+        {
+            "num_attention_heads": integer("attention.head_count"),
+            "kv_lora_rank": integer("attention.kv_lora_rank"),
+            "max_position_embeddings": integer("context_length"),
+            "intermediate_size": integer("feed_forward_length"),
+            "n_routed_experts": integer("expert_count"),
+            "n_shared_experts": integer("expert_shared_count"),
+            "num_experts_per_tok": integer("expert_used_count"),
+            **EXPERT_SIZE,
+            "routed_scaling_factor": number("expert_weights_scale", 1.0),
+            "topk_group": integer("expert_group_used_count", 1),
+        },
+        deepseek,
+        deepseek_tensors,
+    ),
+    "ernie4_5": Architecture("ernie4_5", {"use_bias": has("attn_q.bias")}),
+    "exaone4": Architecture("exaone4", {"sliding_window": read_window}),
+    "gemma": Architecture("gemma", tensors=plus_one_tensors),
+    "gemma2": Architecture(
+        "gemma2",
+        {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": query_scalar(layers_of_27b=46),
+            "attn_logit_softcapping": number("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": number("final_logit_softcapping", 30.0),
+            "sliding_window": integer("attention.sliding_window", 4096),
+        },
+        tensors=plus_one_tensors,
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        {
+            "query_pre_attn_scalar": query_scalar(layers_of_27b=62),
+            "final_logit_softcapping": number_above_0("final_logit_softcapping"),
+            "sliding_window": optional_window,
+            "sliding_window_pattern": integer("attention.sliding_window_pattern", 6),
+            "rope_local_base_freq": number("rope.freq_base_swa", 10000.0, low=1.0),
+        },
+        tensors=plus_one_tensors,
+    ),
+    "glm4": Architecture("glm4", ATTENTION_BIAS, tensors=stored_with(FUSED_UP)),
+    "gpt2": Architecture(
+        "gpt2",
+        {
+            "n_head": integer("attention.head_count"),
+            "n_inner": integer("feed_forward_length"),
+            "n_positions": integer("context_length"),
+        },
+        gpt2,
+    ),
+    "gpt_oss": Architecture(
+        "gpt_oss",
+        {
+            "num_local_experts": integer("expert_count"),
+            "num_experts_per_tok": integer("expert_used_count"),
+            "intermediate_size": integer("expert_feed_forward_length"),
+            **WINDOW,
+        },
+        gpt_oss,
+        gpt_oss_tensors,
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        {
+            "use_parallel_residual": flag("use_parallel_residual", True),
+            "attention_bias": has("attn_qkv.bias"),
+        },
+        gptneox,
+    ),
+    "granite": Architecture(
+        "granite",
+        {
+            "attention_multiplier": number("attention.scale"),
+            "embedding_multiplier": number("embedding_scale", 1.0),
+            "residual_multiplier": number("residual_scale", 1.0),
+            "logits_scaling": number("logit_scale", 1.0),
+            **GATED_BIASES,
+        },
+        PAIRED,
+        paired_tensors,
+    ),
+    "llama": Architecture("llama", {}, llama, lambda spec: [*paired_tensors(spec), *expert_tensors()]),
+    "mamba": Architecture(
+        "mamba",
+        {
+            "intermediate_size": integer("ssm.inner_size"),
+            "state_size": integer("ssm.state_size"),
+            "time_step_rank": integer("ssm.time_step_rank"),
+            "conv_kernel": integer("ssm.conv_kernel"),
+            "use_conv_bias": has("ssm_conv1d.bias"),
+            "use_bias": has("ssm_in.bias"),
+        },
+        mamba,
+        mamba_tensors,
+    ),
+    "nemotron": Architecture("nemotron", PLAIN_BIASES, nemotron, plus_one_tensors),
+    "olmo2": Architecture("olmo2", {}, olmo),
+    "olmoe": Architecture(
+        # No released model normalizes, and no key says.
+        "olmoe",
+        {**EXPERTS, "norm_topk_prob": False},
+        partial(read_common, free_head_dim=False),
+    ),
+    "phi2": Architecture("phi", {}, partial(read_common, layer_norm=True, free_head_dim=False)),
+    "phi3": Architecture(
+        "phi3", {"sliding_window": optional_window}, tensors=lambda spec: llama_tensors(*fused_qkv(), FUSED_UP)
+    ),
+    "qwen2": Architecture("qwen2"),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        {
+            "qkv_bias": has("attn_q.bias"),
+            **EXPERTS,
+            **EXPERT_SIZE,
+            "shared_expert_intermediate_size": integer("expert_shared_feed_forward_length"),
+            "norm_topk_prob": False,  # no released model does, and no key says
+        },
+    ),
+    "qwen3": Architecture("qwen3"),
+    # Every released model normalizes, and no key says.
+    "qwen3moe": Architecture("qwen3_moe", {**EXPERTS, **EXPERT_SIZE, "norm_topk_prob": True}),
+    "seed_oss": Architecture(
+        "seed_oss", {**GATED_BIASES, "attention_out_bias": has("attn_output.bias")}, tensors=stored_with(SECOND_NORM)
+    ),
+    "smollm3": Architecture("smollm3", {}, PAIRED, paired_tensors),
+    "stablelm": Architecture(
+        "stablelm", {"use_qkv_bias": has("attn_q.bias"), "qk_layernorm": has("attn_q_norm.weight")}, stablelm
+    ),
+}

@@ -1,8 +1,0 @@
-"""Qwen 2 and 2.5."""
-
-from ridgeline.spec.gguf.common import Shapes, read_common
-from ridgeline.spec.reader import ConfigReader
-
-
-def config(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
-    return {"model_type": "qwen2", **read_common(metadata, shapes)}
