@@ -1,29 +1,27 @@
-"""Most families share this: reading heads, ropes, windows and the gated MLP, and the Llama tensor names."""
+"""Most families share this: reading models of Llama's shape, heads, windows and feed-forwards, and tensor names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     Activation,
     AnyLayer,
     DecoderSpec,
-    DynamicRope,
+    FeedForward,
     GatedMlp,
     GroupedQueryAttention,
     Head,
-    LinearRope,
-    Llama3Rope,
-    LongRope,
+    Layer,
     MixtureOfExperts,
+    Mlp,
     Norm,
-    PlainRope,
     Rename,
+    RmsNorm,
     Rope,
-    RopeScaling,
     Routing,
-    YarnRope,
 )
 
 MAX_LAYERS = 1000  # far above any model, as is the next; they keep a hostile config from filling memory
@@ -42,6 +40,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+MakeLayer = Callable[[GroupedQueryAttention, FeedForward, Norm], AnyLayer]
 UNTIED, TIED = Head(tied=False), Head(tied=True)
 
 
@@ -70,6 +69,66 @@ def decoder(
         final_norm=norm,
         head=replace(head, tied=config.flag("tie_word_embeddings", head.tied)),
     )
+
+
+def pre_norms(attention: GroupedQueryAttention, ffn: FeedForward, norm: Norm) -> Layer:
+    """Return Llama's layer: a norm before each half."""
+    return Layer(attention, ffn, norm, norm)
+
+
+def post_norms(attention: GroupedQueryAttention, ffn: FeedForward, norm: Norm) -> Layer:
+    """Return a layer with a norm behind each half and none before."""
+    return Layer(attention, ffn, mixer_post_norm=norm, ffn_post_norm=norm)
+
+
+def four_norms(attention: GroupedQueryAttention, ffn: FeedForward, norm: Norm) -> Layer:
+    """Return a layer with a norm before each half and one behind it."""
+    return Layer(attention, ffn, norm, norm, norm, norm)
+
+
+def read_llama(
+    config: ConfigReader,
+    norm: Norm,
+    *,
+    head_dim: int | None = None,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    rope: Rope | None = None,
+    ropes: Sequence[Rope | None] | None = None,
+    windows: Sequence[int | None] | None = None,
+    bias: bool = False,
+    mlp_bias: bool = False,
+    ffn: FeedForward | Sequence[FeedForward] | None = None,
+    layer: MakeLayer = pre_norms,
+    vocab_size: int | None = None,
+    positions: int | None = None,
+    head: Head = UNTIED,
+    **attention: object,
+) -> DecoderSpec:
+    """Read a model of Llama's shape, as its config spells it but for what is given.
+
+    `rope` is read with the defaults `theta` and `partial` and rotates pairs if `interleaved`; `ropes` and `windows` are
+    those of each layer, where they differ. `ffn`: of all layers or of each, by default the gated one. `bias`: of all
+    four projections. `layer` puts a layer's halves together, `attention` are fields of its mixer that no key says.
+    """
+    head_dim = read_head_dim(config) if head_dim is None else head_dim
+    if rope is None:
+        rope = read_rope(config, head_dim, default_theta=theta, default_partial=partial)
+        rope = replace(rope, interleaved=interleaved)
+    mixer = replace(read_attention(config, head_dim, rope, bias=bias), **attention)
+    count = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    ffn = read_gated_mlp(config, bias=mlp_bias) if ffn is None else ffn
+    ffns = ffn if isinstance(ffn, Sequence) else [ffn] * count
+    ropes, windows = ropes or [rope] * count, windows or [mixer.window] * count
+    mixers = [replace(mixer, rope=rope, window=window) for rope, window in zip(ropes, windows, strict=True)]
+    layers = [layer(mixer, ffn, norm) for mixer, ffn in zip(mixers, ffns, strict=True)]
+    return decoder(config, layers, norm, vocab_size=vocab_size, positions=positions, head=head)
+
+
+def rms_norm(config: ConfigReader, eps: float = 1e-6, *, unit_offset: bool = False) -> RmsNorm:
+    """Read the norm of most configs; `eps`: what one means that does not say."""
+    return RmsNorm(config.number("rms_norm_eps", eps, low=0.0), unit_offset)
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:
@@ -103,9 +162,21 @@ def read_attention(
     )
 
 
+def multi_head(hidden_size: int, num_heads: int, **changes: object) -> GroupedQueryAttention:
+    """Return attention without positions whose heads, each with a key of its own, share the hidden size out evenly."""
+    size = head_size(hidden_size, num_heads)
+    return replace(GroupedQueryAttention(num_heads, num_heads, size, size**-0.5), **changes)
+
+
 def read_gated_mlp(config: ConfigReader, *, bias: bool = False) -> GatedMlp:
     """Read the gated feed-forward as most configs spell it; `bias`: of its three matrices."""
     return GatedMlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu"), bias)
+
+
+def read_mlp(config: ConfigReader, activation: str) -> Mlp:
+    """Read a feed-forward without a gate whose biases `mlp_bias` switches; `activation` is the default."""
+    size = config.integer("intermediate_size")
+    return Mlp(size, config.choice("hidden_act", ACTIVATIONS, activation), config.flag("mlp_bias", False))
 
 
 def read_moe(
@@ -132,6 +203,15 @@ def read_moe(
     )
 
 
+def read_shared_moe(
+    config: ConfigReader, *, num_experts: int, size: int, top_k: int, shared_size: int, normalize: bool = False
+) -> MixtureOfExperts:
+    """Return Qwen's experts beside one that all tokens share, behind a gate."""
+    experts = read_moe(config, num_experts=num_experts, size=size, top_k=top_k, normalize=normalize)
+    shared = config.integer("shared_expert_intermediate_size", shared_size)
+    return replace(experts, shared=GatedMlp(shared, config.choice("hidden_act", ACTIVATIONS, "silu")), shared_gate=True)
+
+
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the ALiBi slopes (arXiv 2108.12409): 2^(-8 i / n), i = 1..n, where the number of heads n is a power of 2.
 
@@ -141,130 +221,6 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8 * i / lower) for i in range(1, lower + 1)]
     slopes += [2.0 ** (-8 * i / (2 * lower)) for i in range(1, 2 * lower, 2)]
     return tuple(slopes[:num_heads])
-
-
-def read_rope(
-    config: ConfigReader, head_dim: int, *, default_theta: float = 10000.0, default_partial: float = 1.0
-) -> Rope:
-    """Read the rope of a config, in either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
-
-    Raises ConfigError for an unknown rope type or parameter.
-    """
-    max_positions = config.integer("max_position_embeddings", 2048)
-    theta = config.number("rope_theta", default_theta, low=1.0)
-    partial = config.number("partial_rotary_factor", default_partial, low=0.0, high=1.0)
-    original = config.optional_integer("original_max_position_embeddings")
-    new, old = config.section("rope_parameters"), config.section("rope_scaling")
-    if new is not None and old is not None:
-        raise ConfigError("config.json: rope_parameters and rope_scaling are both present; keep one")
-    section = new or old
-    if section is None:
-        return Rope(theta, int(head_dim * partial))
-    nested = section.optional_integer("original_max_position_embeddings")
-    if nested and original and nested != original:
-        raise ConfigError(
-            f"config.json: original_max_position_embeddings is {original}, but {nested} within the rope "
-            "parameters; keep one"
-        )
-    return _read_section(section, theta, partial, head_dim, max_positions, nested or original)
-
-
-def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
-    """Read as read_rope does; dynamic with `alpha` stretches the base for any length: theta * alpha^(d / (d - 2))."""
-    for key in ("rope_scaling", "rope_parameters"):
-        section = config.section(key)
-        if section is None or not section.has("alpha"):
-            continue
-        alpha = section.number("alpha", low=1e-6)
-        theta = section.number("rope_theta", config.number("rope_theta", 10000.0, low=1.0), low=1.0)
-        for spelling in ("type", "rope_type"):
-            section.expect(spelling, "dynamic")
-        section.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # beside alpha they do nothing
-        section.finish()
-        return Rope(theta * alpha ** (head_dim / (head_dim - 2)), head_dim)
-    return read_rope(config, head_dim)
-
-
-def read_local_global_ropes(
-    config: ConfigReader, head_dim: int, *, local_theta: float | None, global_theta: float
-) -> tuple[Rope, Rope]:
-    """Read the ropes of sliding and of full layers, which `rope_parameters` may give by kind of layer.
-
-    Else full layers have what read_rope reads, and sliding ones a plain rope with `rope_local_base_freq`, without
-    `local_theta` with the full ones' theta. Raises as read_rope does.
-    """
-    by_kind = config.section("rope_parameters")
-    if by_kind is None or not (by_kind.has("full_attention") or by_kind.has("sliding_attention")):
-        full = read_rope(config, head_dim, default_theta=global_theta)
-        theta = full.theta if local_theta is None else config.number("rope_local_base_freq", local_theta, low=1.0)
-        return Rope(theta, full.rotary_dim), full
-    max_positions = config.integer("max_position_embeddings", 2048)
-    ropes: list[Rope] = []
-    for kind, theta in (("sliding_attention", local_theta or global_theta), ("full_attention", global_theta)):
-        section = by_kind.section(kind)
-        original = section.optional_integer("original_max_position_embeddings") if section else None
-        ropes.append(
-            _read_section(section, theta, 1.0, head_dim, max_positions, original) if section else Rope(theta, head_dim)
-        )
-    by_kind.finish()
-    return ropes[0], ropes[1]
-
-
-def _read_section(
-    section: ConfigReader, theta: float, partial: float, head_dim: int, max_positions: int, original: int | None
-) -> Rope:
-    """Read the rope of a section of parameters; `theta` and `partial` are the defaults."""
-    theta = section.number("rope_theta", theta, low=1.0)
-    partial = section.number("partial_rotary_factor", partial, low=0.0, high=1.0)
-    scaling = _read_scaling(section, max_positions, original)
-    section.finish()
-    return Rope(theta, int(head_dim * partial), scaling)
-
-
-def _read_scaling(section: ConfigReader, max_positions: int, original: int | None) -> RopeScaling:
-    legacy = section.text("type", "default")  # older checkpoints say `type`
-    kind = section.text("rope_type", legacy)
-    match kind:
-        case "default":
-            section.optional_number("factor")
-            return PlainRope()
-        case "linear":
-            return LinearRope(section.number("factor", low=1e-6))
-        case "dynamic":
-            return DynamicRope(section.number("factor", low=1e-6), max_positions)
-        case "llama3":
-            return Llama3Rope(
-                section.number("factor", low=1e-6),
-                section.number("low_freq_factor"),
-                section.number("high_freq_factor"),
-                original or max_positions,
-            )
-        case "yarn":
-            original = original or max_positions
-            return YarnRope(
-                factor=section.number("factor", max_positions / original, low=1e-6),
-                original_context=original,
-                beta_fast=section.number("beta_fast", 32.0, low=1e-6),
-                beta_slow=section.number("beta_slow", 1.0, low=1e-6),
-                attention_factor=section.optional_number("attention_factor"),
-                mscale=section.optional_number("mscale"),
-                mscale_all_dim=section.optional_number("mscale_all_dim"),
-                truncate=section.flag("truncate", True),
-            )
-        case "longrope" | "su":
-            if original is None:
-                raise ConfigError("config.json: rope type longrope needs original_max_position_embeddings")
-            return LongRope(
-                short_factor=section.positive_numbers("short_factor"),
-                long_factor=section.positive_numbers("long_factor"),
-                original_context=original,
-                attention_factor=section.optional_number("attention_factor"),
-                factor=section.number("factor", max_positions / original, low=1e-6),
-            )
-        case _:
-            raise ConfigError(
-                f"config.json: rope type {kind!r} is not supported (default, linear, dynamic, llama3, yarn, longrope)"
-            )
 
 
 def read_windows(
@@ -299,11 +255,15 @@ def read_pattern_windows(config: ConfigReader, window: int | None, period: int) 
     return read_windows(config, window, lambda index: (index + 1) % period != 0)
 
 
-def read_sparse_layers(config: ConfigReader) -> Sequence[bool]:
-    """Read which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
-    step, dense = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
+def read_sparse(config: ConfigReader, experts: MixtureOfExperts, *, dense_size: int) -> Sequence[FeedForward]:
+    """Read each layer's feed-forward: every `decoder_sparse_step`-th has experts, but for those of `mlp_only_layers`.
+
+    `dense_size`: that of a dense one in a config that does not say.
+    """
+    dense = GatedMlp(config.integer("intermediate_size", dense_size), config.choice("hidden_act", ACTIVATIONS, "silu"))
+    step, without = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+    return [experts if index not in without and (index + 1) % step == 0 else dense for index in range(num_layers)]
 
 
 def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Sequence[Rename]:

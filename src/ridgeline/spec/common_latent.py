@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import module_renames, read_rope
+from ridgeline.spec.common import module_renames
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, LatentAttention, Rename, RmsNorm, Rope, YarnRope
 

@@ -12,16 +12,17 @@ from ridgeline.spec.common import (
     llama_renames,
     read_attention,
     read_gated_mlp,
-    read_rope,
+    rms_norm,
 )
 from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Rename, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient")
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    norm = rms_norm(config, 1e-5)
     mamba, attention = _mamba(config, norm), _attention(config)
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     attending = config.integers("attn_layer_indices", high=num_layers - 1)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, module_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, LayerNorm, Mlp, PostNormLayer, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, LayerNorm, Mlp, PostNormLayer, Rename
 
 HEADS = ("cls.", "bert.pooler.", "pooler.", "classifier.", "qa_outputs.")  # tasks beside the encoder
 BUFFERS = ("bert.embeddings.position_ids", "embeddings.position_ids")
@@ -12,16 +12,8 @@ BUFFERS = ("bert.embeddings.position_ids", "embeddings.position_ids")
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = head_size(hidden, heads)
     norm = LayerNorm(config.number("layer_norm_eps", 1e-12, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=True,
-        out_bias=True,
-    )
+    attention = multi_head(hidden, heads, qkv_bias=True, out_bias=True)
     mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu"))
     config.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "gradient_checkpointing")
     config.ignore("add_cross_attention", "cross_attention_hidden_size", "directionality")

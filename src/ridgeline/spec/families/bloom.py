@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_renames, head_size
+from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, LayerNorm, Mlp, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden = config.integer(config.spelling("hidden_size", "n_embed"))
     heads = config.integer(config.spelling("num_attention_heads", "n_head"))
-    head_dim = head_size(hidden, heads)
     config.expect("apply_residual_connection_post_layernorm", False)
     config.expect("n_inner", None, 4 * hidden)
     config.ignore(
@@ -24,15 +23,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         "unk_token_id",
     )
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        alibi=alibi_slopes(heads),
-        qkv_bias=True,
-        out_bias=True,
-    )
+    attention = multi_head(hidden, heads, alibi=alibi_slopes(heads), qkv_bias=True, out_bias=True)
     layer = Layer(attention, Mlp(4 * hidden, "gelu_tanh", bias=True), norm, norm)
     num_layers = config.integer(config.spelling("num_hidden_layers", "n_layer"), high=MAX_LAYERS)
     return DecoderSpec(

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ridgeline.spec.common import decoder, head_size, read_attention, read_gated_mlp, read_pattern_windows, read_rope
+from ridgeline.spec.common import head_size, read_llama, read_pattern_windows
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer
 
@@ -20,16 +21,17 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.expect("order_of_interleaved_layers", "local_attn_first")
     config.ignore("cache_implementation", "layer_switch")  # of transformers' cache; the pattern, in another spelling
     config.ignore("_sliding_window_pattern")
-    bias = config.flag("attention_bias", False)
-    norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0), bias=False)
     rope = replace(read_rope(config, head_dim), interleaved=True)
-    attention = read_attention(config, head_dim, None, bias=bias)
-    mlp = read_gated_mlp(config)
-
-    def layer(window: int | None) -> ParallelLayer:
-        return ParallelLayer(replace(attention, window=window, rope=rope if window else None), mlp, norm)
-
     windows = read_pattern_windows(config, config.optional_integer("sliding_window", 4096), 4)
-    layers = [layer(window) for window in windows]
-    head = Head(tied=True, scale=config.number("logit_scale", 0.0625))
-    return decoder(config, layers, norm, vocab_size=256000, positions=8192, head=head)
+    return read_llama(
+        config,
+        LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0), bias=False),
+        head_dim=head_dim,
+        ropes=[rope if window else None for window in windows],
+        windows=windows,
+        bias=config.flag("attention_bias", False),
+        layer=ParallelLayer,
+        vocab_size=256000,
+        positions=8192,
+        head=Head(tied=True, scale=config.number("logit_scale", 0.0625)),
+    )

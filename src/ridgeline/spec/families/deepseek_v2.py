@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, MAX_LAYERS, decoder, expert_renames, llama_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, MAX_LAYERS, decoder, expert_renames, llama_renames, rms_norm
 from ridgeline.spec.common_latent import latent_renames, read_latent_attention
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,7 +25,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool) -> DecoderSpec:
     """Read a DeepSeek model: latent attention, and experts beside shared ones behind the first few dense layers."""
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
+    norm = rms_norm(config)
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
     expert_size = config.integer("moe_intermediate_size", 1407)
     dense = GatedMlp(config.integer("intermediate_size"), activation)

@@ -3,15 +3,8 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    TIED,
-    alibi_slopes,
-    decoder,
-    fused_renames,
-    head_size,
-    read_rope,
-)
+from ridgeline.spec.common import ACTIVATIONS, TIED, alibi_slopes, decoder, fused_renames, head_size, multi_head
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     AnyLayer,
@@ -51,16 +44,8 @@ def _read_attention(config: ConfigReader, hidden: int, bias: bool) -> GroupedQue
     alibi = None
     if config.flag("alibi", False):
         alibi = tuple(slope * head_dim**-0.5 for slope in alibi_slopes(heads))  # added before the logits are scaled
-    return GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=None if alibi else rope,
-        alibi=alibi,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    rope = None if alibi else rope
+    return multi_head(hidden, heads, num_kv_heads=kv_heads, rope=rope, alibi=alibi, qkv_bias=bias, out_bias=bias)
 
 
 def _read_layer(config: ConfigReader, attention: GroupedQueryAttention, mlp: Mlp, norm: LayerNorm) -> AnyLayer:

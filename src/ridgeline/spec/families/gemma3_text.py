@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, read_local_global_ropes, read_pattern_windows
+from ridgeline.spec.common import ACTIVATIONS, read_pattern_windows
+from ridgeline.spec.common_rope import read_local_global_ropes
 from ridgeline.spec.families import gemma2
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, GroupedQueryAttention, Head, Layer, RmsNorm

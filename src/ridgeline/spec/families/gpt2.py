@@ -1,17 +1,18 @@
 """GPT-2: learned positions, LayerNorm with bias, a fused query-key-value projection stored transposed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, LayerNorm, Mlp, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden = config.integer("n_embd")
     heads = config.integer("n_head")
     positions = config.integer("n_positions", 1024)
-    head_dim = head_size(hidden, heads)
+    attention = multi_head(hidden, heads, qkv_bias=True, out_bias=True)
     config.expect("add_cross_attention", False)
     config.ignore("n_ctx", "reorder_and_upcast_attn")  # a former name of n_positions; attention here is fp32 anyway
     config.ignore(
@@ -21,7 +22,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         "summary_proj_to_labels",
         "summary_first_dropout",
     )
-    base_scale = head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+    base_scale = attention.scale if config.flag("scale_attn_weights", True) else 1.0
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
     mlp = Mlp(
@@ -32,8 +33,7 @@ def read(config: ConfigReader) -> DecoderSpec:
 
     def layer(index: int) -> Layer:
         scale = base_scale / (index + 1) if by_layer else base_scale
-        attention = GroupedQueryAttention(heads, heads, head_dim, scale, qkv_bias=True, out_bias=True)
-        return Layer(attention, mlp, norm, norm)
+        return Layer(replace(attention, scale=scale), mlp, norm, norm)
 
     return DecoderSpec(
         model_type="gpt2",

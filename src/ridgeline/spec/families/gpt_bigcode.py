@@ -1,16 +1,16 @@
 """GPT-BigCode (SantaCoder, StarCoder): GPT-2 with one key and value for all queries, and plain linear weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_renames, head_size
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, fused_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GroupedQueryAttention, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, LayerNorm, Mlp, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     positions = config.integer("n_positions", 1024)
-    head_dim = head_size(hidden, heads)
     kv_heads = 1 if config.flag("multi_query", True) else heads
     config.expect("num_key_value_heads", kv_heads)
     config.expect("add_cross_attention", False)
@@ -29,14 +29,9 @@ def read(config: ConfigReader) -> DecoderSpec:
         "summary_proj_to_labels",
         "summary_first_dropout",
     )
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0,
-        qkv_bias=True,
-        out_bias=True,
-    )
+    attention = multi_head(hidden, heads, num_kv_heads=kv_heads, qkv_bias=True, out_bias=True)
+    if not config.flag("scale_attn_weights", True):
+        attention = replace(attention, scale=1.0)
     size = config.optional_integer("n_inner") or 4 * hidden
     mlp = Mlp(size, config.choice("activation_function", ACTIVATIONS, "gelu_pytorch_tanh"))
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))

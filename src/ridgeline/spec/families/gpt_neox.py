@@ -2,30 +2,20 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import ACTIVATIONS, decoder, fused_renames, head_size, read_rope
+from ridgeline.spec.common import ACTIVATIONS, decoder, fused_renames, head_size, multi_head
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, LayerNorm, Mlp, ParallelLayer, Rename
+from ridgeline.spec.spec import DecoderSpec, Layer, LayerNorm, Mlp, ParallelLayer, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = head_size(hidden, heads)
     bias = config.flag("attention_bias", True)
     config.ignore("classifier_dropout", "is_decoder")
-    attention = GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=read_rope(
-            config,
-            head_dim,
-            default_theta=config.number("rotary_emb_base", 10000.0, low=1.0),
-            default_partial=config.number("rotary_pct", 0.25, low=0.0, high=1.0),
-        ),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    theta = config.number("rotary_emb_base", 10000.0, low=1.0)
+    partial = config.number("rotary_pct", 0.25, low=0.0, high=1.0)
+    rope = read_rope(config, head_size(hidden, heads), default_theta=theta, default_partial=partial)
+    attention = multi_head(hidden, heads, rope=rope, qkv_bias=bias, out_bias=bias)
     mlp = Mlp(config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "gelu"))
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5, low=0.0))
     kind = ParallelLayer if config.flag("use_parallel_residual", True) else Layer

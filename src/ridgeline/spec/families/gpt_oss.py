@@ -1,20 +1,11 @@
 """gpt-oss: experts with a clamped SwiGLU and biases, attention sinks, a window in every other layer, YaRN."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    MAX_EXPERTS,
-    decoder,
-    head_size,
-    llama_renames,
-    read_attention,
-    read_rope,
-    read_windows,
-)
+from ridgeline.spec.common import MAX_EXPERTS, head_size, llama_renames, read_llama, read_windows, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
+from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, MixtureOfExperts, Rename, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,12 +16,6 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.expect("hidden_act", "silu")
     if not (config.has("rope_parameters") or config.has("rope_scaling")):
         raise ConfigError("config.json: rope_parameters or rope_scaling is missing; gpt_oss needs to know its YaRN")
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    bias = config.flag("attention_bias", True)
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=150000.0), bias=bias),
-        sinks=True,
-    )
     experts = MixtureOfExperts(
         num_experts=config.integer("num_local_experts", high=MAX_EXPERTS),
         size=config.integer("intermediate_size"),
@@ -42,8 +27,17 @@ def read(config: ConfigReader) -> DecoderSpec:
         bias=True,
     )
     windows = read_windows(config, config.optional_integer("sliding_window", 128), lambda index: index % 2 == 0)
-    layers = [Layer(replace(attention, window=window), experts, norm, norm) for window in windows]
-    return decoder(config, layers, norm, positions=131072)
+    return read_llama(
+        config,
+        rms_norm(config, 1e-5),
+        head_dim=head_dim,
+        theta=150000.0,
+        windows=windows,
+        bias=config.flag("attention_bias", True),
+        sinks=True,
+        ffn=experts,
+        positions=131072,
+    )
 
 
 def renames(spec: DecoderSpec) -> Sequence[Rename]:

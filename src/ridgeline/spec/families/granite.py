@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 
-from ridgeline.spec.common import decoder, read_attention, read_gated_mlp, read_head_dim, read_rope
+from ridgeline.spec.common import read_llama, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    head_dim = read_head_dim(config)
-    bias = config.flag("attention_bias", False)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
+    added = config.number("residual_multiplier", 1.0)
+    spec = read_llama(
+        config,
+        rms_norm(config),
+        bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
         scale=config.number("attention_multiplier", 1.0),
+        layer=lambda attention, ffn, norm: Layer(attention, ffn, norm, norm, residual_scale=added),
+        positions=2048,
+        head=Head(tied=False, scale=1.0 / config.number("logits_scaling", 1.0, low=1e-6)),
     )
-    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
-    layer = Layer(attention, mlp, norm, norm, residual_scale=config.number("residual_multiplier", 1.0))
-    head = Head(tied=False, scale=1.0 / config.number("logits_scaling", 1.0, low=1e-6))
-    spec = decoder(config, layer, norm, positions=2048, head=head)
     return replace(spec, embedding=Embedding(scale=config.number("embedding_multiplier", 1.0)))

@@ -11,11 +11,12 @@ from ridgeline.spec.common import (
     expert_renames,
     head_size,
     llama_renames,
-    read_alpha_rope,
     read_attention,
+    rms_norm,
 )
+from ridgeline.spec.common_rope import read_alpha_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, Routing
 
 # Token ids of a multimodal sibling, which the same configuration class writes; and settings of training.
 IGNORED = (
@@ -34,7 +35,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     for key in ("use_mla", "mamba", "add_classification_head", "position_embedding_xdrope"):
         config.expect(key, False)
     config.ignore(*IGNORED)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    norm = rms_norm(config, 1e-5)
     dense, experts = _read_feed_forwards(config)
     num_dense = config.integer("moe_layer_num_skipped", 0, low=0)
     attention = replace(

@@ -8,15 +8,15 @@ from ridgeline.spec.common import (
     MAX_LAYERS,
     decoder,
     expert_renames,
-    head_size,
     llama_renames,
+    multi_head,
+    rms_norm,
 )
 from ridgeline.spec.common_recurrent import NOT_COMPUTED, hybrid_renames, mamba_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
     GatedMlp,
-    GroupedQueryAttention,
     Layer,
     Mamba,
     MixtureOfExperts,
@@ -30,12 +30,11 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.ignore(*NOT_COMPUTED, "num_logits_to_keep", "calc_logits_for_entire_prompt")
     config.expect("mamba_inner_layernorms", True)
     config.expect("sliding_window", None)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
+    norm = rms_norm(config)
     hidden, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers", high=MAX_LAYERS)
     heads = config.integer("num_attention_heads")
-    head_dim = head_size(hidden, heads)
     kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
-    attention = GroupedQueryAttention(heads, kv_heads, head_dim, head_dim**-0.5)
+    attention = multi_head(hidden, heads, num_kv_heads=kv_heads)
     mamba = _mamba(config, hidden, norm)
     attends = _every(config, "attn_layer", 8, 4)
     size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")

@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames, multi_head, rms_norm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
     DecoderSpec,
     GatedMlp,
-    GroupedQueryAttention,
     Head,
     Layer,
     MaskedDiffusion,
     Rename,
-    RmsNorm,
     Rope,
 )
 
@@ -27,14 +25,12 @@ TRAINING_ONLY = (
 def read(config: ConfigReader) -> DecoderSpec:
     _expect_llama_blocks(config)
     hidden, heads = config.integer("d_model"), config.integer("n_heads")
-    head_dim = head_size(hidden, heads)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = GroupedQueryAttention(
-        num_heads=heads,
+    norm = rms_norm(config, 1e-5)
+    attention = multi_head(
+        hidden,
+        heads,
         num_kv_heads=config.optional_integer("n_kv_heads") or heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), head_dim),
+        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), head_size(hidden, heads)),
         qkv_bias=config.flag("include_qkv_bias", False),
     )
     mlp = GatedMlp(config.integer("mlp_hidden_size"), config.choice("activation_type", ACTIVATIONS, "silu"))

@@ -10,9 +10,10 @@ from ridgeline.spec.common import (
     llama_renames,
     read_attention,
     read_head_dim,
-    read_rope,
+    rms_norm,
 )
 from ridgeline.spec.common_recurrent import read_attending
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.families.mixtral import read_experts
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, LightningAttention, NormedResidualLayer, Rename, RmsNorm
@@ -24,7 +25,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("block_size", "router_jitter_noise")  # how long a chunk is; training only
     heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
+    norm = rms_norm(config, 1e-5)
     attention = replace(
         read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
         num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,

@@ -1,30 +1,15 @@
 """Mixtral: Mistral with eight experts in place of the feed-forward, of which every token uses two."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    MAX_EXPERTS,
-    decoder,
-    expert_renames,
-    llama_renames,
-    read_attention,
-    read_head_dim,
-    read_rope,
-)
+from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, expert_renames, llama_renames, read_llama, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, MixtureOfExperts, Rename, RmsNorm, Routing
+from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Rename, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    head_dim = read_head_dim(config)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
-        window=config.optional_integer("sliding_window"),
-    )
-    return decoder(config, Layer(attention, read_experts(config), norm, norm), norm)
+    norm, window = rms_norm(config, 1e-5), config.optional_integer("sliding_window")
+    return read_llama(config, norm, theta=1e6, window=window, ffn=read_experts(config))
 
 
 def read_experts(config: ConfigReader) -> MixtureOfExperts:

@@ -1,22 +1,20 @@
 """OLMoE: sixty-four small experts in every layer; queries and keys are normalised before they are cut into heads."""
 
-from dataclasses import replace
-
-from ridgeline.spec.common import decoder, head_size, read_attention, read_moe, read_rope
+from ridgeline.spec.common import head_size, read_llama, read_moe, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, RmsNorm
+from ridgeline.spec.spec import DecoderSpec
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = head_size(hidden, heads)
     config.expect("clip_qkv", None)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-5, low=0.0))
-    bias = config.flag("attention_bias", False)
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
+    norm = rms_norm(config, 1e-5)
+    return read_llama(
+        config,
+        norm,
+        head_dim=head_size(config.integer("hidden_size"), config.integer("num_attention_heads")),
+        bias=config.flag("attention_bias", False),
         qk_norm=norm,
         qk_norm_over="row",
+        ffn=read_moe(config, num_experts=64, size=2048, top_k=8, size_key="intermediate_size"),
+        positions=4096,
     )
-    experts = read_moe(config, num_experts=64, size=2048, top_k=8, size_key="intermediate_size")
-    return decoder(config, Layer(attention, experts, norm, norm), norm, positions=4096)

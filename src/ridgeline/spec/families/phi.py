@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, decoder, head_size, module_renames, read_attention, read_rope
+from ridgeline.spec.common import ACTIVATIONS, decoder, head_size, module_renames, read_attention
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, Mlp, ParallelLayer, Rename
 

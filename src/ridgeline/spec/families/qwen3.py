@@ -1,22 +1,19 @@
 """Qwen 3 (dense): Llama with RMSNorm on every query and key head, and sliding windows in the upper layers if asked."""
 
-from dataclasses import replace
-
-from ridgeline.spec.common import decoder, read_attention, read_gated_mlp, read_rope
+from ridgeline.spec.common import read_llama, rms_norm
 from ridgeline.spec.families.qwen2 import read_qwen_windows
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, RmsNorm
+from ridgeline.spec.spec import DecoderSpec
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    head_dim = config.integer("head_dim", 128, high=1024)
-    bias = config.flag("attention_bias", False)
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim), bias=bias),
+    norm = rms_norm(config)
+    return read_llama(
+        config,
+        norm,
+        head_dim=config.integer("head_dim", 128, high=1024),
+        windows=read_qwen_windows(config),
+        bias=config.flag("attention_bias", False),
         num_kv_heads=config.integer("num_key_value_heads"),
         qk_norm=norm,
     )
-    mlp = read_gated_mlp(config)
-    layers = [Layer(replace(attention, window=window), mlp, norm, norm) for window in read_qwen_windows(config)]
-    return decoder(config, layers, norm)

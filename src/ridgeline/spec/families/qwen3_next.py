@@ -9,18 +9,18 @@ from ridgeline.spec.common import (
     expert_renames,
     llama_renames,
     read_attention,
-    read_moe,
-    read_rope,
-    read_sparse_layers,
+    read_shared_moe,
+    read_sparse,
+    rms_norm,
 )
 from ridgeline.spec.common_recurrent import read_attending
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GatedMlp, GroupedQueryAttention, Layer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttention, Layer, Rename
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0), unit_offset=True)
-    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
+    norm = rms_norm(config, unit_offset=True)
     head_dim, bias = config.integer("head_dim", 256, high=1024), config.flag("attention_bias", False)
     attention = replace(
         read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.25), bias=bias),
@@ -34,21 +34,15 @@ def read(config: ConfigReader) -> DecoderSpec:
         key_dim=config.integer("linear_key_head_dim", 128, high=1024),
         value_dim=config.integer("linear_value_head_dim", 128, high=1024),
         conv_taps=config.integer("linear_conv_kernel_dim", 4, high=64),
-        activation=activation,
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         norm_eps=norm.eps,
     )
-    dense = GatedMlp(config.integer("intermediate_size", 5632), activation)
-    experts = replace(
-        read_moe(config, num_experts=512, size=512, top_k=10, normalize=True),
-        shared=GatedMlp(config.integer("shared_expert_intermediate_size", 512), activation),
-        shared_gate=True,
-    )
+    experts = read_shared_moe(config, num_experts=512, size=512, top_k=10, shared_size=512, normalize=True)
     interval = config.integer("full_attention_interval", 4)
     attends = read_attending(config, lambda index: (index + 1) % interval == 0)
-    layers = [
-        Layer(attention if attends else delta, experts if sparse else dense, norm, norm)
-        for attends, sparse in zip(attends, read_sparse_layers(config), strict=True)
-    ]
+    mixers = [attention if attending else delta for attending in attends]
+    ffns = read_sparse(config, experts, dense_size=5632)
+    layers = [Layer(mixer, ffn, norm, norm) for mixer, ffn in zip(mixers, ffns, strict=True)]
     return decoder(config, layers, norm)
 
 

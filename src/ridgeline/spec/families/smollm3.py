@@ -1,42 +1,29 @@
 """SmolLM3: Llama without positions in every fourth layer, which are also the ones that slide if any do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    MAX_LAYERS,
-    TIED,
-    decoder,
-    read_attention,
-    read_gated_mlp,
-    read_head_dim,
-    read_rope,
-    read_windows,
-)
+from ridgeline.spec.common import MAX_LAYERS, TIED, read_head_dim, read_llama, read_windows, rms_norm
+from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Layer, RmsNorm
+from ridgeline.spec.spec import DecoderSpec
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    head_dim = read_head_dim(config)
-    bias = config.flag("attention_bias", False)
-    norm = RmsNorm(config.number("rms_norm_eps", 1e-6, low=0.0))
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=2000000.0), bias=bias),
-        num_kv_heads=config.integer("num_key_value_heads", 4),
-    )
-    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
-    rotates = _rotating_layers(config)
+    rotates, rope = _rotating_layers(config), read_rope(config, read_head_dim(config), default_theta=2000000.0)
     window = config.optional_integer("sliding_window")
     allowed = config.flag("use_sliding_window", False)
-    windows = read_windows(config, window, lambda index: allowed and window is not None and not rotates[index])
-
-    def layer(index: int) -> Layer:
-        rope = attention.rope if rotates[index] else None
-        return Layer(replace(attention, window=windows[index], rope=rope), mlp, norm, norm)
-
-    return decoder(config, [layer(index) for index in range(len(windows))], norm, positions=32768, head=TIED)
+    return read_llama(
+        config,
+        rms_norm(config),
+        ropes=[rope if rotating else None for rotating in rotates],
+        windows=read_windows(config, window, lambda index: allowed and window is not None and not rotates[index]),
+        bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        num_kv_heads=config.integer("num_key_value_heads", 4),
+        positions=32768,
+        head=TIED,
+    )
 
 
 def _rotating_layers(config: ConfigReader) -> Sequence[bool]:
