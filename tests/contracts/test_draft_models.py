@@ -57,6 +57,15 @@ def check_caches(llm):
         assert all(group.used == 0 for group in cache.stats().groups)
 
 
+def drafts_for_itself(folder, max_tokens, **options):
+    """Three prompts, their parameters, what comes of them without drafts, and an engine whose model drafts too."""
+    model = build("llama", 3, folder)
+    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    plain = completions(LLM(str(folder), **TINY).generate(prompts, params, use_tqdm=False))
+    return prompts, params, plain, LLM(str(folder), **TINY | options, speculate=f"draft:{folder}", **FIXED)
+
+
 @pytest.fixture(scope="module")
 def stories(shared_data, tmp_path_factory):
     """(plain, drafting with a fixed length, drafting as it pays), the draft model being a noisy copy."""
@@ -181,16 +190,20 @@ def test_preempted_sequences_and_lost_blocks_change_no_output(family, tmp_path):
 
 def test_a_cache_for_few_sequences_drafts_for_few(tmp_path):
     """The draft model's cache holds one sequence: the others go on without, and it changes hands when one has ended."""
-    model = build("llama", 3, tmp_path)
-    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    plain = completions(LLM(str(tmp_path), **TINY).generate(prompts, params, use_tqdm=False))
-    drafting = LLM(str(tmp_path), **TINY, speculate=f"draft:{tmp_path}", **FIXED)
+    prompts, params, plain, drafting = drafts_for_itself(tmp_path, 40)
     drafter = drafter_of(drafting)
     cache = drafter._cache
     held = [cache._pools[0].allocate() for _ in range(cache.num_free_blocks()[0] - 16)]
     assert completions(drafting.generate(prompts, params, use_tqdm=False)) == plain
     assert len(held) > 16
+    drafted, accepted = drafts_of(drafting)
+    assert drafted == accepted > 20
+
+
+def test_a_full_batch_is_drafted_for(tmp_path):
+    """Rows of drafts are beside one row for each sequence."""
+    prompts, params, plain, drafting = drafts_for_itself(tmp_path, 20, max_num_seqs=3)
+    assert completions(drafting.generate(prompts, params, use_tqdm=False)) == plain
     drafted, accepted = drafts_of(drafting)
     assert drafted == accepted > 20
 
@@ -227,11 +240,7 @@ def test_a_second_request_finds_its_prefix_in_the_draft_models_cache(tmp_path):
 
 
 def test_a_failing_draft_model_harms_no_request_and_is_left_alone(tmp_path):
-    model = build("llama", 3, tmp_path)
-    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
-    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    plain = completions(LLM(str(tmp_path), **TINY).generate(prompts, params, use_tqdm=False))
-    drafting = LLM(str(tmp_path), **TINY, speculate=f"draft:{tmp_path}", **FIXED)
+    prompts, params, plain, drafting = drafts_for_itself(tmp_path, 30)
     executor, calls = drafter_of(drafting)._companion.executor, []
 
     def collect():
@@ -276,11 +285,7 @@ def test_both_caches_hold_as_many_tokens_of_what_was_asked_for(tmp_path):
 
 def test_tokens_that_the_draft_model_lacks_silence_it_for_their_sequence(tmp_path):
     """A longer table at either side is fine: ids beyond the shorter one are neither computed nor drafted."""
-    model = build("llama", 3, tmp_path)
-    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
-    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    plain = completions(LLM(str(tmp_path), **TINY).generate(prompts, params, use_tqdm=False))
-    drafting = LLM(str(tmp_path), **TINY, speculate=f"draft:{tmp_path}", **FIXED)
+    prompts, params, plain, drafting = drafts_for_itself(tmp_path, 30)
     companion = drafter_of(drafting)._companion
     largest = max(max(prompts[1]), max(plain[1][0]))
     object.__setattr__(companion, "vocab_size", largest)  # one less than the second sequence uses

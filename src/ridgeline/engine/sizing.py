@@ -16,8 +16,9 @@ from ridgeline.cache.layout import (
     StateSize,
     plan_layout,
 )
-from ridgeline.core.config import Choice, EngineConfig, SchedulerConfig
+from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.decoding.draft_control import EXTRA_TOKENS
 from ridgeline.program.op import State
 
 CACHE_SHARE = 0.5  # of the free memory, for a cache whose size the user leaves open
@@ -65,7 +66,7 @@ def choose_sizes(
         share = own / max(own + beside.bytes_per_token, 1)
     length = asked or max_positions
     while True:
-        limits = _step_limits(scheduler, length, all_rows=all_rows)
+        limits = _step_limits(config, length, all_rows=all_rows)
         budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits), share)
         try:
             layout = plan_layout(
@@ -85,11 +86,19 @@ def choose_sizes(
     return Sizing(length, layout, limits, choices)
 
 
-def _step_limits(scheduler: SchedulerConfig, context: int, *, all_rows: bool) -> StepLimits:
-    """Return what a step may have. Rows of prompts whose own log-probabilities are asked for are not counted."""
+def _step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLimits:
+    """Return what a step may have. Rows of prompts whose own log-probabilities are asked for are not counted.
+
+    Drafts have rows beside those of a full batch, which would get none otherwise.
+    """
+    scheduler, speculation = config.scheduler, config.speculation
+    num_drafted = scheduler.max_num_seqs * speculation.num_speculative_tokens if speculation.proposers() else 0
+    if speculation.adaptive_speculation:
+        num_drafted = min(num_drafted, EXTRA_TOKENS[-1])
+    num_rows = max(min(scheduler.max_num_seqs + num_drafted, scheduler.max_num_batched_tokens), scheduler.max_num_seqs)
     return StepLimits(
         num_tokens=scheduler.max_num_batched_tokens,
-        num_rows=scheduler.max_num_batched_tokens if all_rows else scheduler.max_num_seqs,
+        num_rows=scheduler.max_num_batched_tokens if all_rows else num_rows,
         num_seqs=scheduler.max_num_seqs,
         context=context,
     )
