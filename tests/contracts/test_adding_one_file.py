@@ -163,7 +163,8 @@ ROWS = {"toy_double": OpRow(Plain, 1, (0,), "x -> 2 x", lambda attrs, inputs, we
     )
     copy.add(
         "backends/reference/ops/toy.py",
-        """REFERENCE_OPS = {"toy_double": lambda attrs, inputs, weights, memory: (2 * inputs[0],)}
+        """def toy_double(attrs, inputs, weights, memory):
+    return (2 * inputs[0],)
 """,
     )
     copy.run("""

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, Rest, fit_rest, key_of
+from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, OpTiming, Rest, fit_rest, key_of
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
 from ridgeline.explain.pricing import program_of

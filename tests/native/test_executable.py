@@ -33,7 +33,7 @@ from ridgeline.spec import families
 LEVELS = _native.runnable_levels()
 FLOAT32_ERROR = 1e-5  # of the largest logit, after a tiny model's few layers
 BFLOAT16_ERROR = 6e-2
-write_exactly = _PagedMemory._write
+write_exactly = _PagedMemory.write
 
 
 @pytest.fixture(scope="module", params=families.names())
@@ -57,7 +57,7 @@ def run_schedule(executable, program, tokens_SL, seed):
 
 
 def write_rounded_to_int8(memory, state, *written):
-    """`_PagedMemory._write` of each token's keys and values as a head keeps them in int8."""
+    """`_PagedMemory.write` of each token's keys and values as a head keeps them in int8."""
     scales = [entries_TKD.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127 for entries_TKD in written]
     write_exactly(memory, state, *(torch.round(x / scale) * scale for x, scale in zip(written, scales, strict=True)))
 
@@ -110,7 +110,7 @@ def test_quantized_is_near_the_reference_on_dequantized_weights(model, form, kv,
     given = as_arrays(model.weights)
     weights = dequantized_weights(program, given, form.kind, form.stored_format, embeddings=True)
     if kv == "int8":
-        monkeypatch.setattr(_PagedMemory, "_write", write_rounded_to_int8)
+        monkeypatch.setattr(_PagedMemory, "write", write_rounded_to_int8)
     rounds = InputRounding(form.input_group) if form.inputs == "int8" else None
     integers = dict.fromkeys(quantized_names(program, embeddings=True), rounds) if rounds else {}
     oracle = ReferenceExecutable(with_rounded_inputs(program, integers), weights, layout_of(program))

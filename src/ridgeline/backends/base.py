@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, StateSize
 from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program, State
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder

@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.backends.timing import OpTiming
 from ridgeline.core.arrays import Array
 from ridgeline.core.config import Choice
+from ridgeline.cost.efficiency import OpTiming
 
 IntArray = npt.NDArray[np.int64]
 
@@ -149,6 +149,10 @@ class StepBatch:
         )
         assert words.taken == len(block), f"a step's block has {len(block)} words, and its header says {words.taken}"
         return batch
+
+    def spans(self) -> list[slice]:
+        """Return the rows of T that each span has."""
+        return [slice(start, start + length) for start, length in zip(self.span_start_S, self.span_length_S)]
 
     @property
     def adapters_or_none_T(self) -> IntArray:

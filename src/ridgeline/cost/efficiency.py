@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -34,20 +34,23 @@ MIN_SAMPLES = 3
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 
 
-class KindOfWork(Protocol):
-    """Says what ops have in common that reach the same share of a ceiling."""
+@dataclass(frozen=True, slots=True)
+class OpTiming:
+    """One piece of a step as a backend runs it, and how long it took, in seconds.
 
-    @property
-    def kind(self) -> str: ...
+    `ops` are the labels of the program's ops in it; none for what the program does not hold, such as sampling.
+    `inputs` is the kind of arithmetic of its products, `element` what its operands take in memory.
+    """
 
-    @property
-    def element(self) -> ElementBytes: ...
+    label: str
+    kind: str
+    ops: tuple[str, ...]
+    seconds: float
+    element: ElementBytes
+    inputs: InputKind
 
-    @property
-    def inputs(self) -> InputKind: ...
 
-
-def key_of(work: KindOfWork) -> str:
+def key_of(work: OpTiming) -> str:
     """Return the name of an efficiency: the kind, what it multiplies, and the bytes of its weights, keys and values."""
     cached = f" kv{work.element.kv:.2g}" if "attention" in work.kind else ""
     return f"{work.kind} {work.inputs} w{work.element.weight:.2g}{cached}"

@@ -7,9 +7,9 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
-from ridgeline.cost.efficiency import Calibration, Efficiency, Rest, key_of
+from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, PriceList, step_sizes
 from ridgeline.cost.roofline import Ceilings, Roofline
@@ -20,25 +20,6 @@ from ridgeline.program.pricing import ElementBytes, Load, OpCost
 # Where nothing was fitted: what the kernels reach on the CPUs of docs/performance.md, and Python around them.
 PRIOR = Efficiency(compute_share=0.6, memory_share=0.8, power=2.0, overhead_s=2e-6)
 PRIOR_REST = Rest(step_s=60e-6, sequence_s=18e-6)
-
-
-class Piece(Protocol):
-    """Ops that a backend computes as one: the labels of the program's ops, none for sampling."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def ops(self) -> tuple[str, ...]: ...
-
-    @property
-    def element(self) -> ElementBytes: ...
-
-    @property
-    def inputs(self) -> InputKind: ...
 
 
 class _Priced:
@@ -82,7 +63,7 @@ class StepTime:
     def __init__(
         self,
         program: Program,
-        pieces: Sequence[Piece],
+        pieces: Sequence[OpTiming],
         ceilings: Ceilings,
         num_threads: int,
         calibration: Calibration | None = None,
@@ -142,7 +123,7 @@ def _memory_bytes(cost: OpCost) -> float:
     return cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
 
 
-def _priced(program: Program, pieces: Sequence[Piece]) -> list[_Priced]:
+def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:
     ops = {op.label: op for op in program.ops}
     alike: dict[tuple[str, InputKind, ElementBytes], list[Group]] = {}
     for piece in pieces:

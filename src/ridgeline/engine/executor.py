@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.backends.step import Executable
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
 from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 

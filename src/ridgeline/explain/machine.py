@@ -11,12 +11,12 @@ from ridgeline.backends.base import BackendPlan, StepLimits
 from ridgeline.backends.host import choose_threads
 from ridgeline.backends.probe import ceilings, find_native
 from ridgeline.backends.select import offers, select
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.datasheets import Datasheet, datasheet
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.cost.hardware import load_calibration
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.steptime import StepTime

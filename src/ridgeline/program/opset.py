@@ -12,17 +12,11 @@ from ridgeline.program import ops
 from ridgeline.program.op import Program
 from ridgeline.program.pricing import OpRow
 
-
-def _table() -> Mapping[str, OpRow]:
-    rows: dict[str, OpRow] = {}
-    for name in sorted(module.name for module in pkgutil.iter_modules(ops.__path__)):
-        added: Mapping[str, OpRow] = import_module(f"{ops.__name__}.{name}").ROWS
-        assert not rows.keys() & added.keys(), f"ops/{name}.py declares a kind that another file has"
-        rows.update(added)
-    return rows
-
-
-OPSET: Mapping[str, OpRow] = _table()
+AREAS: Mapping[str, Mapping[str, OpRow]] = {
+    module.name: import_module(f"{ops.__name__}.{module.name}").ROWS for module in pkgutil.iter_modules(ops.__path__)
+}
+OPSET: Mapping[str, OpRow] = {kind: row for rows in AREAS.values() for kind, row in rows.items()}
+assert len(OPSET) == sum(map(len, AREAS.values())), "two files of ops/ declare the same kind"
 
 
 def float32_weights(program: Program) -> frozenset[str]:

@@ -6,11 +6,13 @@ Every row of the op table has such a rule; `cost/` applies them. No torch.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.program.op import Attrs, Shape
 
 WeightShape = tuple[int, ...]
-InferRule = Callable[[Attrs, Sequence[Shape], Sequence[WeightShape]], tuple[Shape, ...]]
+InferRule = Callable[[Any, Sequence[Shape], Sequence[WeightShape]], tuple[Shape, ...]]
+"""(attributes of the row's class, shapes of the inputs, of the weights) -> shapes of the outputs."""
 
 INDEX_BYTES = 8  # token ids, positions and row numbers are int64
 FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations are

@@ -31,7 +31,6 @@ from ridgeline.backends.native.settings import (
     settings_of,
 )
 from ridgeline.backends.probe import find_native
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import DTYPES, Array
@@ -39,6 +38,7 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
 from ridgeline.core.machine import cache_folder
 from ridgeline.cost.account import weight_bytes
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.quant import chosen_format, decoded_matrices, quantized_names

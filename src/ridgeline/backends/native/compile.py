@@ -102,6 +102,18 @@ class Compiler:
     def place(self, name: str) -> Place:
         return self.places[name]
 
+    def inputs(self, op: Op) -> list[int]:
+        """Return the buffers of the op's inputs."""
+        return [self.places[name].buffer for name in op.inputs]
+
+    def output(self, op: Op) -> int:
+        """Return a new buffer for the op's first output."""
+        return self.new(op.outputs[0]).buffer
+
+    def vector(self, name: str) -> int:
+        """Return the address of weight `name` as float32 entries."""
+        return self.weights.vector(name, lambda: self.weights.tensor(name))
+
     def kv_state(self, index: int) -> KvState:
         """Return KV state number `index` of the program."""
         state = self.program.states[index]
@@ -146,9 +158,8 @@ class Compiler:
         if not op.weights:
             width = self.program.shapes[op.inputs[0]][-1]
             assert isinstance(width, int)
-            return _native.Norm(
-                "rms", op.attrs.eps, self.weights.vector(f"ones.{width}", lambda: np.ones(width, np.float32))
-            )
+            ones = self.weights.vector(f"ones.{width}", lambda: np.ones(width, np.float32))
+            return _native.Norm("rms", op.attrs.eps, ones)
         offset = 1.0 if op.attrs.unit_offset else 0.0
         weights, bias = (op.weights, ()) if op.kind == "rmsnorm" else (op.weights[:1], op.weights[1:])
 
@@ -156,7 +167,7 @@ class Compiler:
             return functools.reduce(np.multiply, (float32(self.weights.tensor(name)) + offset for name in weights))
 
         scale = self.weights.vector("*".join(weights), product)
-        shift = self.weights.vector(bias[0], lambda: self.weights.tensor(bias[0])) if bias else 0
+        shift = self.vector(bias[0]) if bias else 0
         by_head = any(len(self.program.weights[name]) > 1 for name in weights)
         return _native.Norm("layer" if op.kind == "layernorm" else "rms", op.attrs.eps, scale, shift, by_head)
 

@@ -1,29 +1,31 @@
-"""How each kind of group becomes instructions of a tape. The kinds here are the ones that run natively.
+"""How each kind of group becomes instructions of a tape: the functions here and in `emit_*.py`, named as the kinds.
 
-Every emitter gives places to the values that leave its group. Called by the compiler, which frees them.
+One of a fused group takes the group; one of an op takes the op and its attributes. Every one gives places to the
+values that leave its group. Called by the compiler, which frees them.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
-from ridgeline.backends.native.emit_experts import EXPERTS_EMITTERS
-from ridgeline.backends.native.emit_latent import LATENT_EMITTERS
-from ridgeline.backends.native.emit_recurrent import RECURRENT_EMITTERS
+from ridgeline.backends.native.kinds import KINDS_BY_FILE
 from ridgeline.core.dtypes import DTYPES
-from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op
+from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, Op
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     NORMS,
     ActivationAttrs,
     AddRowAttrs,
     EmbedAttrs,
+    NormAttrs,
     ScaleAttrs,
     SliceAttrs,
     SoftcapAttrs,
 )
+from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
 
 
@@ -31,108 +33,110 @@ def _ops(group: Group, *kinds: str) -> list[Op]:
     return [op for op in group.ops if op.kind in kinds]
 
 
+def _product(
+    compiler: Compiler,
+    group: Group,
+    linears: Sequence[Op],
+    out: Place,
+    *,
+    epilogue: str = "store",
+    activation: str = "relu",
+    interleave: bool = False,
+) -> None:
+    """Multiply what `linears` read, normalised where the group has the norm, by all their weights as one matrix."""
+    norm = _leading_norm(group, linears[0])
+    x = compiler.place((norm or linears[0]).inputs[0])
+    matrix, bias = compiler.matrix(linears, interleave=interleave)
+    compiler.tape.linear(
+        matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue=epilogue, activation=activation, bias=bias
+    )
+
+
 def _leading_norm(group: Group, reader: Op) -> Op | None:
     """Return the norm of the group that `reader` reads."""
     return next((op for op in _ops(group, *NORMS) if op.outputs[0] == reader.inputs[0]), None)
 
 
-def _embed(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, EmbedAttrs)
-    out = compiler.new(op.outputs[0])
+def embed(compiler: Compiler, op: Op, attrs: EmbedAttrs) -> None:
+    out = compiler.output(op)
     ids = {TOKEN_IDS: "tokens", POSITIONS: "positions"}[op.inputs[0]]
     table = op.weights[0]
     heads = [other for other in compiler.program.ops if other.kind == "lm_head" and other.weights[0] == table]
     # The reference rounds the factor to the table's type.
-    scale = float(np.array(op.attrs.scale, DTYPES[compiler.settings.dtype]))
+    scale = float(np.array(attrs.scale, DTYPES[compiler.settings.dtype]))
     if heads:
         matrix, _ = compiler.matrix(heads[:1])
-        compiler.tape.embed_packed(matrix, ids, scale, out.buffer)
+        compiler.tape.embed_packed(matrix, ids, scale, out)
     elif ids == "tokens" and (form := compiler.settings.table(table)) is not None:
-        shape = compiler.program.weights[table]
-        compiler.tape.embed_packed(
-            compiler.weights.matrix(table, [table], (shape[0], shape[1]), form), ids, scale, out.buffer
-        )
+        num_rows, width = compiler.program.weights[table]
+        matrix = compiler.weights.matrix(table, [table], (num_rows, width), form)
+        compiler.tape.embed_packed(matrix, ids, scale, out)
     else:
         address, kind = compiler.weights.table(table)
-        compiler.tape.embed_rows(address, kind, ids, scale, out.buffer)
+        compiler.tape.embed_rows(address, kind, ids, scale, out)
 
 
-def _rope_angles(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, RopeAnglesAttrs)
+def rope_angles(compiler: Compiler, op: Op, attrs: RopeAnglesAttrs) -> None:
     cos, sin = (compiler.new(name) for name in op.outputs)
-    compiler.tape.rope_angles(list(op.attrs.frequencies), op.attrs.scale, cos.buffer, sin.buffer)
+    compiler.tape.rope_angles(list(attrs.frequencies), attrs.scale, cos.buffer, sin.buffer)
 
 
-def _norm(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    x, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
-    compiler.tape.normalize(compiler.norm(op), x.buffer, out.buffer, _head_dim(compiler, op.inputs[0]))
+def rmsnorm(compiler: Compiler, op: Op, attrs: NormAttrs) -> None:
+    (x,) = compiler.inputs(op)
+    compiler.tape.normalize(compiler.norm(op), x, compiler.output(op), _head_dim(compiler, op.inputs[0]))
 
 
-def _linear(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    x = compiler.place(op.inputs[0])
-    matrix, bias = compiler.matrix([op])
-    compiler.tape.linear(matrix, _native.Norm(), x.buffer, compiler.new(op.outputs[0]).buffer, bias=bias)
+layernorm = rmsnorm
 
 
-def _linear_add(compiler: Compiler, group: Group) -> None:
+def linear(compiler: Compiler, op: Op, attrs: Attrs) -> None:
+    _product(compiler, Group(op.kind, op.label, (op,)), [op], compiler.new(op.outputs[0]))
+
+
+def linear_add(compiler: Compiler, group: Group) -> None:
     linear, add = group.ops[0], group.ops[-1]
     (other,) = (name for name in add.inputs if name != linear.outputs[0])
-    x, residual = compiler.place(linear.inputs[0]), compiler.place(other)
-    matrix, bias = compiler.matrix([linear])
-    if compiler.can_reuse_buffer(other) and x.buffer != residual.buffer:
-        compiler.tape.linear(matrix, _native.Norm(), x.buffer, residual.buffer, epilogue="add", bias=bias)
+    residual = compiler.place(other)
+    if compiler.can_reuse_buffer(other) and compiler.place(linear.inputs[0]).buffer != residual.buffer:
+        _product(compiler, group, [linear], residual, epilogue="add")
         compiler.places[add.outputs[0]] = residual
         return
     out = compiler.new(add.outputs[0])
-    compiler.tape.linear(matrix, _native.Norm(), x.buffer, out.buffer, bias=bias)
+    _product(compiler, group, [linear], out)
     compiler.tape.add(out.buffer, residual.buffer, out.buffer)
 
 
-def _norm_gated(compiler: Compiler, group: Group) -> None:
+def norm_gated(compiler: Compiler, group: Group) -> None:
     act = group.ops[-1]
     assert isinstance(act.attrs, ActivationAttrs)
     linears = {op.outputs[0]: op for op in _ops(group, "linear")}
-    gate, up = linears[act.inputs[0]], linears[act.inputs[1]]
-    norm = _leading_norm(group, gate)
-    x = compiler.place((norm or gate).inputs[0])
-    matrix, bias = compiler.matrix([gate, up], interleave=True)
-    out = compiler.new(act.outputs[0])
-    function = act.attrs.function
-    compiler.tape.linear(
-        matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue="gate", activation=function, bias=bias
-    )
+    gate_up = [linears[name] for name in act.inputs]
+    out, function = compiler.new(act.outputs[0]), act.attrs.function
+    _product(compiler, group, gate_up, out, epilogue="gate", activation=function, interleave=True)
 
 
-def _norm_activated(compiler: Compiler, group: Group) -> None:
+def norm_activated(compiler: Compiler, group: Group) -> None:
     linear, act = group.ops[-2:]
     assert isinstance(act.attrs, ActivationAttrs)
-    norm = _leading_norm(group, linear)
-    x = compiler.place((norm or linear).inputs[0])
-    matrix, bias = compiler.matrix([linear])
     out = compiler.new(act.outputs[0])
-    function = act.attrs.function
-    compiler.tape.linear(
-        matrix, compiler.norm(norm), x.buffer, out.buffer, epilogue="activate", activation=function, bias=bias
-    )
+    _product(compiler, group, [linear], out, epilogue="activate", activation=act.attrs.function)
 
 
-def _norm_linears(compiler: Compiler, group: Group) -> None:
+def norm_linears(compiler: Compiler, group: Group) -> None:
     linears = _ops(group, "linear")
-    norm = _leading_norm(group, linears[0])
-    x = compiler.place((norm or linears[0]).inputs[0])
-    matrix, bias = compiler.matrix(linears)
+    names = [op.outputs[0] for op in linears]
+    compiler.places |= zip(names, _sliced_product(compiler, group, linears, names[0]), strict=True)
+
+
+def _sliced_product(compiler: Compiler, group: Group, linears: Sequence[Op], name: str) -> list[Place]:
+    """Emit the product of all `linears` to a place of value `name`; return the columns of each."""
     sizes = [compiler.program.weights[op.weights[0]][0] for op in linears]
-    out = compiler.new(linears[0].outputs[0], sum(sizes))
-    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, out.buffer, bias=bias)
-    for part, (op, size) in enumerate(zip(linears, sizes)):
-        compiler.places[op.outputs[0]] = compiler.slice(out, sum(sizes[:part]), size)
+    out = compiler.new(name, sum(sizes))
+    _product(compiler, group, linears, out)
+    return [compiler.slice(out, sum(sizes[:part]), size) for part, size in enumerate(sizes)]
 
 
-def _norm_head(compiler: Compiler, group: Group) -> None:
+def norm_head(compiler: Compiler, group: Group) -> None:
     (head,) = _ops(group, "lm_head")
     norm = _leading_norm(group, head)
     select = _ops(group, "select_rows")
@@ -143,20 +147,13 @@ def _norm_head(compiler: Compiler, group: Group) -> None:
     compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, None, select=bool(select), bias=bias, softcap=cap)
 
 
-def _norm_qkv(compiler: Compiler, group: Group) -> None:
+def norm_qkv(compiler: Compiler, group: Group) -> None:
     write = group.ops[-1] if group.ops[-1].kind == "kv_write" else _ops(group, "kv_write")[0]
     assert isinstance(write.attrs, KvWriteAttrs)
     chains = {chain[-1].outputs[0]: chain for chain in (_chain(group, op) for op in _ops(group, "linear"))}
     keys, values = (chains.pop(name) for name in write.inputs)
     ((q_name, queries),) = chains.items()
-    linears = [chain[0] for chain in (queries, keys, values)]
-    norm = _leading_norm(group, linears[0])
-    x = compiler.place((norm or linears[0]).inputs[0])
-    matrix, bias = compiler.matrix(linears)
-    sizes = [compiler.program.weights[op.weights[0]][0] for op in linears]
-    qkv = compiler.new(q_name, sum(sizes))
-    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, qkv.buffer, bias=bias)
-    q, k, v = (compiler.slice(qkv, sum(sizes[:part]), size) for part, size in enumerate(sizes))
+    q, k, v = _sliced_product(compiler, group, [chain[0] for chain in (queries, keys, values)], q_name)
     compiler.places[q_name] = q
     memory, cache_group = compiler.memories[write.attrs.state]
     at_once = [_emit_but_last_steps(compiler, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
@@ -166,13 +163,10 @@ def _norm_qkv(compiler: Compiler, group: Group) -> None:
     compiler.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
 
 
-def _norm_q(compiler: Compiler, group: Group) -> None:
+def norm_q(compiler: Compiler, group: Group) -> None:
     linear, *steps = _chain(group, _ops(group, "linear")[0])
-    norm = _leading_norm(group, linear)
-    x = compiler.place((norm or linear).inputs[0])
-    matrix, bias = compiler.matrix([linear])
     q = compiler.new(steps[-1].outputs[0])
-    compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, q.buffer, bias=bias)
+    _product(compiler, group, [linear], q)
     _emit_steps(compiler, steps, q)
 
 
@@ -202,19 +196,16 @@ def _rotation(compiler: Compiler, rope: Op) -> tuple[int, int, bool, int]:
     return cos, sin, rope.attrs.interleaved, rope.attrs.offset
 
 
-def _rope(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
+def rope(compiler: Compiler, op: Op, attrs: RopeAttrs) -> None:
     x = compiler.place(op.inputs[0])
     out = x if compiler.can_reuse_buffer(op.inputs[0]) else compiler.new(op.outputs[0])
     compiler.places[op.outputs[0]] = out
     compiler.tape.rotate(x.buffer, out.buffer, _head_dim(compiler, op.inputs[0]), *_rotation(compiler, op))
 
 
-def _kv_write(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, KvWriteAttrs)
+def kv_write(compiler: Compiler, op: Op, attrs: KvWriteAttrs) -> None:
     k, v = (compiler.place(name).buffer for name in op.inputs)
-    memory, cache_group = compiler.memories[op.attrs.state]
+    memory, cache_group = compiler.memories[attrs.state]
     compiler.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())
 
 
@@ -235,128 +226,82 @@ def _chain(group: Group, linear: Op) -> list[Op]:
     return chain
 
 
-def _attention(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    attrs = op.attrs
-    assert isinstance(attrs, AttentionAttrs)
-    q, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
+def attention(compiler: Compiler, op: Op, attrs: AttentionAttrs) -> None:
+    q, out = compiler.place(op.inputs[0]), compiler.output(op)
     memory, cache_group = compiler.memories[attrs.state]
-    num_heads = q.width // compiler.kv_state(attrs.state).head_dim
+    slopes = attrs.alibi_slopes
     spec = _native.AttentionSpec(
-        num_heads,
+        q.width // compiler.kv_state(attrs.state).head_dim,
         attrs.scale,
         attrs.window or 0,
         attrs.softcap or 0.0,
-        sinks=_sinks(compiler, op),
-        slopes=_slopes(compiler, op.label, attrs),
+        sinks=compiler.vector(op.weights[0]) if op.weights else 0,
+        slopes=compiler.weights.vector(f"{op.label}.slopes", lambda: np.array(slopes, np.float32)) if slopes else 0,
         float32=compiler.settings.multiplies_bf16_in_float32,
     )
-    compiler.tape.attention(spec, memory, cache_group, q.buffer, out.buffer)
+    compiler.tape.attention(spec, memory, cache_group, q.buffer, out)
 
 
-def _sinks(compiler: Compiler, op: Op) -> int:
-    """Return the address of the sinks, or 0."""
-    return compiler.weights.vector(op.weights[0], lambda: compiler.weights.tensor(op.weights[0])) if op.weights else 0
-
-
-def _slopes(compiler: Compiler, label: str, attrs: AttentionAttrs) -> int:
-    """Return the address of the slopes, or 0."""
-    slopes = attrs.alibi_slopes
-    return compiler.weights.vector(f"{label}.slopes", lambda: np.array(slopes, np.float32)) if slopes else 0
-
-
-def _split_heads(compiler: Compiler, group: Group) -> None:
+def split_heads(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     """Name the same memory differently; emit nothing."""
-    (op,) = group.ops
     compiler.places[op.outputs[0]] = compiler.place(op.inputs[0])
 
 
-def _slice(compiler: Compiler, group: Group) -> None:
+def slice(compiler: Compiler, op: Op, attrs: SliceAttrs) -> None:
     """Name columns of the same memory; emit nothing."""
-    (op,) = group.ops
-    assert isinstance(op.attrs, SliceAttrs)
-    compiler.places[op.outputs[0]] = compiler.slice(compiler.place(op.inputs[0]), op.attrs.offset, op.attrs.size)
+    compiler.places[op.outputs[0]] = compiler.slice(compiler.place(op.inputs[0]), attrs.offset, attrs.size)
 
 
-def _scale(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, ScaleAttrs)
-    compiler.tape.scale(op.attrs.factor, compiler.place(op.inputs[0]).buffer, compiler.new(op.outputs[0]).buffer)
+def scale(compiler: Compiler, op: Op, attrs: ScaleAttrs) -> None:
+    (x,) = compiler.inputs(op)
+    compiler.tape.scale(attrs.factor, x, compiler.output(op))
 
 
-def _add(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    x, y = (compiler.place(name) for name in op.inputs)
-    compiler.tape.add(x.buffer, y.buffer, compiler.new(op.outputs[0]).buffer)
+def add(compiler: Compiler, op: Op, attrs: Attrs) -> None:
+    x, y = compiler.inputs(op)
+    compiler.tape.add(x, y, compiler.output(op))
 
 
-def _add_row(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, AddRowAttrs)
-    (table,), row = op.weights, op.attrs.row
+def add_row(compiler: Compiler, op: Op, attrs: AddRowAttrs) -> None:
+    (table,), row = op.weights, attrs.row
     address = compiler.weights.vector(f"{table}.{row}", lambda: compiler.weights.tensor(table)[row])
-    compiler.tape.add_row(compiler.place(op.inputs[0]).buffer, address, compiler.new(op.outputs[0]).buffer)
+    (x,) = compiler.inputs(op)
+    compiler.tape.add_row(x, address, compiler.output(op))
 
 
-def _activation(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, ActivationAttrs)
-    x = compiler.place(op.inputs[0])
-    compiler.tape.activate(op.attrs.function, x.buffer, compiler.new(op.outputs[0]).buffer)
+def activation(compiler: Compiler, op: Op, attrs: ActivationAttrs) -> None:
+    (x,) = compiler.inputs(op)
+    compiler.tape.activate(attrs.function, x, compiler.output(op))
 
 
-def _gated_activation(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, ActivationAttrs)
-    gate, up = (compiler.place(name) for name in op.inputs)
-    compiler.tape.gate(op.attrs.function, gate.buffer, up.buffer, compiler.new(op.outputs[0]).buffer)
+def gated_activation(compiler: Compiler, op: Op, attrs: ActivationAttrs) -> None:
+    gate, up = compiler.inputs(op)
+    compiler.tape.gate(attrs.function, gate, up, compiler.output(op))
 
 
-def _select_rows(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
+def select_rows(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     assert op.inputs[1] == LOGIT_ROWS
-    x = compiler.place(op.inputs[0])
-    compiler.tape.select(x.buffer, compiler.new(op.outputs[0]).buffer)
+    compiler.tape.select(compiler.place(op.inputs[0]).buffer, compiler.output(op))
 
 
-def _lora(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    x, y = compiler.place(op.inputs[0]), compiler.place(op.inputs[1])
+def lora(compiler: Compiler, op: Op, attrs: Attrs) -> None:
+    x, y = (compiler.place(name).buffer for name in op.inputs[:2])
     a, b = op.weights
     count, rank, _ = compiler.program.weights[a]
-    factors = (
-        compiler.weights.vector(a, lambda: compiler.weights.tensor(a)),
-        compiler.weights.vector(b, lambda: compiler.weights.tensor(b).swapaxes(1, 2)),
-    )
-    compiler.tape.lora(x.buffer, y.buffer, compiler.new(op.outputs[0]).buffer, *factors, count, rank)
+    turned = compiler.weights.vector(b, lambda: compiler.weights.tensor(b).swapaxes(1, 2))
+    compiler.tape.lora(x, y, compiler.output(op), compiler.vector(a), turned, count, rank)
+
+
+def _emitter(file: str, kind: str) -> Emitter:
+    emit = getattr(import_module(f"{__package__}.{file}"), kind)
+
+    def emit_op(compiler: Compiler, group: Group) -> None:
+        (op,) = group.ops
+        emit(compiler, op, op.attrs)
+
+    return emit_op if kind in OPSET else emit
 
 
 EMITTERS: Mapping[str, Emitter] = {
-    "norm_qkv": _norm_qkv,
-    "norm_q": _norm_q,
-    "attention": _attention,
-    "linear_add": _linear_add,
-    "norm_gated": _norm_gated,
-    "norm_activated": _norm_activated,
-    "norm_head": _norm_head,
-    "norm_linears": _norm_linears,
-    "embed": _embed,
-    "rope_angles": _rope_angles,
-    "rmsnorm": _norm,
-    "layernorm": _norm,
-    "linear": _linear,
-    "rope": _rope,
-    "kv_write": _kv_write,
-    "split_heads": _split_heads,
-    "slice": _slice,
-    "scale": _scale,
-    "add": _add,
-    "add_row": _add_row,
-    "lora": _lora,
-    "activation": _activation,
-    "gated_activation": _gated_activation,
-    "select_rows": _select_rows,
-    **LATENT_EMITTERS,
-    **RECURRENT_EMITTERS,
-    **EXPERTS_EMITTERS,
+    kind: _emitter(file, kind) for file, kinds in KINDS_BY_FILE.items() for kind in kinds
 }

@@ -1,46 +1,28 @@
 """Implement mixtures of experts as instructions of a tape. `emit.py` has the table of all emitters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter
+from ridgeline.backends.native.compile import Compiler
 from ridgeline.backends.native.weights import PANEL, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
+from ridgeline.program.op import Attrs, Op
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs, expert_matrices
-from ridgeline.program.passes.fuse import Group
 
 
-def _route(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    attrs = op.attrs
-    assert isinstance(attrs, RouteAttrs)
-    logits = compiler.place(op.inputs[0])
-    ids, weights = (compiler.new(name) for name in op.outputs)
-    compiler.tape.route(
-        logits.buffer,
-        ids.buffer,
-        weights.buffer,
-        attrs.scoring,
-        attrs.normalize,
-        attrs.scale,
-        attrs.num_groups,
-        attrs.top_groups,
-        attrs.group_score,
-        compiler.weights.vector(op.weights[0], lambda: compiler.weights.tensor(op.weights[0])) if op.weights else 0,
-    )
+def route(compiler: Compiler, op: Op, attrs: RouteAttrs) -> None:
+    (logits,), (ids, weights) = compiler.inputs(op), (compiler.new(name).buffer for name in op.outputs)
+    how = (attrs.scoring, attrs.normalize, attrs.scale, attrs.num_groups, attrs.top_groups, attrs.group_score)
+    compiler.tape.route(logits, ids, weights, *how, compiler.vector(op.weights[0]) if op.weights else 0)
 
 
-def _experts(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    attrs = op.attrs
-    assert isinstance(attrs, ExpertsAttrs)
-    x, ids, weights = (compiler.place(name) for name in op.inputs)
+def experts(compiler: Compiler, op: Op, attrs: ExpertsAttrs) -> None:
+    x, ids, weights = compiler.inputs(op)
     gate_up, (down,) = expert_matrices(op)
-    biases = list(op.weights[3:])
     gate_up_bias = down_bias = 0
-    if biases:
+    if biases := list(op.weights[3:]):
         gate_up_bias = compiler.weights.vector(
             f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(compiler, biases[:2])
         )
@@ -49,10 +31,10 @@ def _experts(compiler: Compiler, group: Group) -> None:
         compiler.program.weights[down][0],
         _matrix(compiler, gate_up),
         _matrix(compiler, [down]),
-        x.buffer,
-        ids.buffer,
-        weights.buffer,
-        compiler.new(op.outputs[0]).buffer,
+        x,
+        ids,
+        weights,
+        compiler.output(op),
         attrs.activation,
         attrs.limit or 0.0,
         attrs.alpha,
@@ -81,10 +63,6 @@ def _padded_bias(compiler: Compiler, name: str) -> Array:
     return np.pad(bias_EN, ((0, 0), (0, -bias_EN.shape[1] % PANEL)))
 
 
-def _gate_rows(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    x, gate = (compiler.place(name) for name in op.inputs)
-    compiler.tape.gate_rows(x.buffer, gate.buffer, compiler.new(op.outputs[0]).buffer)
-
-
-EXPERTS_EMITTERS: Mapping[str, Emitter] = {"route": _route, "experts": _experts, "gate_rows": _gate_rows}
+def gate_rows(compiler: Compiler, op: Op, attrs: Attrs) -> None:
+    x, gate = compiler.inputs(op)
+    compiler.tape.gate_rows(x, gate, compiler.output(op))

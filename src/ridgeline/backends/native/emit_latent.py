@@ -1,37 +1,29 @@
 """Implement multi-head latent attention as instructions of a tape, and its weights by head."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter
+from ridgeline.backends.native.compile import Compiler
 from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.backends.native.weights import PANEL
 from ridgeline.core.dtypes import Array, contiguous
+from ridgeline.program.op import Op
 from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes, LatentWriteAttrs
-from ridgeline.program.passes.fuse import Group
 from ridgeline.quant import dequantize, quantize
 
 
-def _latent_write(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, LatentWriteAttrs)
-    latent, key = (compiler.place(name) for name in op.inputs)
-    memory, cache_group = compiler.memories[op.attrs.state]
-    compiler.tape.latent_write(latent.buffer, key.buffer, memory, cache_group)
+def latent_write(compiler: Compiler, op: Op, attrs: LatentWriteAttrs) -> None:
+    (latent, key), (memory, cache_group) = compiler.inputs(op), compiler.memories[attrs.state]
+    compiler.tape.latent_write(latent, key, memory, cache_group)
 
 
-def _latent_attention(compiler: Compiler, group: Group) -> None:
-    (op,) = group.ops
-    assert isinstance(op.attrs, LatentAttentionAttrs)
+def latent_attention(compiler: Compiler, op: Op, attrs: LatentAttentionAttrs) -> None:
     sizes = LatentSizes.of_op(compiler.program, op)
-    absorb, expand = _matrices(compiler, op.weights[0], sizes)
-    memory, cache_group = compiler.memories[op.attrs.state]
-    q, out = compiler.place(op.inputs[0]), compiler.new(op.outputs[0])
-    scale = op.attrs.scale
-    compiler.tape.latent_attention(sizes.num_heads, scale, absorb, expand, memory, cache_group, q.buffer, out.buffer)
+    matrices, memory = _matrices(compiler, op.weights[0], sizes), compiler.memories[attrs.state]
+    q, out = compiler.place(op.inputs[0]).buffer, compiler.output(op)
+    compiler.tape.latent_attention(sizes.num_heads, attrs.scale, *matrices, *memory, q, out)
 
 
 def _matrices(compiler: Compiler, name: str, sizes: LatentSizes) -> tuple[_native.Matrix, _native.Matrix]:
@@ -69,6 +61,3 @@ def _by_panels(num_heads: int, pieces: list[int]) -> np.ndarray:
     rows = np.arange(num_heads * sum(pieces)).reshape(num_heads, -1)
     cut = np.split(rows, np.cumsum(pieces)[:-1], axis=1)
     return np.concatenate([np.pad(p, ((0, 0), (0, -p.shape[1] % PANEL)), constant_values=-1) for p in cut], 1).flatten()
-
-
-LATENT_EMITTERS: Mapping[str, Emitter] = {"latent_write": _latent_write, "latent_attention": _latent_attention}

@@ -15,11 +15,11 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
 from ridgeline.backends.step import StepBatch, StepOutput
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import LOGITS, Program, RecurrentState
 from ridgeline.weights.stored import PrequantizedWeights
 

@@ -3,23 +3,21 @@
 Keys and values are read out densely, span by span. Imported only for programs that have such ops: it needs torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from ridgeline import _native
 from ridgeline.backends.native.settings import NativeSettings
-from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import REFERENCE_OPS
-from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.memory import CachedSpans
 from ridgeline.backends.reference.tensors import DTYPES, as_tensor
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.dtypes import Array
 from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program
-from ridgeline.program.ops.attention import AttentionAttrs
 from ridgeline.program.opset import OPSET
 
 
@@ -72,21 +70,6 @@ class Fallback:
         return [dim for dim in self._program.shapes[name][1:] if isinstance(dim, int)]
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedSpan:
-    """Holds a span's rows of T, the float32 keys and values of its sequence, and what each query sees of them.
-
-    For latents, `k_LKD` are the latents with their rotated keys, of one head; the values have no meaning.
-    """
-
-    rows: slice
-    k_LKD: torch.Tensor
-    v_LKD: torch.Tensor
-    query_positions_1Q: torch.Tensor
-    key_positions_1L: torch.Tensor
-    visible_1QL: torch.Tensor
-
-
 class NativeMemory:
     """Implements StepMemory of one step over the memory of native kernels."""
 
@@ -101,63 +84,34 @@ class NativeMemory:
         self._memories, self._recurrent = memories, recurrent
         self._layout, self._level, self._step = layout, level, step
 
-    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
+    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
         memory, group = self._memories[state]
+        k, v = entries_TKD if len(entries_TKD) == 2 else entries_TKD * 2  # of latents the values have no meaning
         slots = self._step.groups[group].write_slots_T
-        memory.write(self._level, slots, k_TKD.float().contiguous().numpy(), v_TKD.float().contiguous().numpy())
+        memory.write(self._level, slots, k.float().contiguous().numpy(), v.float().contiguous().numpy())
 
-    def attend(
-        self,
-        attrs: AttentionAttrs,
-        q_TND: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        out = torch.empty_like(q_TND)
-        for cached in self._cached_spans(attrs.state, attrs.window):
-            keys, values = (x.to(q_TND.dtype).transpose(0, 1)[None] for x in (cached.k_LKD, cached.v_LKD))
-            q, mask = q_TND[cached.rows][None], mask_of(cached.visible_1QL, q_TND.dtype)
-            bias = alibi_SNQL(attrs.alibi_slopes, cached.query_positions_1Q, cached.key_positions_1L)
-            out[cached.rows] = grouped_attention(q, keys, values, mask, attrs.scale, attrs.softcap, bias, sinks_N)[0]
-        return out
-
-    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
-        self.write(state, entries_TE[:, None], entries_TE[:, None])
-
-    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
-        for cached in self._cached_spans(state, None):
-            rows = torch.arange(cached.rows.start, cached.rows.stop)[None]
-            yield LatentSpans(rows, cached.k_LKD[None, :, 0].to(dtype), mask_of(cached.visible_1QL, dtype))
-
-    def _cached_spans(self, state: int, window: int | None) -> Iterator["_CachedSpan"]:
+    def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         """Yield what the cache holds for each span."""
-        step = self._step
+        step, size = self._step, self._layout.block_size
         memory, group = self._memories[state]
-        size = self._layout.block_size
         tables = step.groups[group]
         for span, rows in enumerate(self.spans()):
             positions = np.arange(tables.first_token_S[span], step.kv_length_S[span])
             at = positions - tables.first_token_S[span]
             slots = tables.tables_SB[span][at // size] * size + at % size
-            k, v = (np.empty((len(slots), memory.num_heads, memory.head_dim), dtype=np.float32) for _ in range(2))
-            memory.read(self._level, slots, k, v)
-            query_positions, key_positions = (
-                torch.from_numpy(step.positions_T[rows])[None],
-                torch.from_numpy(positions)[None],
+            entries = tuple(np.empty((len(slots), memory.num_heads, memory.head_dim), dtype=np.float32) for _ in "kv")
+            memory.read(self._level, slots, *entries)
+            k_SKLD, v_SKLD = (torch.from_numpy(each).to(dtype).transpose(0, 1)[None] for each in entries)
+            rows_SQ = torch.arange(rows.start, rows.stop)[None]
+            queries_SQ, keys_SL = torch.from_numpy(step.positions_T)[rows_SQ], torch.from_numpy(positions)[None]
+            lengths, blocks = (
+                torch.from_numpy(x[span : span + 1]) for x in (step.kv_length_S, step.bidirectional_block_S)
             )
-            visible = visible_keys_SQL(
-                query_positions,
-                key_positions,
-                torch.from_numpy(step.kv_length_S[span : span + 1]),
-                torch.from_numpy(step.bidirectional_block_S[span : span + 1]),
-                window,
-            )
-            yield _CachedSpan(rows, torch.from_numpy(k), torch.from_numpy(v), query_positions, key_positions, visible)
+            mask = mask_of(visible_keys_SQL(queries_SQ, keys_SL, lengths, blocks, window), dtype)
+            yield CachedSpans(rows_SQ, (k_SKLD, v_SKLD), queries_SQ, keys_SL, mask)
 
     def spans(self) -> Sequence[slice]:
-        step = self._step
-        return [slice(start, start + length) for start, length in zip(step.span_start_S, step.span_length_S)]
+        return self._step.spans()
 
     def load(self, state: int, part: int) -> torch.Tensor:
         parts, group = self._recurrent[state]

@@ -22,7 +22,7 @@ from ridgeline.cache.layout import StateSize, plan_layout
 from ridgeline.program.op import Program, RecurrentState
 
 if TYPE_CHECKING:
-    from ridgeline.backends.timing import OpTiming
+    from ridgeline.cost.efficiency import OpTiming
 
 FLOAT32_BYTES = 4
 UNLIMITED_BYTES = 1 << 60

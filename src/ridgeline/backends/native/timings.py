@@ -10,8 +10,7 @@ from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
-from ridgeline.backends.timing import OpTiming
-from ridgeline.cost.efficiency import InputKind
+from ridgeline.cost.efficiency import InputKind, OpTiming
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
 from ridgeline.program.ops.dense import MATRIX_OPS

@@ -19,11 +19,11 @@ from ridgeline.backends.host import (
     describe_quantize,
     retain_freed_memory,
 )
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import TORCH_IS_MISSING
 from ridgeline.cost.account import weight_bytes
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.cost.hardware import InputKind
 from ridgeline.program.op import Op, Program, RecurrentState, State
 from ridgeline.program.ops.dense import MATRIX_OPS

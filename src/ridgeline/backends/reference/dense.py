@@ -6,13 +6,11 @@ Every token of a [B, T] batch gets logits, and gradients flow to the weights.
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 
-from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret
-from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.memory import CachedSpans
 from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Program, RecurrentState, State
-from ridgeline.program.ops.attention import AttentionAttrs
 
 
 class DenseMemory:
@@ -28,49 +26,20 @@ class DenseMemory:
         self._batch = batch
         self._num_tokens = num_tokens
         self._visible_TT = visible_TT
-        self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._latents: dict[int, torch.Tensor] = {}
+        self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
 
-    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        self._kv[state] = (k_TKD.unflatten(0, (self._batch, -1)), v_TKD.unflatten(0, (self._batch, -1)))
+    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
+        self._entries[state] = tuple(x.unflatten(0, (self._batch, -1)).transpose(1, 2) for x in entries_TKD)
 
-    def attend(
-        self,
-        attrs: AttentionAttrs,
-        q_TND: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        q = q_TND.unflatten(0, (self._batch, -1))
-        k, v = self._kv[attrs.state]
-        is_causal = self._visible_TT is None and (attrs.window is None or attrs.window >= self._num_tokens)
-        if is_causal and attrs.softcap is None and attrs.alibi_slopes is None and sinks_N is None:
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                is_causal=True,
-                scale=attrs.scale,
-                enable_gqa=q.shape[2] != k.shape[2],
-            )
-            return out.transpose(1, 2).flatten(0, 1)
+    def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         positions = torch.arange(self._num_tokens)[None]
-        mask = self._mask(attrs.window, q.dtype)
-        bias = alibi_SNQL(attrs.alibi_slopes, positions, positions)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        out = grouped_attention(q, k, v, mask, attrs.scale, attrs.softcap, bias, sinks_N)
-        return out.flatten(0, 1)
-
-    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
-        self._latents[state] = entries_TE.unflatten(0, (self._batch, -1))
-
-    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
+        if (window, dtype) not in self._masks:
+            self._masks[window, dtype] = mask_of(self._visible(window), dtype).expand(self._batch, -1, -1)
         rows = torch.arange(self._batch * self._num_tokens).unflatten(0, (self._batch, -1))
-        return [LatentSpans(rows, self._latents[state].to(dtype), self._mask(None, dtype))]
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        return mask_of(self._visible(window), dtype).expand(self._batch, -1, -1)
+        entries = tuple(x.to(dtype) for x in self._entries[state])
+        is_causal = self._visible_TT is None and (window is None or window >= self._num_tokens)
+        return [CachedSpans(rows, entries, positions, positions, self._masks[window, dtype], is_causal)]
 
     def _visible(self, window: int | None) -> torch.Tensor:
         """Return which keys each query sees, bool [1, T, T]."""

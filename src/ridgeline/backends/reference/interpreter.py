@@ -1,6 +1,5 @@
 """Run a program op by op with the functions of `ops/`. Called by every executor of this backend."""
 
-import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
@@ -9,17 +8,12 @@ import torch
 from ridgeline.backends.reference import ops
 from ridgeline.backends.reference.memory import ReferenceOp, StepMemory
 from ridgeline.program.op import Op, Program
+from ridgeline.program.opset import AREAS
 from ridgeline.program.passes.liveness import liveness
 
-
-def _table() -> Mapping[str, ReferenceOp]:
-    table: dict[str, ReferenceOp] = {}
-    for name in sorted(module.name for module in pkgutil.iter_modules(ops.__path__)):
-        table.update(import_module(f"{ops.__name__}.{name}").REFERENCE_OPS)
-    return table
-
-
-REFERENCE_OPS: Mapping[str, ReferenceOp] = _table()
+REFERENCE_OPS: Mapping[str, ReferenceOp] = {
+    kind: getattr(import_module(f"{ops.__name__}.{area}"), kind) for area, rows in AREAS.items() for kind in rows
+}
 
 
 def interpret(

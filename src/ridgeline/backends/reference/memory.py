@@ -6,53 +6,40 @@ ops that it leaves to this one.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from ridgeline.program.op import Attrs
-from ridgeline.program.ops.attention import AttentionAttrs
-
 Tensors = Sequence[torch.Tensor]
+Outputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSpans:
-    """Equally long spans of a step and what a latent state holds of their sequences.
+class CachedSpans:
+    """Equally long spans of a step, and what a state holds of their sequences.
 
-    `rows_SQ` are their rows of T, `entries_SLE` the latents and rotated keys of up to L tokens, finite also beyond a
-    sequence's end, and `mask_SQL` is 0 where a query sees a token and -inf elsewhere.
+    `rows_SQ` are their rows of T. `entries` are keys and values [S, K, L, D] of up to L tokens, finite also beyond a
+    sequence's end; of a latent state the first are the latents with their rotated keys, as of one head. `mask_SQL` is 0
+    where a query sees a token and -inf elsewhere. `is_causal`: that is what causal attention over whole sequences sees.
     """
 
     rows_SQ: torch.Tensor
-    entries_SLE: torch.Tensor
+    entries: tuple[torch.Tensor, ...]
+    query_positions_SQ: torch.Tensor
+    key_positions_SL: torch.Tensor
     mask_SQL: torch.Tensor
+    is_causal: bool = False
 
 
 class StepMemory(Protocol):
     """Gives access to the memory of one step's sequences; tokens of a span lie side by side in T."""
 
-    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        """Store the step's keys and values of state `state`."""
+    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
+        """Store the step's keys and values of state `state`, or its latents."""
         ...
 
-    def attend(
-        self,
-        attrs: AttentionAttrs,
-        q_TND: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Compute attention of the step's queries over all that `attrs.state` holds of their sequences, [T, N, D]."""
-        ...
-
-    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
-        """Store the step's latents, their rotated keys behind them, of latent state `state`."""
-        ...
-
-    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
-        """Return all that latent state `state` holds of the step's sequences, in `dtype`; every span once."""
+    def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
+        """Return all that state `state` holds of the step's sequences, in `dtype`; every span once."""
         ...
 
     def spans(self) -> Sequence[slice]:
@@ -68,4 +55,4 @@ class StepMemory(Protocol):
         ...
 
 
-ReferenceOp = Callable[[Attrs, Tensors, Tensors, StepMemory], tuple[torch.Tensor, ...]]
+ReferenceOp = Callable[[Any, Tensors, Tensors, StepMemory], Outputs]

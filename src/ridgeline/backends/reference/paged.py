@@ -7,21 +7,21 @@ pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention, mask_of, visible_keys_SQL
+from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret, interpret_each
-from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.memory import CachedSpans
 from ridgeline.backends.reference.packed import pack_matrices
 from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
-from ridgeline.backends.timing import OpTiming
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
+from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import (
     ADAPTERS,
     LOGIT_ROWS,
@@ -33,7 +33,6 @@ from ridgeline.program.op import (
     RecurrentState,
     State,
 )
-from ridgeline.program.ops.attention import AttentionAttrs
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.pricing import ElementBytes
 
@@ -67,10 +66,10 @@ class ReferenceExecutable:
         """Return the size of the weights, each counted once."""
         return sum({id(weight): weight.nbytes for weight in self._weights.values()}.values())
 
-    @torch.inference_mode()
     def facts(self) -> Mapping[str, Choice]:
         return {}
 
+    @torch.inference_mode()
     def run(self, step: StepBatch) -> StepOutput:
         """Compute the step and update the cache; sample no tokens."""
         values, memory = self._start(step)
@@ -120,23 +119,13 @@ class _Writes:
     fresh_blocks: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _SpanBatch:
-    """Equally long spans that attend in one call: their rows in T, their blocks, positions and which keys they see."""
-
-    rows_SQ: torch.Tensor
-    tables_SB: torch.Tensor
-    query_positions_SQ: torch.Tensor
-    key_positions_SL: torch.Tensor
-    mask_SQL: torch.Tensor
-
-    def gather(self, memory: torch.Tensor) -> torch.Tensor:
-        """Gather keys or values of the spans' sequences out of a state's blocks, [S, K, L, D]."""
-        _, heads, size, head_dim = memory.shape
-        num_seqs, num_blocks = self.tables_SB.shape
-        rows_SKB = self.tables_SB[:, None] * heads + torch.arange(heads)[None, :, None]
-        gathered = memory.view(-1, size * head_dim).index_select(0, rows_SKB.flatten())
-        return gathered.view(num_seqs, heads, num_blocks * size, head_dim)
+def _gather(memory: torch.Tensor, tables_SB: torch.Tensor) -> torch.Tensor:
+    """Gather keys or values of sequences out of a state's blocks, [S, K, L, D]."""
+    _, heads, size, head_dim = memory.shape
+    num_seqs, num_blocks = tables_SB.shape
+    rows_SKB = tables_SB[:, None] * heads + torch.arange(heads)[None, :, None]
+    gathered = memory.view(-1, size * head_dim).index_select(0, rows_SKB.flatten())
+    return gathered.view(num_seqs, heads, num_blocks * size, head_dim)
 
 
 class _PagedMemory:
@@ -156,54 +145,24 @@ class _PagedMemory:
         self._layout = layout
         self._step = step
         self._writes: dict[int, _Writes] = {}
-        self._batches: dict[tuple[int, int | None], list[_SpanBatch]] = {}
+        self._batches: dict[tuple[int, int | None], list[tuple[torch.Tensor, CachedSpans]]] = {}
 
-    def write(self, state: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        self._write(state, k_TKD, v_TKD)
-
-    def write_latent(self, state: int, entries_TE: torch.Tensor) -> None:
-        self._write(state, entries_TE[:, None])
-
-    def _write(self, state: int, *written: torch.Tensor) -> None:
+    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
         group = self._group_of[state]
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
         writes = self._writes[group]
-        for memory, entries_TKD in zip(self._memories[state], written, strict=True):
+        for memory, entries in zip(self._memories[state], entries_TKD, strict=True):
             memory[writes.fresh_blocks] = 0
-            memory[writes.blocks_T, :, writes.offsets_T] = entries_TKD
+            memory[writes.blocks_T, :, writes.offsets_T] = entries
 
-    def attend(
-        self,
-        attrs: AttentionAttrs,
-        q_TND: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        out = torch.empty_like(q_TND)
-        keys, values = self._memories[attrs.state]
-        for batch in self._span_batches(self._group_of[attrs.state], attrs.window):
-            out[batch.rows_SQ] = grouped_attention(
-                q_TND[batch.rows_SQ],
-                batch.gather(keys),
-                batch.gather(values),
-                batch.mask_SQL,
-                attrs.scale,
-                attrs.softcap,
-                alibi_SNQL(attrs.alibi_slopes, batch.query_positions_SQ, batch.key_positions_SL),
-                sinks_N,
-            )
-        return out
-
-    def latents(self, state: int, dtype: torch.dtype) -> Iterable[LatentSpans]:
-        (memory,) = self._memories[state]
-        for batch in self._span_batches(self._group_of[state], None):
-            yield LatentSpans(batch.rows_SQ, batch.gather(memory)[:, 0].to(dtype), batch.mask_SQL.to(dtype))
+    def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
+        for tables_SB, spans in self._span_batches(self._group_of[state], window):
+            entries = tuple(_gather(memory, tables_SB).to(dtype) for memory in self._memories[state])
+            yield replace(spans, entries=entries, mask_SQL=spans.mask_SQL.to(dtype))
 
     def spans(self) -> Sequence[slice]:
-        step = self._step
-        return [slice(start, start + length) for start, length in zip(step.span_start_S, step.span_length_S)]
+        return self._step.spans()
 
     def load(self, state: int, part: int) -> torch.Tensor:
         value_S = self._memories[state][part][self._slots_S(state)]
@@ -217,7 +176,7 @@ class _PagedMemory:
         """Return the block of each span that holds its recurrent state: its table's only one."""
         return torch.from_numpy(self._step.groups[self._group_of[state]].tables_SB[:, 0])
 
-    def _span_batches(self, group: int, window: int | None) -> list[_SpanBatch]:
+    def _span_batches(self, group: int, window: int | None) -> list[tuple[torch.Tensor, CachedSpans]]:
         if (group, window) not in self._batches:
             lengths = self._step.span_length_S
             members: dict[tuple[int, int], list[int]] = {}
@@ -229,7 +188,10 @@ class _PagedMemory:
             ]
         return self._batches[group, window]
 
-    def _span_batch(self, index: int, spans: IntArray, length: int, window: int | None) -> _SpanBatch:
+    def _span_batch(
+        self, index: int, spans: IntArray, length: int, window: int | None
+    ) -> tuple[torch.Tensor, CachedSpans]:
+        """Return the blocks of spans that attend in one call, and all else of them but what the blocks hold."""
         step, group, size = self._step, self._step.groups[index], self._layout.block_size
         first_S, end_S = group.first_token_S[spans], step.kv_length_S[spans]
         used_S = -(-(end_S - first_S) // size)
@@ -242,7 +204,7 @@ class _PagedMemory:
         bidirectional_block_S = torch.from_numpy(step.bidirectional_block_S[spans])
         visible = visible_keys_SQL(queries_SQ, keys_SL, torch.from_numpy(end_S), bidirectional_block_S, window)
         mask = mask_of(visible, self._memories[self._layout.groups[index].states[0]][0].dtype)
-        return _SpanBatch(torch.from_numpy(rows_SQ), torch.from_numpy(tables_SB), queries_SQ, keys_SL, mask)
+        return torch.from_numpy(tables_SB), CachedSpans(torch.from_numpy(rows_SQ), (), queries_SQ, keys_SL, mask)
 
 
 def _allocate(state: State, num_blocks: int, block_size: int, dtype: torch.dtype) -> StateMemory:

@@ -108,6 +108,7 @@ class Builder:
     ) -> tuple[str, ...]:
         """Appends an op; returns the names of its outputs."""
         row = OPSET[kind]
+        assert isinstance(attrs, row.attrs), f"{kind} {label} has {attrs}"
         shapes = row.infer(attrs, [self.shapes[i] for i in inputs], [self._weights[w] for w in weights])
         names = outputs if outputs is not None else (label,) * len(shapes)
         self.shapes.update(zip(names, shapes, strict=True))

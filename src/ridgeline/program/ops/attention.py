@@ -102,14 +102,12 @@ def _attention_cost(x: Operands) -> OpCost:
     return OpCost(flops, weight_bytes(x), kv_read, activation_bytes=query_bytes)
 
 
-def _angles(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, RopeAnglesAttrs)
+def _angles(attrs: RopeAnglesAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     shape: Shape = (*inputs[0], len(attrs.frequencies))
     return (shape, shape)
 
 
-def _rope_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, RopeAttrs)
+def _rope_shape(attrs: RopeAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     head_dim, pairs = inputs[0][-1], inputs[1][-1]
     assert isinstance(head_dim, int)
     assert isinstance(pairs, int)

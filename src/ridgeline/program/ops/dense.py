@@ -139,15 +139,13 @@ def _linear_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weigh
     return ((*inputs[0][:-1], out_features),)
 
 
-def _split_heads(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, SplitHeadsAttrs)
+def _split_heads(attrs: SplitHeadsAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     tokens, width = inputs[0]
     assert isinstance(width, int)
     return ((tokens, attrs.num_heads, width // attrs.num_heads),)
 
 
-def _columns(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, SliceAttrs)
+def _columns(attrs: SliceAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     tokens, width = inputs[0]
     assert isinstance(width, int)
     if not 0 <= attrs.offset < attrs.offset + attrs.size <= width:

@@ -56,8 +56,7 @@ def expert_matrices(op: Op) -> tuple[Sequence[str], Sequence[str]]:
     return op.weights[:2], op.weights[2:3]
 
 
-def _route_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, RouteAttrs)
+def _route_shape(attrs: RouteAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     tokens, num_experts = inputs[0]
     assert isinstance(num_experts, int)
     groups = attrs.num_groups

@@ -151,16 +151,18 @@ def _delta_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weight
     return ((tokens, heads * size),)
 
 
-def _retention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, RetentionAttrs)
+def _retention_shape(
+    attrs: RetentionAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]
+) -> tuple[Shape, ...]:
     tokens, heads, size = _sizes(inputs[2])
     if inputs[0] != inputs[1] or inputs[0][1] != heads or len(attrs.rates) != heads:
         raise ConfigError(f"retention of {inputs} with {len(attrs.rates)} decay rates")
     return ((tokens, heads * size),)
 
 
-def _gated_norm_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    assert isinstance(attrs, GatedNormAttrs)
+def _gated_norm_shape(
+    attrs: GatedNormAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]
+) -> tuple[Shape, ...]:
     width = inputs[0][-1]
     assert isinstance(width, int)
     if inputs[0] != inputs[1] or width % attrs.group or weights[0] not in ((width,), (attrs.group,)):

@@ -1,14 +1,10 @@
 """Compute low-rank adapters on linear layers."""
 
-from collections.abc import Mapping
-
-import torch
-
-from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.program.op import Attrs
 
 
-def lora(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def lora(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Add the adapters' product, computed in the dtype of the weights, as a merged weight would be."""
     x, y, adapters_T = inputs
     a, b = weights
@@ -17,6 +13,3 @@ def lora(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) ->
             rows = (adapters_T == adapter).nonzero().squeeze(1)
             y = y.index_add(0, rows, (x[rows] @ a[adapter - 1].t()) @ b[adapter - 1].t())
     return (y,)
-
-
-REFERENCE_OPS: Mapping[str, ReferenceOp] = {"lora": lora}

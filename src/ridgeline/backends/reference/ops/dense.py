@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference import packed
-from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.backends.reference.rounding import rounded
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops.dense import (
@@ -23,20 +23,17 @@ from ridgeline.program.ops.dense import (
 from ridgeline.spec.spec import Activation
 
 
-def embed(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, EmbedAttrs)
+def embed(attrs: EmbedAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     rows = F.embedding(inputs[0], weights[0])
     # The factor is rounded to the weights' dtype first, as the models that use one were trained.
     return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
 
 
-def add_row(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, AddRowAttrs)
+def add_row(attrs: AddRowAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0] + weights[0][attrs.row],)
 
 
-def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, NormAttrs)
+def rmsnorm(attrs: NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     x, shape = inputs[0], inputs[0].shape[-1:]
     if not weights or not attrs.unit_offset:
         return (F.rms_norm(x, shape, functools.reduce(torch.mul, weights) if weights else None, attrs.eps),)
@@ -44,8 +41,7 @@ def rmsnorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
     return (F.rms_norm(x.float(), shape, scale, attrs.eps).to(x.dtype),)
 
 
-def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, NormAttrs)
+def layernorm(attrs: NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     x, (weight, *bias) = inputs[0], weights
     if attrs.unit_offset:
         weight = 1.0 + weight
@@ -55,50 +51,44 @@ def layernorm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemor
     return ((normed + bias[0].float() if bias else normed).to(x.dtype),)
 
 
-def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (packed.linear(rounded(inputs[0], attrs), weights[0], weights[1] if len(weights) > 1 else None),)
 
 
-def split_heads(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, SplitHeadsAttrs)
+def split_heads(attrs: SplitHeadsAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
 
 
-def slice_columns(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, SliceAttrs)
+def slice(attrs: SliceAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0][:, attrs.offset : attrs.offset + attrs.size],)
 
 
-def scale(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, ScaleAttrs)
+def scale(attrs: ScaleAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0] * attrs.factor,)
 
 
-def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0] + inputs[1],)
 
 
-def activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, ActivationAttrs)
+def activation(attrs: ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (ACTIVATIONS[attrs.function](inputs[0]),)
 
 
-def gated_activation(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, ActivationAttrs)
+def gated_activation(attrs: ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
 
 
-def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0].index_select(0, inputs[1]),)
 
 
-def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     x = rounded(inputs[0], attrs)
     return (packed.linear(x, weights[0], weights[1] if len(weights) > 1 else None).float(),)
 
 
-def softcap(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
-    assert isinstance(attrs, SoftcapAttrs)
+def softcap(attrs: SoftcapAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
 
 
@@ -122,21 +112,4 @@ ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "relu2": _relu2,
     "sigmoid": torch.sigmoid,
-}
-
-REFERENCE_OPS: Mapping[str, ReferenceOp] = {
-    "embed": embed,
-    "rmsnorm": rmsnorm,
-    "layernorm": layernorm,
-    "linear": linear,
-    "split_heads": split_heads,
-    "slice": slice_columns,
-    "scale": scale,
-    "add": add,
-    "add_row": add_row,
-    "activation": activation,
-    "gated_activation": gated_activation,
-    "select_rows": select_rows,
-    "lm_head": lm_head,
-    "softcap": softcap,
 }

@@ -1,10 +1,8 @@
 """Mixtures of experts: one expert after the other, over the tokens that were sent to it."""
 
-from collections.abc import Mapping
-
 import torch
 
-from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.backends.reference.ops.dense import ACTIVATIONS
 from ridgeline.backends.reference.packed import linear
 from ridgeline.backends.reference.rounding import RoundedInputs, rounded
@@ -12,9 +10,8 @@ from ridgeline.program.op import Attrs
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
 
 
-def route(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def route(attrs: RouteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Select experts in falling order of score; the selection bias and the groups left out affect the choice alone."""
-    assert isinstance(attrs, RouteAttrs)
     logits_TE = inputs[0].float()
     scores_TE = logits_TE.softmax(-1) if attrs.scoring == "softmax" else logits_TE.sigmoid()
     choice_TE = scores_TE.detach()
@@ -29,7 +26,7 @@ def route(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -
     return (ids_TK.int(), attrs.scale * weights_TK)
 
 
-def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Sum each token's results in the order of the experts' numbers, in float32."""
     own = attrs.attrs if isinstance(attrs, RoundedInputs) else attrs
     assert isinstance(own, ExpertsAttrs)
@@ -46,7 +43,7 @@ def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
     return (sums_TH.to(x_TH.dtype),)
 
 
-def gate_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def gate_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[1].sigmoid() * inputs[0],)
 
 
@@ -69,6 +66,3 @@ def gated(attrs: ExpertsAttrs, gate: torch.Tensor, up: torch.Tensor) -> torch.Te
         return ACTIVATIONS[attrs.activation](gate) * up
     gate, up = gate.clamp(max=attrs.limit), up.clamp(-attrs.limit, attrs.limit)
     return (up + 1) * gate * (attrs.alpha * gate).sigmoid()
-
-
-REFERENCE_OPS: Mapping[str, ReferenceOp] = {"route": route, "experts": experts, "gate_rows": gate_rows}

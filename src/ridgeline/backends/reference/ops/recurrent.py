@@ -3,14 +3,13 @@
 Legend: S spans of equal length · L tokens of each; the others as in `program/ops/recurrent.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from ridgeline.backends.reference.memory import ReferenceOp, StepMemory, Tensors
+from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.backends.reference.ops.dense import ACTIVATIONS
-from ridgeline.program.op import Attrs
 from ridgeline.program.ops.recurrent import CausalConvAttrs, GatedNormAttrs, RecurrentAttrs, RetentionAttrs, SsdAttrs
 
 L2_EPS = 1e-6  # of the delta rule's queries and keys
@@ -19,9 +18,8 @@ Step = Callable[[torch.Tensor, Tensors], tuple[torch.Tensor, torch.Tensor]]
 """(state [S, ..], one token's inputs [S, ..]) -> (state after the token, its output [S, ..])."""
 
 
-def causal_conv(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def causal_conv(attrs: CausalConvAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Sum each channel's last W tokens, weighted; the state holds the W - 1 before the span, oldest first."""
-    assert isinstance(attrs, CausalConvAttrs)
     taps_CW, *bias = (weight.float() for weight in weights)
 
     def step(last_SCW: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,12 +31,11 @@ def causal_conv(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMem
     return _over_tokens(attrs, step, inputs, memory)
 
 
-def selective_scan(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def selective_scan(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Run Mamba's scan (arXiv 2312.00752): h <- exp(dt A) h + dt x B and y = C h + D x.
 
     Here dt goes through softplus first, and A = -exp(A_log).
     """
-    assert isinstance(attrs, RecurrentAttrs)
     decay_IN, skip_I = -weights[0].float().exp(), weights[1].float()
 
     def step(h_SIN: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,12 +47,11 @@ def selective_scan(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: Step
     return _over_tokens(attrs, step, inputs, memory)
 
 
-def ssd(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def ssd(attrs: SsdAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Run Mamba-2's scan (arXiv 2405.21060): the selective scan with one decay for all entries of a head.
 
     dt = softplus(dt + dt_bias), clamped to its limits; the heads of a group share B and C.
     """
-    assert isinstance(attrs, SsdAttrs)
     decay_H, skip_H, dt_bias_H = -weights[0].float().exp(), weights[1].float(), weights[2].float()
     heads_per_group = inputs[0].shape[1] // inputs[2].shape[1]
 
@@ -71,13 +67,12 @@ def ssd(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> 
     return _over_tokens(attrs, step, inputs, memory)
 
 
-def delta_rule(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def delta_rule(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Run the gated delta rule (arXiv 2412.06464): the state decays, then its value under k moves to v by beta.
 
     Decay exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b); q and k are l2-normalised, and q is divided by
     sqrt(K). The heads of v that share a head of q and k lie side by side.
     """
-    assert isinstance(attrs, RecurrentAttrs)
     rate_H, dt_bias_H = weights[0].float().exp(), weights[1].float()
     heads_per_key = inputs[2].shape[1] // inputs[0].shape[1]
 
@@ -93,9 +88,8 @@ def delta_rule(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemo
     return _over_tokens(attrs, step, inputs, memory)
 
 
-def retention(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def retention(attrs: RetentionAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Run linear attention with a constant decay per head (arXiv 2307.08621): h <- exp(-rate) h + k v and o = q h."""
-    assert isinstance(attrs, RetentionAttrs)
     decay_H = torch.tensor(attrs.rates, dtype=torch.float32).neg().exp()
 
     def step(h_SHKV: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,9 +100,8 @@ def retention(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemor
     return _over_tokens(attrs, step, inputs, memory)
 
 
-def gated_norm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def gated_norm(attrs: GatedNormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Compute weight * rmsnorm(x) * silu(z) or weight * rmsnorm(x * silu(z)); the norm spans `group` entries."""
-    assert isinstance(attrs, GatedNormAttrs)
     x, gate = inputs[0].float(), F.silu(inputs[1].float())
     weight = weights[0].float().view(-1, attrs.group)
     y = x if attrs.norm_before_gate else x * gate
@@ -116,7 +109,7 @@ def gated_norm(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemo
     return ((y * gate if attrs.norm_before_gate else y).to(inputs[0].dtype),)
 
 
-def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: StepMemory) -> tuple[torch.Tensor, ...]:
+def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: StepMemory) -> Outputs:
     """Run `step` over the tokens of every span, from the state that memory holds to the one that it keeps.
 
     Spans of the same length go together. The output has the dtype of the first input.
@@ -143,13 +136,3 @@ def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: Ste
 
 def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
-
-
-REFERENCE_OPS: Mapping[str, ReferenceOp] = {
-    "causal_conv": causal_conv,
-    "selective_scan": selective_scan,
-    "ssd": ssd,
-    "delta_rule": delta_rule,
-    "retention": retention,
-    "gated_norm": gated_norm,
-}
