@@ -9,7 +9,7 @@ from native_steps import step_batch
 
 from ridgeline import _native
 from ridgeline.backends.native.settings import MatrixFormat
-from ridgeline.backends.native.weights import NativeWeights, NoStore, interleaved
+from ridgeline.backends.native.weights import NativeWeights, interleaved
 from ridgeline.backends.reference.interpreter import REFERENCE_OPS
 from ridgeline.backends.reference.tensors import as_array, as_arrays, as_tensor
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
@@ -73,7 +73,7 @@ class Layer:
         self.biases = [noise(self.count, n) for n in (self.size, self.size, self.width)] if bias else []
         tensors = {"gate": gate, "up": up, "down": down}
         self.exact = [self._stored(tensor) for tensor in tensors.values()]
-        self._packed = NativeWeights(lambda: as_arrays(tensors), "portable", 1, NoStore(), None)
+        self._packed = NativeWeights(lambda: as_arrays(tensors), "portable", 1, None, None)
         shapes = {"gate+up": (2 * self.size, self.width), "down": (self.width, self.size)}
         self.gate_up, self.down = (
             self._packed.matrix(name, name.split("+"), shape, form, interleave="+" in name, num_experts=self.count)

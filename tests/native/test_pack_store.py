@@ -151,7 +151,7 @@ def test_a_disk_that_fails_costs_a_warning(packs, model, caplog, monkeypatch):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pack_store.PackWriter, "add", fail)
+    monkeypatch.setattr(pack_store, "write_pack", fail)
     with caplog.at_level(logging.WARNING):
         assert not fill(packs, model)
     assert "No space left" in caplog.text

@@ -97,14 +97,14 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
     """What the packed matrix gives back is the oracle's dequantization, bitwise, rows of heads in their order."""
     native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
     from ridgeline.backends.native.settings import MatrixFormat
-    from ridgeline.backends.native.weights import NativeWeights, NoStore
+    from ridgeline.backends.native.weights import NativeWeights
 
     path = tmp_path / "model.gguf"
     path.write_bytes(quantized(kind))
     stored = opened(path)[3]
     number = gguf.GGMLQuantizationType[kind]
     form = MatrixFormat(kind=KINDS[kind], inputs="int16", group=32, stored=True)
-    weights = NativeWeights(dict, native.best_level(), 1, NoStore(), stored)
+    weights = NativeWeights(dict, native.best_level(), 1, None, stored)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for source, target in [("attn_q", "attn.q"), ("attn_v", "attn.v"), ("ffn_down", "ffn.down")]:
         expected = gguf.dequantize(raw[f"blk.1.{source}.weight"].data, number)

@@ -13,7 +13,7 @@ from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.memory import address, allocate, huge_page_share, kv_memory, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
-from ridgeline.backends.native.weights import NativeWeights, NoStore, Store
+from ridgeline.backends.native.weights import NativeWeights, Store
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
@@ -56,7 +56,7 @@ class NativeExecutable:
         self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
         self._memories = self._allocate_cache()
         self._weights = NativeWeights(
-            load, settings.level, settings.num_threads, store or NoStore(), prequantized, settings.variants
+            load, settings.level, settings.num_threads, store, prequantized, settings.variants
         )
         compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
         self._parts = compiler.compile(native)

@@ -26,11 +26,16 @@ def allocate(num_bytes: int) -> np.ndarray:
     Takes physical memory only where it is written.
     """
     mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    ask_for_huge_pages(mapping)
+    return np.frombuffer(mapping, dtype=np.uint8, count=num_bytes)
+
+
+def ask_for_huge_pages(mapping: mmap.mmap) -> None:
+    """Ask for huge pages for a mapping that is large enough; of a file, where its file system has them."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
-    if advice is not None and num_bytes >= 2**21:
+    if advice is not None and len(mapping) >= 2**21:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(advice)
-    return np.frombuffer(mapping, dtype=np.uint8, count=num_bytes)
 
 
 def address(array: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, scheme
 from ridgeline.quant.inputs import chosen_inputs, input_group, why_decoded
 
-LAYOUT_VERSION = 5  # of packed weights; raised when their bytes change, so that packs on disk are built again
+LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
 MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]

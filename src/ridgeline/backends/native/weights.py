@@ -39,15 +39,6 @@ class Store(Protocol):
         ...
 
 
-class NoStore:
-    """Stores nothing."""
-
-    def find(self, name: str) -> np.ndarray | None:
-        return None
-
-    def add(self, name: str, data: np.ndarray) -> None: ...
-
-
 class NativeWeights:
     """Makes parts and holds their memory. `load` reads the checkpoint's tensors; called only if one is missing.
 
@@ -59,7 +50,7 @@ class NativeWeights:
         load: Callable[[], Tensors],
         level: str,
         num_threads: int,
-        store: Store,
+        store: Store | None,
         prequantized: PrequantizedWeights | None,
         variants: Variants | None = None,
     ) -> None:
@@ -216,14 +207,15 @@ class NativeWeights:
 
     def _part(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         if name not in self._parts:
-            found = self._store.find(name)
+            found = self._store.find(name) if self._store else None
             if found is None:
                 found = make()
                 if address(found) % 64:
                     aligned = allocate(found.nbytes)
                     aligned[:] = found
                     found = aligned
-                self._store.add(name, found)
+                if self._store:
+                    self._store.add(name, found)
             self._parts[name] = found
         return self._parts[name]
 

@@ -2,31 +2,32 @@
 
     header    64 bytes: magic, version, where the index is, and checksums of the index and of the header itself
     parts     each at a multiple of 4096 bytes
-    index     JSON to the end of the file: the key, and of every part its name, meta, place and checksum
+    index     JSON to the end of the file: the key, and of every part its name, place and checksum
 
+It is written in pieces of a huge page, each of which the system may then keep in one; mappings ask for that.
 A file is written under another name and renamed when it is complete, and never changed after that: any number of
 processes may map, replace or remove it at once. What is damaged, of another version or of another key is refused with a
 warning, and the caller builds it again. Called by store.py. Must not import torch.
 """
 
-import contextlib
 import mmap
 import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from ridgeline.backends.native.memory import ask_for_huge_pages
 from ridgeline.core.log import get_logger
 
 MAGIC = b"RIDGEPAK"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 4096
+PIECE_BYTES = 2 << 20
 PARTIAL = ".partial"
 
 Checksums = Callable[[Sequence[memoryview]], Sequence[int]]  # of each, unsigned, of up to 64 bits
@@ -36,25 +37,8 @@ _HEADER = struct.Struct("<8sIIQQ28xI")  # magic, version, crc of the index, its 
 log = get_logger("packcache")
 
 
-@dataclass(frozen=True, slots=True)
-class PackEntry:
-    """One part: what its writer said of it, and its bytes, read-only and at a multiple of 4096 bytes."""
-
-    meta: Mapping[str, object]
-    data: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Holds a whole and undamaged file. The mapping lives as long as a view of it does."""
-
-    path: Path
-    entries: Mapping[str, PackEntry]
-
-
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    meta: dict[str, object]
     offset: int
     num_bytes: int
     checksum: int
@@ -74,24 +58,25 @@ class _RefusedError(Exception):
     """The file is not what it should be; the message says why."""
 
 
-def open_pack(path: Path, key: str, checksums: Checksums = crc32s) -> Pack | None:
-    """Return the pack at `path` if it was written under `key` and every byte of it is as it was; None otherwise.
+def open_pack(path: Path, key: str, checksums: Checksums = crc32s) -> dict[str, memoryview] | None:
+    """Return the parts of the pack at `path`, read-only and each at a multiple of 4096 bytes.
 
-    A file that is there and refused is named in the log, with the reason.
+    None where it was not written under `key`, or where not every byte of it is as it was: a file that is there and
+    refused is named in the log, with the reason.
     """
     try:
         with path.open("rb") as file:
-            pack = _read(path, file, key, checksums)
+            parts = _read(file, key, checksums)
         os.utime(path)  # the packs that were used longest ago are the first to be removed
     except FileNotFoundError:
         return None
     except (_RefusedError, OSError, msgspec.MsgspecError) as error:
         log.warning("%s is not used, and will be built again: %s", path, error)
         return None
-    return pack
+    return parts
 
 
-def _read(path: Path, file: BinaryIO, key: str, checksums: Checksums) -> Pack:
+def _read(file: BinaryIO, key: str, checksums: Checksums) -> dict[str, memoryview]:
     num_bytes = os.fstat(file.fileno()).st_size
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
@@ -105,7 +90,9 @@ def _read(path: Path, file: BinaryIO, key: str, checksums: Checksums) -> Pack:
         raise _RefusedError("its header is damaged")
     if index_offset + index_bytes != num_bytes:
         raise _RefusedError(f"it has {num_bytes} bytes instead of {index_offset + index_bytes}")
-    view = memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ))
+    mapping = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
+    ask_for_huge_pages(mapping)
+    view = memoryview(mapping)
     raw_index = view[index_offset:]
     if zlib.crc32(raw_index) != index_crc:
         raise _RefusedError("its index is damaged")
@@ -115,63 +102,57 @@ def _read(path: Path, file: BinaryIO, key: str, checksums: Checksums) -> Pack:
     for part in index.parts:
         if not _HEADER.size <= part.offset <= part.offset + part.num_bytes <= index_offset or part.offset % ALIGNMENT:
             raise _RefusedError(f"part {part.name!r} is not within it")
-    entries = {
-        part.name: PackEntry(part.meta, view[part.offset : part.offset + part.num_bytes]) for part in index.parts
-    }
-    found = checksums([entries[part.name].data for part in index.parts])
+    parts = {part.name: view[part.offset : part.offset + part.num_bytes] for part in index.parts}
+    found = checksums([parts[part.name] for part in index.parts])
     damaged = [part.name for part, actual in zip(index.parts, found) if actual != part.checksum]
     if damaged:
         raise _RefusedError(f"part {damaged[0]!r} is damaged")
-    return Pack(path, entries)
+    return parts
 
 
-class PackWriter:
-    """Writes a pack part by part; it appears at `path` on `commit`, or not at all.
+def write_pack(path: Path, key: str, parts: Mapping[str, memoryview], checksums: Checksums = crc32s) -> None:
+    """Write a pack of bytes; it appears at `path`, where it may replace another one, or not at all.
 
-    Raises OSError where the disk does not take it; the file written so far is then removed.
+    Raises OSError where the disk does not take it.
     """
-
-    def __init__(self, path: Path, key: str, checksums: Checksums = crc32s) -> None:
-        self._path, self._key, self._checksums = path, key, checksums
-        self._parts: list[_Part] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=PARTIAL, dir=path.parent)
-        self._partial = Path(partial)
-        self._file = os.fdopen(descriptor, "wb")
-
-    def add(self, name: str, meta: Mapping[str, object], data: memoryview) -> None:
-        """Append a part; `meta` is written as JSON, `data` is any contiguous buffer."""
-        data = data.cast("B") if data.nbytes else memoryview(b"")
-        offset = -(-max(self._file.tell(), _HEADER.size) // ALIGNMENT) * ALIGNMENT
-        self._write(offset, data)
-        self._parts.append(_Part(name, dict(meta), offset, data.nbytes, self._checksums([data])[0]))
-
-    def commit(self) -> None:
-        """Complete the file and put it in its place, where it may replace another one."""
-        index = msgspec.json.encode(_Index(self._key, self._parts))
-        offset = max(self._file.tell(), _HEADER.size)
-        self._write(offset, memoryview(index))
-        fields = (MAGIC, VERSION, zlib.crc32(index), offset, len(index))
-        header = _HEADER.pack(*fields, 0)[:-4]
-        self._write(0, memoryview(header + struct.pack("<I", zlib.crc32(header))))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=PARTIAL, dir=path.parent)
+    try:
         # Not synced: what a power cut leaves behind has wrong checksums, and costs one more build.
-        try:
-            self._file.close()
-            self._partial.replace(self._path)
-        except OSError:
-            self.discard()
-            raise
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in _pieces(_sections(key, parts, checksums)):
+                file.write(piece)
+        Path(partial).replace(path)
+    except BaseException:  # Ctrl-C too leaves nothing behind
+        Path(partial).unlink(missing_ok=True)
+        raise
 
-    def discard(self) -> None:
-        """Remove what was written."""
-        with contextlib.suppress(OSError):
-            self._file.close()  # may fail to write bytes that nobody will read
-        self._partial.unlink(missing_ok=True)
 
-    def _write(self, offset: int, data: memoryview) -> None:
-        try:
-            self._file.seek(offset)
-            self._file.write(data)
-        except OSError:
-            self.discard()
-            raise
+def _sections(key: str, parts: Mapping[str, memoryview], checksums: Checksums) -> Iterator[memoryview | bytes]:
+    """Yield the sections of a file, one behind the other."""
+    described: list[_Part] = []
+    end = ALIGNMENT
+    for (name, data), checksum in zip(parts.items(), checksums(list(parts.values())), strict=True):
+        described.append(_Part(name, end, data.nbytes, checksum))
+        end += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+    index = msgspec.json.encode(_Index(key, described))
+    header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(index), end, len(index), 0)[:-4]
+    yield (header + struct.pack("<I", zlib.crc32(header))).ljust(ALIGNMENT, b"\x00")
+    for data in parts.values():
+        yield data
+        yield bytes(-data.nbytes % ALIGNMENT)
+    yield index
+
+
+def _pieces(sections: Iterable[memoryview | bytes]) -> Iterator[bytes]:
+    """Yield the same bytes, PIECE_BYTES at a time."""
+    piece, room = list[memoryview](), PIECE_BYTES
+    for section in sections:
+        left = memoryview(section)
+        while left.nbytes:
+            piece.append(left[:room])
+            left, room = left[room:], room - piece[-1].nbytes
+            if not room:
+                yield b"".join(piece)
+                piece, room = [], PIECE_BYTES
+    yield b"".join(piece)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.backends.native.packs.file import PARTIAL, Checksums, PackWriter, crc32s, open_pack
+from ridgeline.backends.native.packs.file import PARTIAL, Checksums, crc32s, open_pack, write_pack
 from ridgeline.core.log import get_logger
 
 MAX_BYTES = 32 << 30  # of all packs; beyond it the ones that were used longest ago go
@@ -67,13 +67,13 @@ class PackStore:
     ) -> None:
         self._folder, self._name, self._checksums, self._max_bytes = folder, name, checksums, max_bytes
         self._path = folder / name.file_name
-        self._pack = open_pack(self._path, name.key, checksums)
+        self._found = open_pack(self._path, name.key, checksums) or {}
         self._new: dict[str, Bytes] = {}
 
     def find(self, name: str) -> Bytes | None:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
-        entry = self._pack.entries.get(name) if self._pack else None
-        return None if entry is None else np.frombuffer(entry.data, dtype=np.uint8)
+        found = self._found.get(name)
+        return None if found is None else np.frombuffer(found, dtype=np.uint8)
 
     def add(self, name: str, data: Bytes) -> None:
         """Record part `name`, for `commit` to write."""
@@ -83,9 +83,7 @@ class PackStore:
         """Write what was added, beside what was found; remove packs that are of no more use, or too much."""
         if not self._new:
             return
-        found = self._pack.entries if self._pack else {}
-        parts = {name: entry.data for name, entry in found.items()}
-        parts |= {name: data.data for name, data in self._new.items()}
+        parts = self._found | {name: data.data for name, data in self._new.items()}
         try:
             self._remove_useless()
             num_bytes = sum(part.nbytes for part in parts.values())
@@ -99,21 +97,11 @@ class PackStore:
                     f"{free_bytes:,}",
                 )
                 return
-            self._write(parts)
+            write_pack(self._path, self._name.key, parts, self._checksums)
             self._remove_excess()
         except OSError as error:
             log.warning("packed weights could not be cached, the next start packs them again: %s", error)
         self._new.clear()
-
-    def _write(self, parts: Mapping[str, memoryview]) -> None:
-        writer = PackWriter(self._path, self._name.key, self._checksums)
-        try:
-            for name, data in parts.items():
-                writer.add(name, {}, data)
-            writer.commit()
-        except BaseException:  # Ctrl-C too leaves nothing behind
-            writer.discard()
-            raise
 
     def _remove_useless(self) -> None:
         """Remove packs of this model's earlier weight files, and files that nobody finished."""
