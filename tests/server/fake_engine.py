@@ -6,7 +6,7 @@ import numpy as np
 
 from ridgeline.cache.manager import CacheStats, GroupStats
 from ridgeline.core.config import Choice
-from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.errors import OverloadedError
 from ridgeline.core.step import Vectors
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import Finish, OutputDelta
@@ -71,6 +71,11 @@ class FakeEngine:
     def accepting(self) -> bool:
         return self._alive
 
+    busy_s = 0.0
+
+    def give_up(self) -> None:
+        self.stop()
+
     @property
     def num_unfinished(self) -> int:
         return len(self._open)
@@ -106,7 +111,7 @@ class FakeEngine:
             while not self.go and not self._stopped:
                 await asyncio.sleep(0.002)
             if self._stopped:
-                raise EngineError("stopped")
+                raise OverloadedError("stopped")
             delta = OutputDelta(request.request_id, index)
             delta.token_ids = [(request.prompt_ids[-1] + number) % VOCAB]
             delta.text = f" {delta.token_ids[0]}"

@@ -1,5 +1,6 @@
 """A server on a free loopback port, in a thread of the test process, with its engine in reach."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +26,10 @@ PATIENCE_S = 60.0  # long enough for a starved machine; nothing measures it
 class LiveServer:
     """`url`, `engine` and an httpx client of its own."""
 
-    def __init__(self, engine: ThreadEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: ThreadEngine, settings: ServerSettings, listener: socket.socket | None = None) -> None:
         self.engine = engine
         ready = threading.Event()
-        self._listener = bind("127.0.0.1", 0)
+        self._listener = listener or bind("127.0.0.1", 0)
         self.server = DrainingServer(create_app(engine, engine.tokenizer, settings), ready.set)
         self.url = url_of(self._listener)
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
@@ -141,8 +142,8 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(engine: ThreadEngine, **settings: object) -> Iterator[LiveServer]:
-    server = LiveServer(engine, ServerSettings(**settings))
+def serving(engine: ThreadEngine, listener: socket.socket | None = None, **settings: object) -> Iterator[LiveServer]:
+    server = LiveServer(engine, ServerSettings(**settings), listener)
     try:
         yield server
     finally:

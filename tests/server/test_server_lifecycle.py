@@ -145,16 +145,44 @@ def test_a_stream_that_fails_ends_with_an_error_event(chat_model: Path) -> None:
                     executor.broken = number > 2
 
 
-def test_a_dead_engine_thread_ends_its_requests(chat_model: Path) -> None:
+def test_a_dead_engine_thread_ends_its_requests_and_the_server(chat_model: Path) -> None:
     with gated_serving(chat_model) as (live, gate), ThreadPoolExecutor() as pool:
         completion = post_in_background(pool, live, **LONG)
         eventually(lambda: gate.num_started == 1)
         live.engine.engine.loop._renderer = None  # a bug of ours, in a part that nothing guards
         gate.open()
-        assert completion.result().status_code == 500
-        assert live.client.get("/ready").status_code == 503
-        assert live.client.get("/health").status_code == 200
-        assert live.post("completions", **LONG).status_code == 503
+        response = completion.result()
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["code"] == "server_is_overloaded"
+        live.client.close()
+        live.thread.join(PATIENCE_S)
+        assert not live.thread.is_alive() and live.server.exit_code == 5
+
+
+def test_a_step_that_hangs_ends_the_server(chat_model: Path, capfd: pytest.CaptureFixture) -> None:
+    with gated_serving(chat_model, step_timeout_s=0.3) as (live, _), ThreadPoolExecutor() as pool:
+        whole = post_in_background(pool, live, **LONG)
+        streamed = post_in_background(pool, live, **LONG, stream=True)
+        assert whole.result().status_code == streamed.result().status_code == 503
+        live.client.close()
+        live.thread.join(PATIENCE_S)
+        assert not live.thread.is_alive() and live.server.exit_code == 5
+        assert "in collect" in capfd.readouterr().err  # where it hangs
+
+
+def test_a_shutdown_that_runs_out_of_time_tells_clients_to_retry(gated: tuple[LiveServer, GatedExecutor]) -> None:
+    live, gate = gated
+    with ThreadPoolExecutor() as pool:
+        whole = post_in_background(pool, live, **LONG)
+        eventually(lambda: gate.num_started == 1)
+        begin_shutdown(live)
+        live.client.close()
+        while not whole.done():
+            gate.release()
+            wait([whole], timeout=0.05)
+        response = whole.result()
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert "x-should-retry" not in response.headers
 
 
 def test_a_deadline_is_a_503_with_retry_after(chat_model: Path) -> None:

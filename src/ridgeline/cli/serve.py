@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from ridgeline.cli._options import default_model, with_options
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import EngineConfig
-from ridgeline.server.settings import ServerSettings, require_safe_host
+from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
 
@@ -30,6 +31,7 @@ def serve(
     config: EngineConfig,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+    uds: Annotated[str | None, typer.Option(help="Unix socket to listen on instead.", metavar="PATH")] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="RIDGELINE_API_KEY", help="Key that clients must send. Default: none is asked for."),
@@ -42,18 +44,22 @@ def serve(
     """Serve a model over an OpenAI-compatible HTTP API.
 
     Ends on SIGTERM or Ctrl-C, when the open requests have ended; a second one ends it at once. Exit codes: 0, 1 for
-    requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used.
+    requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used, 5
+    for an engine that died or hangs.
     """
-    from ridgeline.server.listen import bind, url_of
+    from ridgeline.server.listen import bind, bind_unix, url_of
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("ridgeline").setLevel(log_level.upper())
-    require_safe_host(host, api_key=api_key, insecure_no_auth=insecure_no_auth)
     settings = replace(settings, api_key=api_key)
+    if uds is None:
+        require_safe_host(host, api_key=api_key, insecure_no_auth=insecure_no_auth)
+        settings = only_local_names(settings, host)
     try:
-        listener = bind(host, port)
+        listener = bind(host, port) if uds is None else bind_unix(Path(uds))
     except (OSError, UnicodeError) as error:
-        typer.echo(f"ridgeline: cannot listen on {host} port {port}: {error}; choose another with --port", err=True)
+        where, fix = (f"{host} port {port}", "--port") if uds is None else (uds, "--uds")
+        typer.echo(f"ridgeline: cannot listen on {where}: {error}; choose another with {fix}", err=True)
         raise SystemExit(BIND_EXIT) from None
     with long_lived_imports():
         from ridgeline.engine.thread_engine import ThreadEngine
@@ -64,4 +70,10 @@ def serve(
         engine = ThreadEngine(config)
         app = create_app(engine, engine.tokenizer, settings)
         names = ", ".join(app.state.service.model_names)
-        raise SystemExit(run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url_of(listener)}/v1")))
+        url = url_of(listener, tls=settings.tls_cert is not None)
+        try:
+            code = run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url}/v1"))
+        finally:
+            if uds is not None:
+                Path(uds).unlink(missing_ok=True)
+        raise SystemExit(code)

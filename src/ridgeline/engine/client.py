@@ -69,6 +69,15 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def busy_s(self) -> float:
+        """Seconds that the step under way has taken so far; 0 without one."""
+        ...
+
+    def give_up(self) -> None:
+        """End all open streams with OverloadedError; `stop` waits for the engine, which hangs, no more."""
+        ...
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that were submitted and whose outputs are still being read."""
         ...
@@ -91,7 +100,7 @@ class EngineClient(Protocol):
     def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
         """Submit `requests` and yield the deltas of all their outputs until each has finished.
 
-        Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and EngineError if
+        Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and OverloadedError if
         the engine stops before all have finished.
         """
         ...

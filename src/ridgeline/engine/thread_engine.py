@@ -7,6 +7,7 @@ call_soon_threadsafe.
 import asyncio
 import atexit
 import threading
+import time
 from collections.abc import AsyncGenerator
 
 from ridgeline.core.config import EngineConfig
@@ -34,6 +35,8 @@ class ThreadEngine:
         self._queues: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
         self._stopping = threading.Event()
         self._draining = False
+        self._given_up = False
+        self._step_began_s: float | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="ridgeline-engine", daemon=True)
 
@@ -72,6 +75,17 @@ class ThreadEngine:
         return self._thread.is_alive() and not self._draining
 
     @property
+    def busy_s(self) -> float:
+        """Seconds that the step under way has taken so far; 0 without one."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    def give_up(self) -> None:
+        """End all open streams and wait for the thread no more, because it hangs; the process must end."""
+        self._given_up = True
+        self._close_queues()
+
+    @property
     def num_unfinished(self) -> int:
         """Requests whose outputs are still being read."""
         return len(self._queues)
@@ -79,7 +93,7 @@ class ThreadEngine:
     def require_room(self, num_requests: int = 1) -> None:
         """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
         if not self.accepting:
-            raise OverloadedError("the engine is shutting down; retry elsewhere")
+            raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
         waiting, unfinished = self.engine.loop.scheduler.num_waiting, len(self._queues)
         if waiting + num_requests > self._max_queued or unfinished + num_requests > 2 * self._max_queued:
             raise OverloadedError(f"the queue is full ({self._max_queued} requests); retry later")
@@ -101,7 +115,7 @@ class ThreadEngine:
         """Submit `requests` and yield the deltas of all their outputs until each has finished.
 
         Closing the generator aborts what has not. Raises OverloadedError before anything is queued if they do not fit
-        or the engine is shutting down, and EngineError if it stops before they have finished.
+        or the engine is shutting down, and later if it stops before they have finished.
         """
         self.submit(*requests)
         queue = self._queues[requests[0].request_id]  # one queue for all of them
@@ -110,7 +124,7 @@ class ThreadEngine:
             while unfinished:
                 delta = await queue.get()
                 if delta is None:
-                    raise EngineError("the engine stopped before the output was complete")
+                    raise OverloadedError("the engine stopped before the output was complete; retry")
                 if delta.finish is not None:
                     unfinished[delta.request_id] -= 1
                     if not unfinished[delta.request_id]:
@@ -147,13 +161,16 @@ class ThreadEngine:
         self._draining = True
         self._stopping.set()
         self.engine.loop.wake()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._given_up:
             self._thread.join()
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if not self.engine.loop.step():
+                self._step_began_s = time.monotonic()
+                worked = self.engine.loop.step()
+                self._step_began_s = None
+                if not worked:
                     self.engine.loop.wait(IDLE_WAIT_S)
         except Exception:
             log.exception("the engine's thread died")

@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -62,13 +63,29 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
             Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
         ],
-        middleware=[Middleware(RequestBoundary, service=service)],
+        middleware=[*_cors(settings), Middleware(RequestBoundary, service=service)],
         exception_handlers={HTTPException: _pass_on},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def _cors(settings: ServerSettings) -> list[Middleware]:
+    """Return what answers browsers; outside of all else, so that pages can read errors too."""
+    if not settings.cors_origins:
+        return []
+    methods, exposed = ["GET", "POST"], ["x-request-id", "retry-after"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=methods,
+            allow_headers=["*"],
+            expose_headers=exposed,
+        )
+    ]
 
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:

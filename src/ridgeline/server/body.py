@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -9,8 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from ridgeline.core.errors import RequestError
+from ridgeline.server.service import Service
 
 LARGE_BYTES = 64 * 2**10  # decoding more than this takes long enough for other requests to notice
+MIN_BYTES_PER_S = 64 * 2**10  # a body that comes more slowly, after its first seconds, holds a connection on purpose
 MAX_NAME_CHARS = 100
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _FIRST_NAME = re.compile(r"[A-Za-z_]\w*")
@@ -22,33 +25,48 @@ T = TypeVar("T")
 async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_bytes: int) -> T:
     """Read the body as `decoder`'s type.
 
-    Raises HTTPException 413 or 415, RequestError that names the field for anything the type does not allow, and
-    ClientDisconnect.
+    Raises HTTPException 408, 413 or 415, OverloadedError where bodies fill the memory set aside for them, RequestError
+    that names the field for anything the type does not allow, and ClientDisconnect.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, "the body must be JSON: send 'Content-Type: application/json'")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPException(415, "compressed bodies are not taken: leave out Content-Encoding")
-    body = await _read(request, max_bytes)
-    if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(_decode, decoder, body)
-    return _decode(decoder, body)
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    with service.bodies.holding() as take:
+        try:
+            body = await _read(request, max_bytes, service.settings.body_timeout_s, take)
+        except TimeoutError as error:
+            raise HTTPException(
+                408, f"the body came too slowly: {MIN_BYTES_PER_S // 2**10} KiB/s after the first seconds are needed"
+            ) from error
+        if len(body) > LARGE_BYTES:
+            return await asyncio.to_thread(_decode, decoder, body)
+        return _decode(decoder, body)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
+    """Read the body. Raises HTTPException 413, TimeoutError for one that comes too slowly, and what `take` does."""
     length = request.headers.get("content-length", "")
-    too_large = length.isdecimal() and int(length[:20]) > max_bytes
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise _too_large(max_bytes)
     body = bytearray()
-    if not too_large:
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    async with asyncio.timeout_at(deadline_s) as timeout:
         async for chunk in request.stream():
+            if len(body) + len(chunk) > max_bytes:
+                raise _too_large(max_bytes)
+            take(len(chunk))
             body += chunk
-            if len(body) > max_bytes:
-                too_large = True
-                break
-    if too_large:
-        raise HTTPException(413, f"the body is larger than {max_bytes} bytes", {"Connection": "close"})
+            deadline_s += len(chunk) / MIN_BYTES_PER_S
+            timeout.reschedule(deadline_s)
     return bytes(body)
+
+
+def _too_large(max_bytes: int) -> HTTPException:
+    return HTTPException(413, f"the body is larger than {max_bytes} bytes")
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -1,10 +1,10 @@
 """Put RequestBoundary around every route. Id, key, error mapping and the log line of each request."""
 
+import asyncio
 import hashlib
 import hmac
 import re
 import time
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -12,13 +12,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.core.log import get_logger
-from ridgeline.server.service import RequestNote, Service
+from ridgeline.server.service import RequestNote, Service, new_request_id
 
 log = get_logger("server.access")
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # everything else asks for the key, if there is one
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics"})
 CLIENT_GONE_STATUS = 499
+_PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -46,12 +47,15 @@ class RequestBoundary:
             await send(message)
 
         try:
+            self._require_host(headers)
             self._authorize(scope["path"], headers)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             note.status = CLIENT_GONE_STATUS
             self._service.metrics.aborted.inc()
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of Rust code is no Exception
             reply = self._service.explain(error, note.request_id)
             if note.status:  # too late for a reply: the connection must end without a proper end of the body
                 raise
@@ -59,6 +63,13 @@ class RequestBoundary:
         finally:
             if scope["path"] not in UNLOGGED_PATHS:
                 _log(scope, note)
+
+    def _require_host(self, headers: Headers) -> None:
+        """Refuse names that are not this server's: a web page may have its own name point here (DNS rebinding)."""
+        allowed = self._service.settings.allowed_hosts
+        name = _PORT.sub("", headers.get("host", "")).lower()
+        if allowed and name not in allowed:
+            raise HTTPException(421, f"host {name[:100]!r} is not served here: start the server with --allowed-host")
 
     def _authorize(self, path: str, headers: Headers) -> None:
         if self._key_digest is None or path in PUBLIC_PATHS:
@@ -78,7 +89,7 @@ def _digest(key: bytes) -> bytes:
 
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+    return given if _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def _log(scope: Scope, note: RequestNote) -> None:

@@ -21,9 +21,15 @@ _HTTP_CODES = {
     401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
+    408: "request_timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
+    421: "unknown_host",
+    429: "rate_limit_exceeded",
+    431: "headers_too_large",
+    505: "unsupported_http_version",
 }
+_HTTP_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -58,7 +64,7 @@ class ErrorReply:
         return Response(self.json, self.status, dict(self.headers), media_type="application/json")
 
 
-def reply_to(error: Exception) -> ErrorReply:
+def reply_to(error: BaseException) -> ErrorReply:
     """Return the reply that tells the client of `error`; of our own failures it says only that there was one."""
     match error:
         case RequestError():
@@ -70,7 +76,7 @@ def reply_to(error: Exception) -> ErrorReply:
             return ErrorReply(503, body, {"Retry-After": str(RETRY_AFTER_S)})
         case HTTPException():
             status = error.status_code
-            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            kind = _HTTP_TYPES.get(status, "invalid_request_error")
             message = error.detail if error.detail != HTTPStatus(status).phrase else _plain_words(status)
             return ErrorReply(status, ErrorBody(message, kind, None, _HTTP_CODES.get(status)), error.headers or {})
         case _:  # EngineError too: a step failed, and trying the same again would fail the same

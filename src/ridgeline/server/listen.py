@@ -1,6 +1,10 @@
 """The listening socket, made before anything heavy is imported or loaded: a port that is taken shows at once."""
 
 import socket
+import ssl
+from pathlib import Path
+
+from ridgeline.core.errors import ConfigError
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -20,7 +24,47 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the URL where clients find it."""
+def bind_unix(path: Path) -> socket.socket:
+    """Return a socket bound to `path`, for this user alone. Raises OSError.
+
+    What a server left there that is gone is replaced; one that answers, or a file of another kind, is not.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and listener.connect_ex(str(path)) != 0:
+            path.unlink()
+        listener.close()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def tls_context(cert: str, key: str | None) -> ssl.SSLContext:
+    """Return the context of a server with this certificate. Raises ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, cert, key)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    """Read certificate and key for the connections to come. Raises ConfigError."""
+    try:
+        context.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
+    except OSError as error:  # SSLError too
+        names = cert if key is None else f"{cert} and {key}"
+        raise ConfigError(
+            f"no certificate with its key, in PEM and without a password, can be read from {names}: {error}"
+        ) from None
+
+
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
+    """Return the URL where clients find it; of a unix socket, its path behind `unix:`."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,33 +1,44 @@
 """Runs the app until a signal ends it: uvicorn, and a shutdown that loses no output.
 
 Called by `ridgeline serve`. First SIGTERM or SIGINT: new requests get 503, open ones end, then the process. A second
-one ends it at once.
+one ends it at once. SIGHUP reads again what may change while it serves.
 """
 
 import asyncio
+import faulthandler
+import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
+from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
+from ridgeline.server.listen import load_certificate, tls_context
 from ridgeline.server.service import Service
+from ridgeline.server.transport import Connection, Limiter
 
 log = get_logger("server")
 
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none sends into a closing one
+BACKLOG = 1024
 LAST_WORDS_S = 5  # for error events and final chunks to leave, once the engine has stopped
 UNFINISHED_EXIT = 1
+ENGINE_EXIT = 5
 
 
 def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
-    """Serve until a signal; the exit code is 0 if every open request ended. Call it in the main thread."""
+    """Serve until a signal or the engine's end; 0 if every open request ended. Call it in the main thread."""
     server = DrainingServer(app, on_ready)
     server.run(sockets=[listener])
+    if server.exit_code == ENGINE_EXIT:  # a thread that hangs in native code would keep the interpreter from ending
+        logging.shutdown()
+        os._exit(ENGINE_EXIT)
     return server.exit_code
 
 
@@ -35,6 +46,8 @@ class DrainingServer(uvicorn.Server):
     """uvicorn, except that a signal first drains the engine while connections are still taken and told to come back."""
 
     def __init__(self, app: Starlette, on_ready: Callable[[], None]) -> None:
+        service = app.state.service
+        assert isinstance(service, Service)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,13 +57,14 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=service.settings.idle_timeout_s,  # pyright: ignore[reportArgumentType]
                 timeout_graceful_shutdown=LAST_WORDS_S,
             )
         )
-        service = app.state.service
-        assert isinstance(service, Service)
         self._service = service
+        self._limiter = Limiter(service)
+        cert = service.settings.tls_cert
+        self._tls = None if cert is None else tls_context(cert, service.settings.tls_key)
         self._on_ready = on_ready
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -58,10 +72,48 @@ class DrainingServer(uvicorn.Server):
         self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._event_loop = asyncio.get_running_loop()
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        connection = partial(Connection, self.config, self.server_state, self.lifespan.state, self._limiter)
+        timeout_s = None if self._tls is None else self._service.settings.header_timeout_s
+        for listener in sockets or ():
+            server = await loop.create_server(
+                connection, sock=listener, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+            self.servers.append(server)
+        self._event_loop = loop
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self.started and not self._signalled:
             self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
+        engine, limit_s = self._service.engine, self._service.settings.step_timeout_s
+        if self.exit_code != ENGINE_EXIT:
+            if engine.busy_s > limit_s:
+                faulthandler.dump_traceback()
+                self._end("a step has not ended within %g s", limit_s)
+            elif not engine.accepting and not self._signalled:
+                self._end("the engine has died")
+        return await super().on_tick(counter)
+
+    def _end(self, why: str, *values: object) -> None:
+        log.critical(f"{why}: open requests are told to retry, and the server ends", *values)
+        self.exit_code = ENGINE_EXIT
+        self._service.engine.give_up()
+        self.should_exit = True
+
+    def _reload(self) -> None:
+        """Read the certificate again; the old one stays where the new one is broken."""
+        settings = self._service.settings
+        try:
+            if self._tls is not None and settings.tls_cert is not None:
+                load_certificate(self._tls, settings.tls_cert, settings.tls_key)
+        except ConfigError as error:
+            log.error("SIGHUP: nothing changes: %s", error)
+        else:
+            log.info("SIGHUP: read again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread, between two instructions; uvicorn's own would stop listening first."""

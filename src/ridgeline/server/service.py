@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
+from ridgeline.server.budget import BodyBudget
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
@@ -19,6 +21,11 @@ from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.tokenizer import Tokenizer
 
 log = get_logger("server")
+
+
+def new_request_id() -> str:
+    """Mint an id for a request that brought none."""
+    return f"req-{uuid.uuid4().hex}"
 
 
 @dataclass(slots=True)
@@ -55,6 +62,7 @@ class Service:
         self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings
         self.metrics = Metrics(engine)
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
@@ -82,7 +90,7 @@ class Service:
             )
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
-    def explain(self, error: Exception, request_id: str) -> ErrorReply:
+    def explain(self, error: BaseException, request_id: str) -> ErrorReply:
         """Return the error as a reply, counted, and logged if it was not expected."""
         reply = reply_to(error)
         self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()

@@ -1,7 +1,7 @@
 """ServerSettings: what the operator chooses about the HTTP side. Built by the command line, read by the server."""
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ridgeline.core.errors import ConfigError
@@ -24,7 +24,30 @@ class ServerSettings:
         None, "Jinja file to make prompts of messages. Default: the model's own.", metavar="FILE"
     )
     api_key: str | None = field(default=None, repr=False)
-    max_body_bytes: int = option(10 * 2**20, "Maximum size of a request's body in bytes.", low=1)
+    max_body_bytes: int = option(2 * 2**20, "Maximum size of a request's body in bytes.", low=1)
+    max_bodies_bytes: int = option(256 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)
+    max_connections: int = option(4096, "Maximum number of open connections; more get 503.", low=1)
+    max_header_bytes: int = option(64 * 2**10, "Maximum size of request line and headers in bytes.", low=256)
+    header_timeout_s: float = option(
+        10.0, "Seconds in which request line and headers must arrive.", above=0.0, flag="--header-timeout"
+    )
+    body_timeout_s: float = option(
+        10.0, "Seconds in which a body must arrive, and one more for each 64 KiB.", above=0.0, flag="--body-timeout"
+    )
+    idle_timeout_s: float = option(
+        60.0, "Seconds after which a connection without a request is closed.", above=0.0, flag="--idle-timeout"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Host name that clients may use; may be given several times. Default: any, or this machine's own names "
+        "where neither a key nor another address is set.",
+        flag="--allowed-host",
+    )
+    cors_origins: tuple[str, ...] = option(
+        (), "Origin of web pages that may read responses; may be given several times.", flag="--cors-origin"
+    )
+    tls_cert: str | None = option(None, "Certificate chain in PEM: the server speaks HTTPS.", metavar="FILE")
+    tls_key: str | None = option(None, "Key of the certificate in PEM. Default: in the same file.", metavar="FILE")
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
     max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
     request_timeout_s: float = option(
@@ -32,6 +55,9 @@ class ServerSettings:
     )
     stall_timeout_s: float = option(
         60.0, "Seconds that a client may leave a stream unread.", above=0.0, flag="--stall-timeout"
+    )
+    step_timeout_s: float = option(
+        300.0, "Seconds after which a step that has not ended ends the server.", above=0.0, flag="--step-timeout"
     )
     shutdown_timeout_s: float = option(
         30.0, "Seconds that open requests get after SIGTERM.", low=0.0, flag="--shutdown-timeout"
@@ -41,6 +67,15 @@ class ServerSettings:
         check(self, lambda name, message: ConfigError(message))
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the API key is empty; give one, or leave the option out")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("--tls-key is the key of a certificate: give that with --tls-cert")
+
+
+def only_local_names(settings: ServerSettings, host: str) -> ServerSettings:
+    """Return settings that allow this machine's names alone, where neither a key nor `host` keeps web pages out."""
+    if settings.allowed_hosts or settings.api_key is not None or not _is_loopback(host):
+        return settings
+    return replace(settings, allowed_hosts=tuple({"localhost", "127.0.0.1", "[::1]", host.lower()}))
 
 
 def require_safe_host(host: str, *, api_key: str | None, insecure_no_auth: bool) -> None:

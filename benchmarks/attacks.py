@@ -1,0 +1,222 @@
+"""What attacks on the transport of `ridgeline serve` do to it and to the clients beside them; loopback, bounded.
+
+usage: python -m benchmarks.attacks [--python ENV/bin/python] [--model python-1m] [--seconds 65]
+
+Starts a server of the given environment with room for 1,024 open files, and attacks it in turn: more connections than
+that, chunks of one byte, bodies that never end, garbage, heads without end; last, heads and bodies that dribble beside
+silent connections, counted after `--seconds`. A polite client asks for /health all the while.
+"""
+
+import resource
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from benchmarks.common import option_parser
+
+FILES = 1024
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class Server:
+    """A server in a process of its own, and the polite client beside the attacks."""
+
+    def __init__(self, python: str, model: str, *options: str) -> None:
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        command = [python, "-c", "from ridgeline.cli import main; main()", "serve", model, "--port", "0", *options]
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline().rsplit(":", 1)[1].split("/")[0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        with suppress(OSError):
+            connection.sendall(data)
+        return connection
+
+    @property
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    @property
+    def log_bytes(self) -> int:
+        return Path(self._log.name).stat().st_size
+
+    @contextmanager
+    def watched(self) -> Iterator[list[float]]:
+        """Yield a list that fills with the seconds that /health took, on a connection from before; inf: no answer."""
+        waits: list[float] = []
+        done = threading.Event()
+        connection = self.connect()
+
+        def ask() -> None:
+            while not done.is_set():
+                began = time.perf_counter()
+                try:
+                    connection.sendall(HEALTH)
+                    answer = connection.recv(4096)
+                    while answer and not answer.endswith(b"}"):
+                        answer += connection.recv(4096)
+                    waits.append(time.perf_counter() - began if answer else float("inf"))
+                except OSError:
+                    waits.append(float("inf"))
+                    return
+                done.wait(0.02)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield waits
+        finally:
+            done.set()
+            thread.join(20)
+            connection.close()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+
+def too_many_connections(server: Server) -> dict[str, object]:
+    connections = []
+    for _ in range(FILES + 50):
+        with suppress(OSError):
+            connections.append(server.connect())
+    time.sleep(3)
+    new = server.connect(HEALTH)
+    new.settimeout(2)
+    try:
+        answer = new.recv(12).decode()
+    except OSError as error:
+        answer = type(error).__name__
+    for connection in [*connections, new]:
+        connection.close()
+    time.sleep(1)
+    return {"connections": FILES + 50, "a new one gets": answer}
+
+
+def one_byte_chunks(server: Server) -> dict[str, object]:
+    """500,000 chunks: 3 MB."""
+    connection = server.connect()
+    with suppress(OSError):
+        connection.settimeout(60)
+        connection.sendall(CHUNKED + b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n")
+        connection.recv(4096)
+    connection.close()
+    time.sleep(0.5)
+    return {}
+
+
+def unfinished_bodies(server: Server) -> dict[str, object]:
+    """300 bodies, each 1.9 MB of 2 MB."""
+    head = POST + b"Content-Length: 2000000\r\n\r\n"
+    before = server.rss_bytes
+    connections = [server.connect(head + b" " * 1_900_000) for _ in range(300)]
+    time.sleep(2)
+    grown = server.rss_bytes - before
+    for connection in connections:
+        connection.close()
+    return {"sent MB": 570, "RSS MB more": round(grown / 1e6)}
+
+
+def garbage(server: Server) -> dict[str, object]:
+    before, answers = server.log_bytes, set[str]()
+    for _ in range(500):
+        with server.connect(b"\x16\x03\x01 nonsense\r\n\r\n") as connection, suppress(OSError):
+            answer = connection.recv(4096)
+            answers.add("error object" if b'"code"' in answer else "text" if answer else "nothing")
+    return {"answers": sorted(answers), "log bytes": server.log_bytes - before}
+
+
+def endless_heads(server: Server) -> dict[str, object]:
+    before, answers = server.rss_bytes, set[str]()
+    for _ in range(20):
+        with server.connect(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 2**22) as connection, suppress(OSError):
+            answers.add(connection.recv(12).decode() or "nothing")
+    return {"answers": sorted(answers), "RSS MB more": round((server.rss_bytes - before) / 1e6)}
+
+
+def length_beside_chunks(server: Server) -> dict[str, object]:
+    smuggled = (
+        POST
+        + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+    )
+    with server.connect(smuggled) as connection, suppress(OSError):
+        time.sleep(0.5)
+        return {"answers": connection.recv(2**16).count(b"HTTP/1.1 ")}
+    return {}
+
+
+def slow(server: Server, seconds: float) -> dict[str, object]:
+    """100 silent connections, 100 heads and 100 bodies of one byte a second."""
+    silent = [server.connect() for _ in range(100)]
+    heads = [server.connect(b"GET /health HTTP/1.1\r\nX: ") for _ in range(100)]
+    bodies = [server.connect(POST + b"Content-Length: 100000\r\n\r\n{") for _ in range(100)]
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        for connection in [*heads, *bodies]:
+            with suppress(OSError):
+                connection.send(b"a")
+        time.sleep(1)
+    return {
+        name: sum(is_open(c) for c in cs) for name, cs in (("silent", silent), ("heads", heads), ("bodies", bodies))
+    }
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Tell whether the server has not closed it; an answer before its end does not count as open."""
+    with connection, suppress(OSError):
+        connection.setblocking(False)
+        while select.select([connection], [], [], 0)[0]:
+            if not connection.recv(2**16):
+                return False
+        return True
+    return False
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    parser.add_argument("--python", default=sys.executable, help="of the environment with the server to attack")
+    parser.add_argument("--model", default="python-1m")
+    parser.add_argument("--seconds", type=float, default=65, help="how long the slow clients go on")
+    options = parser.parse_args()
+    attacks: list[Callable[[Server], dict[str, object]]] = [
+        length_beside_chunks, garbage, endless_heads, one_byte_chunks, unfinished_bodies, too_many_connections,
+        lambda server: slow(server, options.seconds),
+    ]  # fmt: skip
+    for attack in attacks:
+        server = Server(options.python, options.model, "--log-level", "warning", "--num-threads", "1")
+        try:
+            with server.watched() as waits:
+                time.sleep(0.3)
+                found = attack(server)
+            name = getattr(attack, "__name__", "").replace("<lambda>", "slow clients: still open").replace("_", " ")
+            p50, worst = statistics.median(waits) * 1000, max(waits) * 1000
+            words = ", ".join(f"{key}: {value}" for key, value in found.items())
+            log = f"log {server.log_bytes / 1000:.0f} KB"
+            print(f"{name}: {words}; /health p50 {p50:.1f} ms, max {worst:.0f} ms; {log}", flush=True)
+        finally:
+            server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Connections: uvicorn's HTTP/1.1 over llhttp, within limits, and with OpenAI's error body for all they refuse.
+
+uvicorn bounds neither the number of connections, nor a head's size, nor the time that one takes to arrive.
+"""
+
+import asyncio
+import resource
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.exceptions import HTTPException
+from uvicorn import Config
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ridgeline.core.errors import OverloadedError, RequestError
+from ridgeline.core.log import get_logger
+from ridgeline.server.service import Service, new_request_id
+
+log = get_logger("server")
+
+MAX_HEADERS = 100
+MAX_PIPELINED = 64
+LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the answer may be lost with it
+RESERVED_FILES = 128  # descriptors that are no connections: model files, the log, listening sockets
+WARN_EVERY_S = 60.0
+
+
+def room_for_connections(wanted: int) -> int:
+    """Raise this process's limit of open files as far as `wanted` needs it; return how many connections it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (OSError, ValueError):
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = max(1, soft - RESERVED_FILES)
+    if room < wanted:
+        log.warning("the limit of %d open files leaves room for %d connections; raise `ulimit -n`", soft, room)
+    return min(wanted, room)
+
+
+class Limiter:
+    """What connections share: the service, the bound on their number, and a log that no client can fill."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.max_connections = room_for_connections(service.settings.max_connections)
+        self._warned_s = -WARN_EVERY_S
+
+    def full(self, now_s: float) -> Exception:
+        """Return the error of a connection too many, and log one of them a minute."""
+        if now_s - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = now_s
+            log.warning("all %d connections are taken: more are refused", self.max_connections)
+        return OverloadedError(f"all {self.max_connections} connections of this server are taken; retry later")
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. Its head, then its body arrive in time or it ends; every refusal is answered, then closed."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], limiter: Limiter) -> None:
+        super().__init__(config, server_state, app_state)
+        self._limiter = limiter
+        self._settings = limiter.service.settings
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_unparsed_bytes = 0  # arrived since the last head, piece of a body or message was complete
+        self._num_head_bytes = 0  # of the names and values of this head
+        self._refused = False  # what arrives now is thrown away
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        if len(self.connections) > self._limiter.max_connections:
+            self._refuse(self._limiter.full(self.loop.time()), linger=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._stop_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        self._num_unparsed_bytes += len(data)
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError as error:
+            self._refuse(_reason(error))
+            return
+        if not self._num_unparsed_bytes:
+            self._stop_head_timer()
+        elif self._num_unparsed_bytes > self._settings.max_header_bytes:
+            self._refuse(self._too_large())
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._settings.header_timeout_s, self._late)
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse data; return what follows a request to upgrade, which a server may ignore."""
+        assert self.parser is not None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return data[upgrade.args[0] :]
+        return b""
+
+    # ---- of the parser
+
+    def on_message_begin(self) -> None:
+        self._num_head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        if self.cycle and self.cycle.scope is self.scope:
+            return  # a trailer: no header may follow the check of the headers
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._num_unparsed_bytes = 0
+        assert self.parser is not None
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise HTTPException(505, f"HTTP/{version} is not spoken here: use HTTP/1.1")
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            raise _bad_http(f"one Host header is needed, got {num_hosts}")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _bad_http(f"more than {MAX_PIPELINED} requests sent ahead of their answers")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_unparsed_bytes = 0
+        super().on_message_complete()
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self._settings.max_header_bytes or len(self.headers) >= MAX_HEADERS:
+            raise self._too_large()
+
+    # ---- of uvicorn's protocol
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, partial(_answer, app, cycle))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and self.cycle.more_body and not self._refused:  # nobody will read the rest
+            self._refused = True
+            self._linger()
+
+    # ---- ends
+
+    def _refuse(self, error: Exception, *, linger: bool = True) -> None:
+        """Answer with an error and close. A response under way is left whole: the connection ends after it."""
+        self._refused = True
+        self._stop_head_timer()
+        cycle = self.cycle
+        if cycle and not cycle.response_complete:
+            if self.pipeline or cycle.response_started or not cycle.more_body:
+                cycle.keep_alive = False
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        request_id = new_request_id()
+        reply = self._limiter.service.explain(error, request_id)
+        headers = {
+            **reply.headers,
+            "content-type": "application/json",
+            "content-length": str(len(reply.json)),
+            "x-request-id": request_id,
+            "connection": "close",
+        }
+        lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", *map(": ".join, headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + reply.json)
+        if linger:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close when the client has, or a moment later."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _late(self) -> None:
+        seconds = self._settings.header_timeout_s
+        self._refuse(HTTPException(408, f"the head of the request did not arrive within {seconds:g} s"))
+
+    def _too_large(self) -> HTTPException:
+        limit = self._settings.max_header_bytes
+        return HTTPException(431, f"request line and headers exceed {limit} bytes or {MAX_HEADERS} headers")
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _bad_http(what: str) -> RequestError:
+    return RequestError(what, code="invalid_http")
+
+
+def _reason(error: httptools.HttpParserError) -> Exception:
+    """Return a check's own error where it was one that stopped the parser."""
+    if isinstance(error.__context__, (RequestError, HTTPException)):
+        return error.__context__
+    what = "the target cannot be read" if error.__context__ is not None else str(error)
+    return _bad_http(f"this is no valid HTTP/1.1 request: {what}")
+
+
+async def _answer(
+    app: ASGI3Application,
+    cycle: RequestResponseCycle,
+    scope: Scope,
+    receive: ASGIReceiveCallable,
+    send: ASGISendCallable,
+) -> None:
+    """Run the app, with two corrections to what it sends.
+
+    HTTP/1.0 has no chunks: the end of the connection is the end of the body. A request that is answered before its
+    body was read ends its connection, slowly enough for the answer to arrive.
+    """
+    without_chunks = cycle.scope["http_version"] == "1.0"
+
+    async def corrected(message: ASGISendEvent) -> None:
+        unread = message["type"] == "http.response.start" and cycle.more_body
+        if without_chunks and message["type"] == "http.response.start":
+            cycle.chunked_encoding = False
+        if without_chunks and message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        if unread:
+            cycle.keep_alive = False
+        await send(message)
+        if unread and not without_chunks:
+            cycle.keep_alive = True  # else uvicorn closes at once: `on_response_complete` does
+
+    await app(scope, receive, corrected)
