@@ -63,7 +63,7 @@ class Server:
 
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
-        """Yield a list that fills with the seconds that /health took, on a connection from before; inf: no answer."""
+        """Yield a list that fills with the seconds that /health took, on a connection from before; inf: no reply."""
         waits: list[float] = []
         done = threading.Event()
         connection = self.connect()
@@ -73,10 +73,10 @@ class Server:
                 began = time.perf_counter()
                 try:
                     connection.sendall(HEALTH)
-                    answer = connection.recv(4096)
-                    while answer and not answer.endswith(b"}"):
-                        answer += connection.recv(4096)
-                    waits.append(time.perf_counter() - began if answer else float("inf"))
+                    reply = connection.recv(4096)
+                    while reply and not reply.endswith(b"}"):
+                        reply += connection.recv(4096)
+                    waits.append(time.perf_counter() - began if reply else float("inf"))
                 except OSError:
                     waits.append(float("inf"))
                     return
@@ -105,13 +105,13 @@ def too_many_connections(server: Server) -> dict[str, object]:
     new = server.connect(HEALTH)
     new.settimeout(2)
     try:
-        answer = new.recv(12).decode()
+        reply = new.recv(12).decode()
     except OSError as error:
-        answer = type(error).__name__
+        reply = type(error).__name__
     for connection in [*connections, new]:
         connection.close()
     time.sleep(1)
-    return {"connections": FILES + 50, "a new one gets": answer}
+    return {"connections": FILES + 50, "a new one gets": reply}
 
 
 def one_byte_chunks(server: Server) -> dict[str, object]:
@@ -139,20 +139,20 @@ def unfinished_bodies(server: Server) -> dict[str, object]:
 
 
 def garbage(server: Server) -> dict[str, object]:
-    before, answers = server.log_bytes, set[str]()
+    before, replies = server.log_bytes, set[str]()
     for _ in range(500):
         with server.connect(b"\x16\x03\x01 nonsense\r\n\r\n") as connection, suppress(OSError):
-            answer = connection.recv(4096)
-            answers.add("error object" if b'"code"' in answer else "text" if answer else "nothing")
-    return {"answers": sorted(answers), "log bytes": server.log_bytes - before}
+            reply = connection.recv(4096)
+            replies.add("error object" if b'"code"' in reply else "text" if reply else "nothing")
+    return {"replies": sorted(replies), "log bytes": server.log_bytes - before}
 
 
 def endless_heads(server: Server) -> dict[str, object]:
-    before, answers = server.rss_bytes, set[str]()
+    before, replies = server.rss_bytes, set[str]()
     for _ in range(20):
         with server.connect(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 2**22) as connection, suppress(OSError):
-            answers.add(connection.recv(12).decode() or "nothing")
-    return {"answers": sorted(answers), "RSS MB more": round((server.rss_bytes - before) / 1e6)}
+            replies.add(connection.recv(12).decode() or "nothing")
+    return {"replies": sorted(replies), "RSS MB more": round((server.rss_bytes - before) / 1e6)}
 
 
 def length_beside_chunks(server: Server) -> dict[str, object]:
@@ -162,7 +162,7 @@ def length_beside_chunks(server: Server) -> dict[str, object]:
     )
     with server.connect(smuggled) as connection, suppress(OSError):
         time.sleep(0.5)
-        return {"answers": connection.recv(2**16).count(b"HTTP/1.1 ")}
+        return {"replies": connection.recv(2**16).count(b"HTTP/1.1 ")}
     return {}
 
 
@@ -183,7 +183,7 @@ def slow(server: Server, seconds: float) -> dict[str, object]:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Tell whether the server has not closed it; an answer before its end does not count as open."""
+    """Tell whether the server has not closed it; an reply before its end does not count as open."""
     with connection, suppress(OSError):
         connection.setblocking(False)
         while select.select([connection], [], [], 0)[0]:

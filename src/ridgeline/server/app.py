@@ -73,7 +73,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
 
 
 def _cors(settings: ServerSettings) -> list[Middleware]:
-    """Return what answers browsers; outside of all else, so that pages can read errors too."""
+    """Return what lets browsers in; outside of all else, so that pages can read errors too."""
     if not settings.cors_origins:
         return []
     methods, exposed = ["GET", "POST"], ["x-request-id", "retry-after"]

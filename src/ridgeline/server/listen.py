@@ -27,7 +27,7 @@ def bind(host: str, port: int) -> socket.socket:
 def bind_unix(path: Path) -> socket.socket:
     """Return a socket bound to `path`, for this user alone. Raises OSError.
 
-    What a server left there that is gone is replaced; one that answers, or a file of another kind, is not.
+    What a server left there that is gone is replaced; one that replies, or a file of another kind, is not.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:

@@ -24,7 +24,7 @@ log = get_logger("server")
 
 MAX_HEADERS = 100
 MAX_PIPELINED = 64
-LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the answer may be lost with it
+LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the reply may be lost with it
 RESERVED_FILES = 128  # descriptors that are no connections: model files, the log, listening sockets
 WARN_EVERY_S = 60.0
 
@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise _bad_http(f"one Host header is needed, got {num_hosts}")
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _bad_http(f"more than {MAX_PIPELINED} requests sent ahead of their answers")
+            raise _bad_http(f"more than {MAX_PIPELINED} requests sent ahead of their replies")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
     # ---- of uvicorn's protocol
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        super()._start_asgi_task(cycle, partial(_answer, app, cycle))
+        super()._start_asgi_task(cycle, partial(_run, app, cycle))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -168,7 +168,7 @@ class Connection(HttpToolsProtocol):
     # ---- ends
 
     def _refuse(self, error: Exception, *, linger: bool = True) -> None:
-        """Answer with an error and close. A response under way is left whole: the connection ends after it."""
+        """Reply with an error and close. A response under way is left whole: the connection ends after it."""
         self._refused = True
         self._stop_head_timer()
         cycle = self.cycle
@@ -228,7 +228,7 @@ def _reason(error: httptools.HttpParserError) -> Exception:
     return _bad_http(f"this is no valid HTTP/1.1 request: {what}")
 
 
-async def _answer(
+async def _run(
     app: ASGI3Application,
     cycle: RequestResponseCycle,
     scope: Scope,
