@@ -63,7 +63,7 @@ class Limiter:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Its head, then its body arrive in time or it ends; every refusal is answered, then closed."""
+    """One connection. Its head, then its body arrive in time or it ends; every refusal has a reply, then the end."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], limiter: Limiter) -> None:
         super().__init__(config, server_state, app_state)
@@ -238,7 +238,7 @@ async def _run(
     """Run the app, with two corrections to what it sends.
 
     HTTP/1.0 has no chunks: the end of the connection is the end of the body. A request that is answered before its
-    body was read ends its connection, slowly enough for the answer to arrive.
+    body was read ends its connection, slowly enough for the reply to arrive.
     """
     without_chunks = cycle.scope["http_version"] == "1.0"
 
