@@ -7,7 +7,6 @@ import numpy as np
 from ridgeline.cache.manager import CacheStats, GroupStats
 from ridgeline.core.config import Choice
 from ridgeline.core.errors import OverloadedError
-from ridgeline.core.step import Vectors
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import Finish, OutputDelta
 from ridgeline.engine.request import FinishReason, Request, Timings
@@ -107,6 +106,10 @@ class FakeEngine:
                 self.abort(request.request_id)
 
     async def _answer(self, request: Request, index: int):
+        if request.pooling is not None:
+            vector_H = np.full(3, request.prompt_ids[-1], dtype=np.float32)
+            yield OutputDelta(request.request_id, index, vector_H=vector_H)
+            return
         for number in range(1, request.max_tokens + 1):
             while not self.go and not self._stopped:
                 await asyncio.sleep(0.002)
@@ -119,12 +122,6 @@ class FakeEngine:
                 timings = Timings(queue_s=0.0, ttft_s=0.25, tpot_s=None, latency_s=0.5, num_preemptions=0)
                 delta.finish = Finish(reason=FinishReason.LENGTH, timings=timings, num_cached_tokens=0)
             yield delta
-
-    async def embed(self, *requests: Request) -> list[Vectors]:
-        self.submit(*requests)
-        for request in requests:
-            self._open.remove(request.request_id)
-        return [np.full(3, request.prompt_ids[-1], dtype=np.float32) for request in requests]
 
     async def drain(self, timeout_s: float) -> bool:
         self._alive = False

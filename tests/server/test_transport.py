@@ -15,7 +15,7 @@ from fake_engine import FakeEngine, fake_info
 from live_server import PATIENCE_S, LiveServer, eventually, serving
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.server.listen import bind_unix, tls_context, url_of
+from ridgeline.server.listen import bind_unix, load_certificate, url_of
 from ridgeline.server.settings import ServerSettings, only_local_names
 from ridgeline.server.transport import MAX_HEADERS, MAX_PIPELINED, room_for_connections
 
@@ -245,11 +245,11 @@ def test_bodies_that_arrive_share_a_budget() -> None:
     with serving(FakeEngine(fake_info()), max_bodies_bytes=1000) as live:
         head = POST + b"Content-Length: 900\r\n\r\n"
         with opened(live, head + b"{" * 800):
-            eventually(lambda: live.server._service.bodies.room_bytes == 200)
+            eventually(lambda: live.server._service.body_room_bytes == 200)
             refused = live.post("completions", prompt="a" * 300)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert live.post("completions", prompt=[1], max_tokens=1).status_code == 200
-        eventually(lambda: live.server._service.bodies.room_bytes == 1000)
+        eventually(lambda: live.server._service.body_room_bytes == 1000)
 
 
 def test_hosts() -> None:
@@ -305,7 +305,7 @@ def test_a_certificate_that_cannot_be_read_is_one_line(certificate: tuple[str, s
     cert, key = certificate
     for given in ((cert, None), (cert, cert), (str(tmp_path / "none.pem"), key)):
         with pytest.raises(ConfigError, match="no certificate with its key") as error:
-            tls_context(*given)
+            load_certificate(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *given)
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="--tls-cert"):
         ServerSettings(tls_key=key)

@@ -4,11 +4,13 @@
 """
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.cache.manager import CacheStats
 from ridgeline.core.config import Choice
+from ridgeline.core.errors import EngineError
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import DraftStats, Vectors
 from ridgeline.engine.outputs import OutputDelta
@@ -79,37 +81,18 @@ class EngineClient(Protocol):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were submitted and whose outputs are still being read."""
+        """Requests whose outputs are still being read."""
         ...
 
     def require_room(self, num_requests: int = 1) -> None:
         """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
         ...
 
-    def submit(self, *requests: Request) -> None:
-        """Queue `requests`, whose ids are new; each must be read by `stream` or ended by `abort`.
-
-        Raises OverloadedError, and queues none of them, where `require_room` does.
-        """
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """End a request that nobody reads any more; unknown and finished ones are ignored."""
-        ...
-
     def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        """Submit `requests` and yield the deltas of all their outputs until each has finished.
+        """Queue `requests`, whose ids are new, and yield the deltas of all their outputs until each has finished.
 
-        Closing the generator aborts what has not. Raises what `submit` does, at the first delta, and OverloadedError if
-        the engine stops before all have finished.
-        """
-        ...
-
-    async def embed(self, *requests: Request) -> list[Vectors]:
-        """Submit `requests`, made by `Intake.embedding`, and return their vectors, float32 [H], in order.
-
-        Cancelling it aborts what has not finished. Raises OverloadedError as `submit` does, and EngineError where a
-        vector could not be computed or the engine stops before.
+        Closing the generator aborts what has not. Raises OverloadedError at the first delta, with none queued, where
+        `require_room` does, and later if the engine stops before all have finished.
         """
         ...
 
@@ -120,3 +103,18 @@ class EngineClient(Protocol):
     def stop(self) -> None:
         """End the engine after its current step; open streams raise EngineError. Idempotent, from any thread."""
         ...
+
+
+async def embed(engine: EngineClient, *requests: Request) -> list[Vectors]:
+    """Return the vectors, float32 [H], of requests made by `Intake.embedding`, in order; cancelling aborts them.
+
+    Raises as `stream` does, and EngineError for a text that was not computed.
+    """
+    vectors: dict[str, Vectors] = {}
+    async with aclosing(engine.stream(*requests)) as deltas:
+        async for delta in deltas:
+            if delta.vector_H is not None:
+                vectors[delta.request_id] = delta.vector_H
+            elif delta.finish is not None and delta.request_id not in vectors:
+                raise EngineError(delta.finish.error or f"the text was not computed: {delta.finish.reason}")
+    return [vectors[request.request_id] for request in requests]

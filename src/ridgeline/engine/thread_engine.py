@@ -11,9 +11,8 @@ import time
 from collections.abc import AsyncGenerator
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.errors import OverloadedError
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import Vectors
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import OutputDelta
@@ -98,27 +97,17 @@ class ThreadEngine:
         if waiting + num_requests > self._max_queued or unfinished + num_requests > 2 * self._max_queued:
             raise OverloadedError(f"the queue is full ({self._max_queued} requests); retry later")
 
-    def submit(self, *requests: Request) -> None:
-        """Queue `requests`, whose ids are new; raises OverloadedError, and queues none, where `require_room` does."""
-        self.require_room(len(requests))
-        queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
-        self._queues.update((request.request_id, queue) for request in requests)
-        for request in requests:
-            self.engine.loop.submit(request)
-
-    def abort(self, request_id: str) -> None:
-        """End a request that nobody reads any more; unknown and finished ones are ignored."""
-        if self._queues.pop(request_id, None) is not None:
-            self.engine.loop.abort(request_id)
-
     async def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        """Submit `requests` and yield the deltas of all their outputs until each has finished.
+        """Queue `requests` and yield the deltas of all their outputs until each has finished.
 
         Closing the generator aborts what has not. Raises OverloadedError before anything is queued if they do not fit
         or the engine is shutting down, and later if it stops before they have finished.
         """
-        self.submit(*requests)
-        queue = self._queues[requests[0].request_id]  # one queue for all of them
+        self.require_room(len(requests))
+        queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()  # one for all of them
+        self._queues.update((request.request_id, queue) for request in requests)
+        for request in requests:
+            self.engine.loop.submit(request)
         unfinished = {request.request_id: request.params.n for request in requests}
         try:
             while unfinished:
@@ -132,20 +121,8 @@ class ThreadEngine:
                 yield delta
         finally:
             for request_id in unfinished:
-                self.abort(request_id)
-
-    async def embed(self, *requests: Request) -> list[Vectors]:
-        """Return the vectors [H] of requests made by `Intake.embedding`, in order.
-
-        Raises as `stream` does, and EngineError for a text that was not computed.
-        """
-        vectors: dict[str, Vectors] = {}
-        async for delta in self.stream(*requests):
-            if delta.vector_H is not None:
-                vectors[delta.request_id] = delta.vector_H
-            elif delta.finish is not None and delta.request_id not in vectors:
-                raise EngineError(delta.finish.error or f"the text was not computed: {delta.finish.reason}")
-        return [vectors[request.request_id] for request in requests]
+                del self._queues[request_id]
+                self.engine.loop.abort(request_id)
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests and waits for the open ones; True if all of them finished in time."""

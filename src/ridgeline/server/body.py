@@ -2,14 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ridgeline.core.errors import RequestError
+from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.server.service import Service
 
 LARGE_BYTES = 64 * 2**10  # decoding more than this takes long enough for other requests to notice
@@ -35,41 +34,41 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_byte
         raise HTTPException(415, "compressed bodies are not taken: leave out Content-Encoding")
     service = request.app.state.service
     assert isinstance(service, Service)
-    with service.bodies.holding() as take:
-        try:
-            body = await _read(request, max_bytes, service.settings.body_timeout_s, take)
-        except TimeoutError as error:
-            raise HTTPException(
-                408, f"the body came too slowly: {MIN_BYTES_PER_S // 2**10} KiB/s after the first seconds are needed"
-            ) from error
+    body = bytearray()
+    try:
+        await _read(request, service, body, max_bytes)
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(_decode, decoder, body)
         return _decode(decoder, body)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body came too slowly: send {MIN_BYTES_PER_S // 2**10} KiB/s") from error
+    finally:
+        service.body_room_bytes += len(body)
 
 
-async def _read(request: Request, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
-    """Read the body. Raises HTTPException 413, TimeoutError for one that comes too slowly, and what `take` does."""
+async def _read(request: Request, service: Service, body: bytearray, max_bytes: int) -> None:
+    """Append the body to `body`, in time and while there is room for it. Raises TimeoutError and as `read_json`."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    deadline_s = asyncio.get_running_loop().time() + service.settings.body_timeout_s
     async with asyncio.timeout_at(deadline_s) as timeout:
         async for chunk in request.stream():
             if len(body) + len(chunk) > max_bytes:
                 raise _too_large(max_bytes)
-            take(len(chunk))
+            if len(chunk) > service.body_room_bytes:
+                raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
+            service.body_room_bytes -= len(chunk)
             body += chunk
             deadline_s += len(chunk) / MIN_BYTES_PER_S
             timeout.reschedule(deadline_s)
-    return bytes(body)
 
 
 def _too_large(max_bytes: int) -> HTTPException:
     return HTTPException(413, f"the body is larger than {max_bytes} bytes")
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytearray) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -43,16 +43,8 @@ def bind_unix(path: Path) -> socket.socket:
     return listener
 
 
-def tls_context(cert: str, key: str | None) -> ssl.SSLContext:
-    """Return the context of a server with this certificate. Raises ConfigError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    load_certificate(context, cert, key)
-    return context
-
-
 def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    """Read certificate and key for the connections to come. Raises ConfigError."""
+    """Read certificate and key, for the connections to come. Raises ConfigError."""
     try:
         context.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
     except OSError as error:  # SSLError too

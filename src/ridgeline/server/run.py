@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.server.listen import load_certificate, tls_context
+from ridgeline.server.listen import load_certificate
 from ridgeline.server.service import Service
 from ridgeline.server.transport import Connection, Limiter
 
@@ -63,8 +64,8 @@ class DrainingServer(uvicorn.Server):
         )
         self._service = service
         self._limiter = Limiter(service)
-        cert = service.settings.tls_cert
-        self._tls = None if cert is None else tls_context(cert, service.settings.tls_key)
+        self._tls = None if service.settings.tls_cert is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._read_certificate()
         self._on_ready = on_ready
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -90,30 +91,28 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
         engine, limit_s = self._service.engine, self._service.settings.step_timeout_s
-        if self.exit_code != ENGINE_EXIT:
-            if engine.busy_s > limit_s:
+        hangs = engine.busy_s > limit_s
+        if self.exit_code != ENGINE_EXIT and (hangs or not (engine.accepting or self._signalled)):
+            if hangs:
                 faulthandler.dump_traceback()
-                self._end("a step has not ended within %g s", limit_s)
-            elif not engine.accepting and not self._signalled:
-                self._end("the engine has died")
+            what = f"a step has not ended within {limit_s:g} s" if hangs else "the engine has died"
+            log.critical("%s: open requests are told to retry, and the server ends", what)
+            self.exit_code = ENGINE_EXIT
+            engine.give_up()
+            self.should_exit = True
         return await super().on_tick(counter)
 
-    def _end(self, why: str, *values: object) -> None:
-        log.critical(f"{why}: open requests are told to retry, and the server ends", *values)
-        self.exit_code = ENGINE_EXIT
-        self._service.engine.give_up()
-        self.should_exit = True
+    def _read_certificate(self) -> None:
+        """Read the certificate, if there is one. Raises ConfigError; the old one stays where the new one is broken."""
+        settings = self._service.settings
+        if self._tls is not None and settings.tls_cert is not None:
+            load_certificate(self._tls, settings.tls_cert, settings.tls_key)
 
     def _reload(self) -> None:
-        """Read the certificate again; the old one stays where the new one is broken."""
-        settings = self._service.settings
         try:
-            if self._tls is not None and settings.tls_cert is not None:
-                load_certificate(self._tls, settings.tls_cert, settings.tls_key)
+            self._read_certificate()
         except ConfigError as error:
             log.error("SIGHUP: nothing changes: %s", error)
-        else:
-            log.info("SIGHUP: read again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread, between two instructions; uvicorn's own would stop listening first."""

@@ -13,7 +13,6 @@ from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
-from ridgeline.server.budget import BodyBudget
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
@@ -24,7 +23,7 @@ log = get_logger("server")
 
 
 def new_request_id() -> str:
-    """Mint an id for a request that brought none."""
+    """Make an id for a request that brought none."""
     return f"req-{uuid.uuid4().hex}"
 
 
@@ -62,7 +61,7 @@ class Service:
         self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings
         self.metrics = Metrics(engine)
-        self.bodies = BodyBudget(settings.max_bodies_bytes)
+        self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)

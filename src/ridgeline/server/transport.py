@@ -5,6 +5,7 @@ uvicorn bounds neither the number of connections, nor a head's size, nor the tim
 
 import asyncio
 import resource
+import sys
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -31,23 +32,19 @@ WARN_EVERY_S = 60.0
 
 def room_for_connections(wanted: int) -> int:
     """Raise this process's limit of open files as far as `wanted` needs it; return how many connections it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + RESERVED_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    except (OSError, ValueError):
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    room = max(1, soft - RESERVED_FILES)
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = (sys.maxsize if n == unlimited else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < wanted + RESERVED_FILES:
+        soft = min(wanted + RESERVED_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, unlimited if hard == sys.maxsize else hard))
+    room = min(wanted, max(1, soft - RESERVED_FILES))
     if room < wanted:
         log.warning("the limit of %d open files leaves room for %d connections; raise `ulimit -n`", soft, room)
-    return min(wanted, room)
+    return room
 
 
 class Limiter:
-    """What connections share: the service, the bound on their number, and a log that no client can fill."""
+    """Holds what connections share: the service, the bound on their number, a log that no client can fill."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -63,7 +60,7 @@ class Limiter:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Its head, then its body arrive in time or it ends; every refusal has a reply, then the end."""
+    """Keeps one connection within limits: its head arrives in time and size, or it gets an error and ends."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], limiter: Limiter) -> None:
         super().__init__(config, server_state, app_state)
@@ -168,7 +165,7 @@ class Connection(HttpToolsProtocol):
     # ---- ends
 
     def _refuse(self, error: Exception, *, linger: bool = True) -> None:
-        """Reply with an error and close. A response under way is left whole: the connection ends after it."""
+        """Send an error and close. A response under way is left whole: the connection ends after it."""
         self._refused = True
         self._stop_head_timer()
         cycle = self.cycle

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import Vectors
+from ridgeline.engine.client import embed
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.completions import split_prompts
@@ -64,7 +65,7 @@ async def create_embedding(service: Service, http: HttpRequest) -> Response:
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
     model = service.require_model(body.model)
     requests = await asyncio.to_thread(_prepare, service, body)
-    vectors = await while_connected(http.receive, service.engine.embed(*requests))
+    vectors = await while_connected(http.receive, embed(service.engine, *requests))
     num_tokens = sum(len(request.prompt_ids) for request in requests)
     service.metrics.prompt_tokens.inc(num_tokens)
     note_of(http).prompt_tokens = num_tokens
