@@ -81,5 +81,5 @@ def _tensors(checkpoint: PackedCheckpoint | GgufCheckpoint, folder: ModelFolder)
             yield _Tensor(name, kind, entry.shape, checkpoint.stored_bytes(name), form)
     elif folder.gguf is not None:
         for name, tensor in folder.gguf.tensors.items():
-            form = tensor.type.integers
+            form = tensor.type.stored_form
             yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, form, tensor.type.rounded)
