@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.cost.prices import Pricer, step_sizes
-from ridgeline.program.op import KvState, Op, Program, RecurrentState
+from ridgeline.program.op import KvState, Op, Program, RecurrentState, dims_of
 from ridgeline.program.ops.attention import AttentionAttrs
 from ridgeline.program.opset import float32_weights
 from ridgeline.program.passes.fuse import Group
@@ -123,8 +123,7 @@ def active_parameters(program: Program) -> int:
     idle = 0
     for op in program.ops:
         if op.kind == "experts":
-            top_k = program.shapes[op.inputs[1]][1]
-            assert isinstance(top_k, int)
+            (top_k,) = dims_of(program.shapes[op.inputs[1]])
             for name in op.weights:
                 num_experts, *expert = program.weights[name]
                 idle += (num_experts - top_k) * elements(expert)

@@ -19,6 +19,11 @@ LOGITS = "logits"  # float32 [R, V]
 STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), ADAPTERS: ("T",), LOGIT_ROWS: ("R",)}
 
 
+def dims_of(shape: Shape) -> tuple[int, ...]:
+    """Return the dimensions of a value's rows, which are numbers."""
+    return tuple(dim for dim in shape[1:] if isinstance(dim, int))
+
+
 @dataclass(frozen=True, slots=True)
 class Attrs:
     """The attributes of an op are everything but its operands. Each kind of op has its own subclass, in `ops/`."""

@@ -4,17 +4,18 @@ Legend: T tokens · R rows that need logits · N query heads · K key/value head
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ridgeline import _native
-from ridgeline.backends.native.memory import address
+from ridgeline.backends.native.memory import CacheMemory, address
 from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
-from ridgeline.program.op import LOGITS, KvState, Op, Program
+from ridgeline.program.op import LOGITS, KvState, Op, Program, dims_of
 from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
@@ -70,12 +71,9 @@ class Compiler:
         weights: NativeWeights,
         settings: NativeSettings,
         tape: _native.Tape,
-        memories: Mapping[int, tuple[_native.KvMemory, int]],
-        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
+        cache: CacheMemory,
     ) -> None:
-        self.program, self.weights, self.settings, self.tape = program, weights, settings, tape
-        self.memories = memories  # KV state -> its memory and its cache group
-        self._recurrent = recurrent  # recurrent state -> its parts, [blocks, ..] each, and its cache group
+        self.program, self.weights, self.settings, self.tape, self.cache = program, weights, settings, tape, cache
         self.formats = MatrixFormats(settings, program)
         self.places: dict[str, Place] = {}
         self._free: dict[tuple[str, int], list[int]] = {}
@@ -122,15 +120,15 @@ class Compiler:
 
     def state_part(self, attrs: RecurrentAttrs) -> _native.StatePart:
         """Return where a recurrent op keeps its state of a sequence."""
-        parts, group = self._recurrent[attrs.state]
+        parts, group = self.cache.recurrent[attrs.state]
         part = parts[attrs.part]
         return _native.StatePart(address(part), part[0].size, group)
 
     def new(self, name: str, width: int | None = None) -> Place:
         """Return a place for value `name`, as wide as its row unless `width` says otherwise."""
-        rows, *dims = self.program.shapes[name]
-        kind = "tokens" if rows == "T" else "logits"
-        width = width or _elements(dims)
+        shape = self.program.shapes[name]
+        kind = "tokens" if shape[0] == "T" else "logits"
+        width = width or math.prod(dims_of(shape))
         free = self._free.get((kind, width))
         buffer = free.pop() if free else self.tape.buffer(kind, width)
         self._widths[buffer] = width
@@ -156,8 +154,7 @@ class Compiler:
             return _native.Norm()
         assert isinstance(op.attrs, NormAttrs)
         if not op.weights:
-            width = self.program.shapes[op.inputs[0]][-1]
-            assert isinstance(width, int)
+            width = dims_of(self.program.shapes[op.inputs[0]])[-1]
             ones = self.weights.vector(f"ones.{width}", lambda: np.ones(width, np.float32))
             return _native.Norm("rms", op.attrs.eps, ones)
         offset = 1.0 if op.attrs.unit_offset else 0.0
@@ -220,11 +217,3 @@ def _known(group: Group, native: Mapping[str, Emitter]) -> list[Group]:
     if group.kind in native:
         return [group]
     return [Group(op.kind, op.label, (op,)) for op in group.ops]
-
-
-def _elements(dims: Sequence[int | str]) -> int:
-    count = 1
-    for dim in dims:
-        assert isinstance(dim, int)
-        count *= dim
-    return count

@@ -13,7 +13,7 @@ from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.kinds import KINDS_BY_FILE
 from ridgeline.core.dtypes import DTYPES
-from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, Op
+from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, Op, dims_of
 from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     NORMS,
@@ -155,7 +155,7 @@ def norm_qkv(compiler: Compiler, group: Group) -> None:
     ((q_name, queries),) = chains.items()
     q, k, v = _sliced_product(compiler, group, [chain[0] for chain in (queries, keys, values)], q_name)
     compiler.places[q_name] = q
-    memory, cache_group = compiler.memories[write.attrs.state]
+    memory, cache_group = compiler.cache.kv[write.attrs.state]
     at_once = [_emit_but_last_steps(compiler, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
     q_norm, k_norm = (compiler.norm(next((op for op in steps if op.kind in NORMS), None)) for steps in at_once)
     ropes = [op for op in at_once[0] if op.kind == "rope"]
@@ -205,16 +205,14 @@ def rope(compiler: Compiler, op: Op, attrs: RopeAttrs) -> None:
 
 def kv_write(compiler: Compiler, op: Op, attrs: KvWriteAttrs) -> None:
     k, v = (compiler.place(name).buffer for name in op.inputs)
-    memory, cache_group = compiler.memories[attrs.state]
+    memory, cache_group = compiler.cache.kv[attrs.state]
     compiler.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())
 
 
 def _head_dim(compiler: Compiler, name: str) -> int:
     """Return the entries of each head of value `name`, 0 where it has no heads."""
-    shape = compiler.program.shapes[name]
-    head_dim = shape[-1] if len(shape) == 3 else 0
-    assert isinstance(head_dim, int)
-    return head_dim
+    dims = dims_of(compiler.program.shapes[name])
+    return dims[-1] if len(dims) == 2 else 0
 
 
 def _chain(group: Group, linear: Op) -> list[Op]:
@@ -228,7 +226,7 @@ def _chain(group: Group, linear: Op) -> list[Op]:
 
 def attention(compiler: Compiler, op: Op, attrs: AttentionAttrs) -> None:
     q, out = compiler.place(op.inputs[0]), compiler.output(op)
-    memory, cache_group = compiler.memories[attrs.state]
+    memory, cache_group = compiler.cache.kv[attrs.state]
     slopes = attrs.alibi_slopes
     spec = _native.AttentionSpec(
         q.width // compiler.kv_state(attrs.state).head_dim,

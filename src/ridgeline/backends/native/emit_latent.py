@@ -15,13 +15,13 @@ from ridgeline.quant import dequantize, quantize
 
 
 def latent_write(compiler: Compiler, op: Op, attrs: LatentWriteAttrs) -> None:
-    (latent, key), (memory, cache_group) = compiler.inputs(op), compiler.memories[attrs.state]
+    (latent, key), (memory, cache_group) = compiler.inputs(op), compiler.cache.kv[attrs.state]
     compiler.tape.latent_write(latent, key, memory, cache_group)
 
 
 def latent_attention(compiler: Compiler, op: Op, attrs: LatentAttentionAttrs) -> None:
     sizes = LatentSizes.of_op(compiler.program, op)
-    matrices, memory = _matrices(compiler, op.weights[0], sizes), compiler.memories[attrs.state]
+    matrices, memory = _matrices(compiler, op.weights[0], sizes), compiler.cache.kv[attrs.state]
     q, out = compiler.place(op.inputs[0]).buffer, compiler.output(op)
     compiler.tape.latent_attention(sizes.num_heads, attrs.scale, *matrices, *memory, q, out)
 

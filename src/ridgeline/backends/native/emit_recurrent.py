@@ -3,7 +3,7 @@
 import numpy as np
 
 from ridgeline.backends.native.compile import Compiler
-from ridgeline.program.op import Op
+from ridgeline.program.op import Op, dims_of
 from ridgeline.program.ops.recurrent import CausalConvAttrs, GatedNormAttrs, RecurrentAttrs, RetentionAttrs, SsdAttrs
 
 
@@ -13,9 +13,7 @@ def _rate(compiler: Compiler, name: str) -> int:
 
 
 def _heads(compiler: Compiler, name: str) -> int:
-    heads = compiler.program.shapes[name][1]
-    assert isinstance(heads, int)
-    return heads
+    return dims_of(compiler.program.shapes[name])[0]
 
 
 def causal_conv(compiler: Compiler, op: Op, attrs: CausalConvAttrs) -> None:

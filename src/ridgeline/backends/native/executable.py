@@ -10,7 +10,7 @@ import numpy as np
 from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
 from ridgeline.backends.native.emit import EMITTERS
-from ridgeline.backends.native.memory import address, allocate, huge_page_share, kv_memory, logits_width
+from ridgeline.backends.native.memory import address, allocate_cache, huge_page_share, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, Store
@@ -20,7 +20,7 @@ from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.program.op import LOGITS, Program, RecurrentState
+from ridgeline.program.op import LOGITS, Program
 from ridgeline.weights.stored import PrequantizedWeights
 
 if TYPE_CHECKING:
@@ -52,13 +52,11 @@ class NativeExecutable:
         self._program, self._layout, self._settings = program, layout, settings
         self.pool = pool or _native.Pool(settings.num_threads)
         self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
-        self._memory: list[np.ndarray] = []
-        self._recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}  # parts of a state, and its cache group
-        self._memories = self._allocate_cache()
+        self._cache = allocate_cache(program, layout, settings.kv)
         self._weights = NativeWeights(
             load, settings.level, settings.num_threads, store, prequantized, settings.variants
         )
-        compiler = Compiler(program, self._weights, settings, self._tape, self._memories, self._recurrent)
+        compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
         self._parts = compiler.compile(native)
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         self._fallback = self._open_fallback()
@@ -117,10 +115,10 @@ class NativeExecutable:
     def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
         for group, source, target in step.copies_C3.tolist():
             for state in self._layout.groups[group].states:
-                if state in self._memories:
-                    self._memories[state][0].copy_block(source, target)
+                if state in self._cache.kv:
+                    self._cache.kv[state][0].copy_block(source, target)
                 else:
-                    for part in self._recurrent[state][0]:
+                    for part in self._cache.recurrent[state][0]:
                         part[target] = part[source]
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
@@ -170,30 +168,8 @@ class NativeExecutable:
         except ModuleNotFoundError as error:
             kinds = ", ".join(sorted({op.kind for op in ops}))
             raise ConfigError(f"this model's {kinds} run on the reference backend: {TORCH_IS_MISSING}") from error
-        return Fallback(
-            self._program, ops, self._weights.tensor, self._settings, self._layout, self._memories, self._recurrent
-        )
+        return Fallback(self._program, ops, self._weights.tensor, self._settings, self._layout, self._cache)
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)
         return self._tape.view(place.buffer, count)
-
-    def _allocate_cache(self) -> dict[int, tuple[_native.KvMemory, int]]:
-        """Allocate the blocks of every KV state; return them with the cache group of each state."""
-        memories: dict[int, tuple[_native.KvMemory, int]] = {}
-        for index, group in enumerate(self._layout.groups):
-            for state in group.states:
-                kv = self._program.states[state]
-                if isinstance(kv, RecurrentState):
-                    parts = [self._allocate_part(group.num_blocks, shape) for shape in kv.parts]
-                    self._recurrent[state] = (parts, index)
-                    continue
-                kind, block_size = self._settings.kv, self._layout.block_size
-                blocks = allocate(kv_memory(kind, kv, block_size, 0).block_bytes * group.num_blocks)
-                self._memory.append(blocks)
-                memories[state] = (kv_memory(kind, kv, block_size, address(blocks)), index)
-        return memories
-
-    def _allocate_part(self, num_blocks: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Allocate one part of a recurrent state for every block, float32."""
-        return allocate(4 * num_blocks * math.prod(shape)).view(np.float32).reshape(num_blocks, *shape)

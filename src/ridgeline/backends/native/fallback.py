@@ -3,12 +3,12 @@
 Keys and values are read out densely, span by span. Imported only for programs that have such ops: it needs torch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
-from ridgeline import _native
+from ridgeline.backends.native.memory import CacheMemory
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import REFERENCE_OPS
@@ -17,7 +17,7 @@ from ridgeline.backends.reference.tensors import DTYPES, as_tensor
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.dtypes import Array
-from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program, dims_of
 from ridgeline.program.opset import OPSET
 
 
@@ -31,11 +31,10 @@ class Fallback:
         weight: Callable[[str], Array],
         settings: NativeSettings,
         layout: CacheLayout,
-        memories: Mapping[int, tuple[_native.KvMemory, int]],
-        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
+        cache: CacheMemory,
     ) -> None:
         self._program, self._dtype, self._level, self._layout = program, DTYPES[settings.dtype], settings.level, layout
-        self._memories, self._recurrent = memories, recurrent
+        self._cache = cache
         self._weights = {name: as_tensor(weight(name)) for op in ops for name in op.weights}
 
     def run(self, op: Op, rows: Sequence[np.ndarray | None], step: StepBatch) -> list[np.ndarray]:
@@ -46,7 +45,7 @@ class Fallback:
         ]
         wide = OPSET[op.kind].float32_weights
         weights = [self._weights[name].to(torch.float32 if wide else self._dtype) for name in op.weights]
-        memory = NativeMemory(self._memories, self._recurrent, self._layout, self._level, step)
+        memory = NativeMemory(self._cache, self._layout, self._level, step)
         with torch.inference_mode():
             outputs = REFERENCE_OPS[op.kind](op.attrs, inputs, weights, memory)
             return [output.float().flatten(1).numpy() for output in outputs]
@@ -58,34 +57,23 @@ class Fallback:
         if name in arrays:
             return torch.from_numpy(arrays[name])
         # Keys and values that went to the cache natively: attention reads them there, and here only their shape.
-        return torch.empty([0, *self._dims(name)], dtype=self._dtype)
+        return torch.empty([0, *dims_of(self._program.shapes[name])], dtype=self._dtype)
 
     def _value(self, name: str, rows: np.ndarray) -> torch.Tensor:
         """Copy the value into the dtype and the shape that the reference op expects."""
         is_float32 = any(OPSET[op.kind].float32_outputs and name in op.outputs for op in self._program.ops)
-        value = torch.from_numpy(rows.copy()).unflatten(1, self._dims(name))
+        value = torch.from_numpy(rows.copy()).unflatten(1, dims_of(self._program.shapes[name]))
         return value.to(torch.float32 if is_float32 else self._dtype)
-
-    def _dims(self, name: str) -> list[int]:
-        return [dim for dim in self._program.shapes[name][1:] if isinstance(dim, int)]
 
 
 class NativeMemory:
     """Implements StepMemory of one step over the memory of native kernels."""
 
-    def __init__(
-        self,
-        memories: Mapping[int, tuple[_native.KvMemory, int]],
-        recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]],
-        layout: CacheLayout,
-        level: str,
-        step: StepBatch,
-    ) -> None:
-        self._memories, self._recurrent = memories, recurrent
-        self._layout, self._level, self._step = layout, level, step
+    def __init__(self, cache: CacheMemory, layout: CacheLayout, level: str, step: StepBatch) -> None:
+        self._cache, self._layout, self._level, self._step = cache, layout, level, step
 
     def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
-        memory, group = self._memories[state]
+        memory, group = self._cache.kv[state]
         k, v = entries_TKD if len(entries_TKD) == 2 else entries_TKD * 2  # of latents the values have no meaning
         slots = self._step.groups[group].write_slots_T
         memory.write(self._level, slots, k.float().contiguous().numpy(), v.float().contiguous().numpy())
@@ -93,7 +81,7 @@ class NativeMemory:
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         """Yield what the cache holds for each span."""
         step, size = self._step, self._layout.block_size
-        memory, group = self._memories[state]
+        memory, group = self._cache.kv[state]
         tables = step.groups[group]
         for span, rows in enumerate(self.spans()):
             positions = np.arange(tables.first_token_S[span], step.kv_length_S[span])
@@ -114,11 +102,11 @@ class NativeMemory:
         return self._step.spans()
 
     def load(self, state: int, part: int) -> torch.Tensor:
-        parts, group = self._recurrent[state]
+        parts, group = self._cache.recurrent[state]
         value_S = parts[part][self._step.groups[group].tables_SB[:, 0]]
         value_S[self._step.kv_length_S == self._step.span_length_S] = 0
         return torch.from_numpy(value_S)
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
-        parts, group = self._recurrent[state]
+        parts, group = self._cache.recurrent[state]
         parts[part][self._step.groups[group].tables_SB[:, 0]] = value_S.numpy()

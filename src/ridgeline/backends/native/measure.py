@@ -6,6 +6,7 @@ Called by `backend.py` before anything is loaded. The sizes are those of the C++
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +15,12 @@ from ridgeline import _native
 from ridgeline.backends.base import StepLimits
 from ridgeline.backends.native.compile import Compiler
 from ridgeline.backends.native.emit import EMITTERS
-from ridgeline.backends.native.memory import address, allocate, kv_memory, logits_width
+from ridgeline.backends.native.memory import allocate, allocate_cache, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, Tensors
 from ridgeline.cache.layout import StateSize, plan_layout
-from ridgeline.program.op import Program, RecurrentState
+from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
     from ridgeline.cost.efficiency import OpTiming
@@ -38,18 +39,11 @@ class MeasuredTape:
         self._num_threads = settings.num_threads
         self._logits_width = logits_width(program)
         self._tape = _native.Tape(settings.level, None, settings.deterministic)
-        memories: dict[int, tuple[_native.KvMemory, int]] = {}
-        recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}
-        nothing = allocate(64).view(np.float32)
-        for index, group in enumerate(plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1).groups):
-            for number in group.states:
-                state = program.states[number]
-                if isinstance(state, RecurrentState):
-                    recurrent[number] = ([np.broadcast_to(nothing[0], (1, *shape)) for shape in state.parts], index)
-                else:
-                    memories[number] = (kv_memory(settings.kv, state, block_size, address(nothing)), index)
+        layout = plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1)
+        groups = tuple(replace(group, num_blocks=1) for group in layout.groups)
+        cache = allocate_cache(program, replace(layout, groups=groups), settings.kv)
         weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)
-        parts = Compiler(program, weights, settings, self._tape, memories, recurrent).compile(EMITTERS)
+        parts = Compiler(program, weights, settings, self._tape, cache).compile(EMITTERS)
         self.pieces: Sequence[OpTiming] = TapeTimings(program, settings, parts).of([], defaultdict(float))
         self._tape.sample(program.vocab_size)
 

@@ -1,17 +1,20 @@
 """Memory that native kernels read and write by address: anonymous, 64-byte aligned, huge pages where there are any."""
 
 import contextlib
+import math
 import mmap
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ridgeline import _native
 from ridgeline.backends.native.settings import KvKind
-from ridgeline.program.op import LOGITS, KvState, LatentState, Program
+from ridgeline.cache.layout import CacheLayout
+from ridgeline.program.op import LOGITS, KvState, LatentState, Program, RecurrentState
 
 ALIGNMENT = 64
 SMAPS = Path("/proc/self/smaps")
@@ -62,6 +65,34 @@ def huge_page_share(parts: Iterable[np.ndarray], smaps: Path = SMAPS) -> float |
             total += num_bytes if kind == "Rss" else 0
             huge += 0 if kind == "Rss" else num_bytes
     return huge / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """The cache's memory by state, each with its cache group; `blocks` keep that of keys, values and latents."""
+
+    kv: Mapping[int, tuple[_native.KvMemory, int]]
+    recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]]  # the parts of a state, float32 [blocks, ...] each
+    blocks: Sequence[np.ndarray]
+
+
+def allocate_cache(program: Program, layout: CacheLayout, kind: KvKind) -> CacheMemory:
+    """Allocate the blocks of every state of the program."""
+    kv: dict[int, tuple[_native.KvMemory, int]] = {}
+    recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}
+    blocks: list[np.ndarray] = []
+    for index, group in enumerate(layout.groups):
+        for number in group.states:
+            state = program.states[number]
+            if isinstance(state, RecurrentState):
+                shapes = [(group.num_blocks, *shape) for shape in state.parts]
+                parts = [allocate(4 * math.prod(shape)).view(np.float32).reshape(shape) for shape in shapes]
+                recurrent[number] = parts, index
+            else:
+                num_bytes = group.num_blocks * kv_memory(kind, state, layout.block_size, 0).block_bytes
+                blocks.append(allocate(num_bytes))
+                kv[number] = kv_memory(kind, state, layout.block_size, address(blocks[-1])), index
+    return CacheMemory(kv, recurrent, blocks)
 
 
 def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, location: int) -> _native.KvMemory:

@@ -114,8 +114,12 @@ class NativeSettings:
     @property
     def plain(self) -> MatrixFormat:
         """Return the format of weights that quantization leaves alone."""
-        kind = "bf16" if self.dtype == "bfloat16" else "f32"
-        return MatrixFormat(kind=kind, inputs=kind)
+        return _plain(self.dtype)
+
+
+def _plain(dtype: Literal["float32", "bfloat16"]) -> MatrixFormat:
+    kind = "bf16" if dtype == "bfloat16" else "f32"
+    return MatrixFormat(kind=kind, inputs=kind)
 
 
 def settings_of(
@@ -128,8 +132,7 @@ def settings_of(
 ) -> NativeSettings:
     """Return the settings that `config` asks for; `prequantized` are the formats of single weights."""
     assert dtype != "float16"
-    kind = "bf16" if dtype == "bfloat16" else "f32"
-    plain, quantized = MatrixFormat(kind=kind, inputs=kind), _quantized_format(config.quantize)
+    plain, quantized = _plain(dtype), _quantized_format(config.quantize)
     outer = quantized if config.quantize.embeddings else None
     return NativeSettings(
         level=level,

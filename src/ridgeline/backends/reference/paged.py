@@ -7,7 +7,7 @@ pads short tables: what an earlier sequence left, a NaN perhaps, never reaches a
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -110,15 +110,6 @@ def _output(result_RV: torch.Tensor) -> StepOutput:
     return StepOutput(result_RV.float().numpy())
 
 
-@dataclass(frozen=True, slots=True)
-class _Writes:
-    """Where the step's tokens go in one group, and the blocks that get their first token."""
-
-    blocks_T: torch.Tensor
-    offsets_T: torch.Tensor
-    fresh_blocks: torch.Tensor
-
-
 def _gather(memory: torch.Tensor, tables_SB: torch.Tensor) -> torch.Tensor:
     """Gather keys or values of sequences out of a state's blocks, [S, K, L, D]."""
     _, heads, size, head_dim = memory.shape
@@ -144,17 +135,17 @@ class _PagedMemory:
         self._group_of = group_of
         self._layout = layout
         self._step = step
-        self._writes: dict[int, _Writes] = {}
+        self._writes: dict[int, tuple[torch.Tensor, ...]] = {}
         self._batches: dict[tuple[int, int | None], list[tuple[torch.Tensor, CachedSpans]]] = {}
 
     def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
         group = self._group_of[state]
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
-        writes = self._writes[group]
+        blocks_T, offsets_T, fresh_blocks = self._writes[group]
         for memory, entries in zip(self._memories[state], entries_TKD, strict=True):
-            memory[writes.fresh_blocks] = 0
-            memory[writes.blocks_T, :, writes.offsets_T] = entries
+            memory[fresh_blocks] = 0
+            memory[blocks_T, :, offsets_T] = entries
 
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         for tables_SB, spans in self._span_batches(self._group_of[state], window):
@@ -225,6 +216,7 @@ def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return memory
 
 
-def _writes(group: GroupStep, block_size: int) -> _Writes:
+def _writes(group: GroupStep, block_size: int) -> tuple[torch.Tensor, ...]:
+    """Return the blocks and the places in them where a step's tokens go, and the blocks that get their first token."""
     blocks_T, offsets_T = np.divmod(group.write_slots_T, block_size)
-    return _Writes(torch.from_numpy(blocks_T), torch.from_numpy(offsets_T), torch.from_numpy(blocks_T[offsets_T == 0]))
+    return tuple(torch.from_numpy(each) for each in (blocks_T, offsets_T, blocks_T[offsets_T == 0]))

@@ -3,7 +3,8 @@
 Called once per model by the engine, the trainer and `ridgeline inspect`. No torch.
 """
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower.attention import lower_attention
@@ -51,7 +52,7 @@ def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool 
     b = Builder(spec, context_length or spec.max_positions)
     x = _embed(b)
     for index, layer in enumerate(spec.layers):
-        x = _layer(b, f"layers.{index}", layer, x)
+        x = LAYERS[type(layer)](b, f"layers.{index}", layer, x)
     (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
     x = _optional_norm(b, "final_norm", spec.final_norm, x)
     if spec.head is not None and not hidden:
@@ -75,20 +76,6 @@ def _embed(b: Builder) -> str:
         table = b.weight("types.weight", spec.embedding.num_types, spec.hidden_size)
         (x,) = b.emit("add_row", "embed.type", (x,), (table,), AddRowAttrs(0))
     return _optional_norm(b, "embed_norm", spec.embedding.norm, x)
-
-
-def _layer(b: Builder, prefix: str, layer: AnyLayer, x: str) -> str:
-    match layer:
-        case Layer():
-            return _sequential(b, prefix, layer, x)
-        case ParallelLayer():
-            return _parallel(b, prefix, layer, x)
-        case PostNormLayer():
-            return _post_normed(b, prefix, layer, x)
-        case NormedResidualLayer():
-            return _normed_residual(b, prefix, layer, x)
-        case _:
-            assert_never(layer)
 
 
 def _sequential(b: Builder, prefix: str, layer: Layer, x: str) -> str:
@@ -139,33 +126,12 @@ def _weighted_sum(b: Builder, prefix: str, factors: tuple[float, float], *terms:
 
 
 def _mixer(b: Builder, prefix: str, mixer: Mixer, x: str) -> str:
-    match mixer:
-        case GroupedQueryAttention():
-            return lower_attention(b, f"{prefix}.attn", mixer, x)
-        case Mamba():
-            return lower_mamba(b, f"{prefix}.mamba", mixer, x)
-        case Mamba2():
-            return lower_mamba2(b, f"{prefix}.mamba", mixer, x)
-        case GatedDeltaNet():
-            return lower_gated_delta_net(b, f"{prefix}.delta", mixer, x)
-        case LightningAttention():
-            return lower_lightning_attention(b, f"{prefix}.lightning", mixer, x)
-        case LatentAttention():
-            return lower_latent_attention(b, f"{prefix}.attn", mixer, x)
-        case _:
-            assert_never(mixer)
+    name, lower_mixer = MIXERS[type(mixer)]
+    return lower_mixer(b, f"{prefix}.{name}", mixer, x)
 
 
 def _feed_forward(b: Builder, prefix: str, ffn: FeedForward, x: str) -> str:
-    match ffn:
-        case GatedMlp():
-            return lower_gated_mlp(b, prefix, ffn, x)
-        case Mlp():
-            return lower_mlp(b, prefix, ffn, x)
-        case MixtureOfExperts():
-            return lower_experts(b, prefix, ffn, x)
-        case _:
-            assert_never(ffn)
+    return FEED_FORWARDS[type(ffn)](b, prefix, ffn, x)
 
 
 def _optional_norm(b: Builder, prefix: str, norm: Norm | None, x: str) -> str:
@@ -185,3 +151,27 @@ def _head(b: Builder, head: Head, x: str) -> None:
     else:
         (x,) = b.emit("lm_head", "head", (x,), weights)
         b.emit("softcap", LOGITS, (x,), (), SoftcapAttrs(head.softcap))
+
+
+Lowering = Callable[[Builder, str, Any, str], str]
+"""(builder, prefix of all labels, the part of the spec, its input) -> its output."""
+
+LAYERS: Mapping[type[AnyLayer], Lowering] = {
+    Layer: _sequential,
+    ParallelLayer: _parallel,
+    PostNormLayer: _post_normed,
+    NormedResidualLayer: _normed_residual,
+}
+MIXERS: Mapping[type[Mixer], tuple[str, Lowering]] = {
+    GroupedQueryAttention: ("attn", lower_attention),
+    Mamba: ("mamba", lower_mamba),
+    Mamba2: ("mamba", lower_mamba2),
+    GatedDeltaNet: ("delta", lower_gated_delta_net),
+    LightningAttention: ("lightning", lower_lightning_attention),
+    LatentAttention: ("attn", lower_latent_attention),
+}
+FEED_FORWARDS: Mapping[type[FeedForward], Lowering] = {
+    GatedMlp: lower_gated_mlp,
+    Mlp: lower_mlp,
+    MixtureOfExperts: lower_experts,
+}

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, assert_never
 
-from ridgeline.program.op import POSITIONS, STEP_INPUTS, Attrs, Op, Plain, Program, Shape, State
+from ridgeline.program.op import POSITIONS, STEP_INPUTS, Attrs, Op, Plain, Program, Shape, State, dims_of
 from ridgeline.program.ops.attention import RopeAnglesAttrs
 from ridgeline.program.ops.dense import NormAttrs
 from ridgeline.program.opset import OPSET
@@ -43,14 +43,11 @@ class Builder:
 
     def width(self, x: str) -> int:
         """Return the entries in the last dimension of value `x`."""
-        width = self.shapes[x][-1]
-        assert isinstance(width, int)
-        return width
+        return dims_of(self.shapes[x])[-1]
 
     def heads(self, x: str) -> int:
         """Return the heads of value `x` [T, N, D]."""
-        _, heads, _ = self.shapes[x]
-        assert isinstance(heads, int)
+        heads, _ = dims_of(self.shapes[x])
         return heads
 
     def state(self, state: State) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Shape
+from ridgeline.program.op import Attrs, Shape, dims_of
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 from ridgeline.spec.rope import frequencies
 from ridgeline.spec.spec import Rope
@@ -108,21 +108,17 @@ def _angles(attrs: RopeAnglesAttrs, inputs: Sequence[Shape], weights: Sequence[W
 
 
 def _rope_shape(attrs: RopeAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    head_dim, pairs = inputs[0][-1], inputs[1][-1]
-    assert isinstance(head_dim, int)
-    assert isinstance(pairs, int)
+    (_, head_dim), (pairs,) = map(dims_of, inputs[:2])
     if attrs.offset + 2 * pairs > head_dim:
         raise ConfigError(f"heads of {head_dim} entries cannot turn {2 * pairs} from entry {attrs.offset} on")
     return (inputs[0],)
 
 
 def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, num_heads, head_dim = inputs[0]
-    assert isinstance(num_heads, int)
-    assert isinstance(head_dim, int)
+    num_heads, head_dim = dims_of(inputs[0])
     if any(weight != (num_heads,) for weight in weights):
         raise ConfigError(f"sinks of shape {weights[0]} for {num_heads} query heads")
-    return ((tokens, num_heads * head_dim),)
+    return ((inputs[0][0], num_heads * head_dim),)
 
 
 def nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Dim, Plain, Shape
+from ridgeline.program.op import Attrs, Dim, Plain, Shape, dims_of
 from ridgeline.program.pricing import (
     OpCost,
     Operands,
@@ -140,17 +140,15 @@ def _linear_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weigh
 
 
 def _split_heads(attrs: SplitHeadsAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, width = inputs[0]
-    assert isinstance(width, int)
-    return ((tokens, attrs.num_heads, width // attrs.num_heads),)
+    (width,) = dims_of(inputs[0])
+    return ((inputs[0][0], attrs.num_heads, width // attrs.num_heads),)
 
 
 def _columns(attrs: SliceAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, width = inputs[0]
-    assert isinstance(width, int)
+    (width,) = dims_of(inputs[0])
     if not 0 <= attrs.offset < attrs.offset + attrs.size <= width:
         raise ConfigError(f"columns {attrs.offset} to {attrs.offset + attrs.size} of rows of {width}")
-    return ((tokens, attrs.size),)
+    return ((inputs[0][0], attrs.size),)
 
 
 def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Op, Plain, Program, Shape
+from ridgeline.program.op import Attrs, Op, Plain, Program, Shape, dims_of
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
 from ridgeline.spec.experts import GroupScore, Scoring
 from ridgeline.spec.spec import Activation
@@ -57,8 +57,7 @@ def expert_matrices(op: Op) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _route_shape(attrs: RouteAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, num_experts = inputs[0]
-    assert isinstance(num_experts, int)
+    (num_experts,) = dims_of(inputs[0])
     groups = attrs.num_groups
     if not 1 <= attrs.top_groups <= groups or num_experts % groups:
         raise ConfigError(f"{attrs.top_groups} of {groups} groups of {num_experts} experts: the groups must be equal")
@@ -70,7 +69,7 @@ def _route_shape(attrs: RouteAttrs, inputs: Sequence[Shape], weights: Sequence[W
         )
     if any(weight != (num_experts,) for weight in weights):
         raise ConfigError(f"selection bias of shape {weights[0]} for {num_experts} experts")
-    return ((tokens, attrs.top_k), (tokens, attrs.top_k))
+    return ((inputs[0][0], attrs.top_k),) * 2
 
 
 def _route_cost(x: Operands) -> OpCost:
@@ -79,9 +78,8 @@ def _route_cost(x: Operands) -> OpCost:
 
 
 def _experts_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    (_, width), ids, weights_of_ids = inputs
+    (width,), (ids, weights_of_ids) = dims_of(inputs[0]), inputs[1:]
     num_experts, size = weights[0][:2]
-    assert isinstance(width, int)
     expected: list[WeightShape] = [(num_experts, size, width), (num_experts, size, width), (num_experts, width, size)]
     expected += [(num_experts, size), (num_experts, size), (num_experts, width)]
     if list(weights) != expected[: len(weights)]:

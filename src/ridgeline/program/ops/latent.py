@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Op, Program, Shape
+from ridgeline.program.op import Attrs, Op, Program, Shape, dims_of
 from ridgeline.program.ops.attention import cache_write_cost, nothing, visible_keys
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, elements, weight_bytes
 
@@ -47,8 +47,8 @@ class LatentSizes:
     @classmethod
     def of_op(cls, program: Program, op: Op) -> "LatentSizes":
         """Return the sizes of a latent_attention of the program."""
-        shapes = [[dim for dim in program.shapes[name] if isinstance(dim, int)] for name in op.inputs]
-        return cls.of(shapes[0], shapes[1], shapes[2], program.weights[op.weights[0]])
+        q, latent, k_rope = (dims_of(program.shapes[name]) for name in op.inputs)
+        return cls.of(q, latent, k_rope, program.weights[op.weights[0]])
 
     @property
     def absorbed_entries(self) -> int:
@@ -95,18 +95,15 @@ def _attention_cost(x: Operands) -> OpCost:
 
 
 def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    (tokens, num_heads, head_dim), (_, latent_dim), (*_, rope_dim) = inputs
+    (num_heads, head_dim), (latent_dim,), (*_, rope_dim) = map(dims_of, inputs)
     rows, columns = weights[0]
-    assert isinstance(num_heads, int)
-    assert isinstance(head_dim, int)
-    assert isinstance(rope_dim, int)
     value_dim = rows // num_heads - (head_dim - rope_dim)
     if rows % num_heads or columns != latent_dim or value_dim < 1:
         raise ConfigError(
             f"weight {list(weights[0])} does not make keys of {head_dim - rope_dim} entries and values for "
             f"{num_heads} heads of a latent of {latent_dim}"
         )
-    return ((tokens, num_heads * value_dim),)
+    return ((inputs[0][0], num_heads * value_dim),)
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Shape
+from ridgeline.program.op import Attrs, Shape, dims_of
 from ridgeline.program.pricing import (
     FLOAT32_BYTES,
     OpCost,
@@ -126,57 +126,46 @@ def _scan_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightS
 
 
 def _ssd_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, heads, size = _sizes(inputs[0])
-    groups = _sizes(inputs[2])[1]
+    (heads, size), (groups, _) = dims_of(inputs[0]), dims_of(inputs[2])
     if (
-        inputs[1] != (tokens, heads)
+        inputs[1] != inputs[0][:2]
         or inputs[2] != inputs[3]
         or heads % groups
         or any(weight != (heads,) for weight in weights)
     ):
         raise ConfigError(f"state-space duality of {inputs} with weights {weights}")
-    return ((tokens, heads * size),)
+    return ((inputs[0][0], heads * size),)
 
 
 def _delta_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    tokens, heads, size = _sizes(inputs[2])
-    per_head = (tokens, heads)
+    heads, size = dims_of(inputs[2])
+    per_head = inputs[2][:2]
     if (
         inputs[0] != inputs[1]
-        or heads % _sizes(inputs[0])[1]
+        or heads % dims_of(inputs[0])[0]
         or list(inputs[3:]) != [per_head, per_head]
         or any(weight != (heads,) for weight in weights)
     ):
         raise ConfigError(f"delta rule of {inputs} with weights {weights}")
-    return ((tokens, heads * size),)
+    return ((inputs[0][0], heads * size),)
 
 
 def _retention_shape(
     attrs: RetentionAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]
 ) -> tuple[Shape, ...]:
-    tokens, heads, size = _sizes(inputs[2])
+    heads, size = dims_of(inputs[2])
     if inputs[0] != inputs[1] or inputs[0][1] != heads or len(attrs.rates) != heads:
         raise ConfigError(f"retention of {inputs} with {len(attrs.rates)} decay rates")
-    return ((tokens, heads * size),)
+    return ((inputs[0][0], heads * size),)
 
 
 def _gated_norm_shape(
     attrs: GatedNormAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]
 ) -> tuple[Shape, ...]:
-    width = inputs[0][-1]
-    assert isinstance(width, int)
+    (width,) = dims_of(inputs[0])
     if inputs[0] != inputs[1] or width % attrs.group or weights[0] not in ((width,), (attrs.group,)):
         raise ConfigError(f"gated norm of {inputs} with weight {weights[0]} in groups of {attrs.group}")
     return (inputs[0],)
-
-
-def _sizes(shape: Shape) -> tuple[str, int, int]:
-    """Return (T, heads, entries) of a value by head."""
-    tokens, heads, size = shape
-    assert isinstance(tokens, str)
-    assert isinstance(heads, int)
-    assert isinstance(size, int)
-    return tokens, heads, size
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
 from types import MappingProxyType
@@ -169,11 +169,4 @@ def _decided(default: str, rounds: Sequence[Round]) -> Decision:
 
 
 def _tuned(choice: str, default: str, decision: Decision) -> TunedChoice:
-    return TunedChoice(
-        choice=choice,
-        variant=decision.variant,
-        default=default,
-        score=decision.score,
-        rounds_won=decision.rounds_won,
-        num_rounds=decision.num_rounds,
-    )
+    return TunedChoice(choice=choice, default=default, **asdict(decision))
