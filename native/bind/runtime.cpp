@@ -287,7 +287,7 @@ void bind_parts(nb::module_& module) {
   nb::class_<Team>(module, "Team")
       .def(nb::init<>())
       .def_prop_ro("alone", &Team::alone)
-      .def("observe", &Team::observe, "seconds"_a);
+      .def("observe", &Team::observe, "seconds"_a, "held_up"_a = 0.0);
   nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
 }
 

@@ -127,7 +127,7 @@ void Pool::barrier() {
     phase_.fetch_add(1);
     phase_.notify_all();
   } else {
-    wait_while(phase_, phase, kBarrierSpinNs);
+    if (const int64_t held_up_ns = wait_while(phase_, phase, kBarrierSpinNs)) held_up_ns_.fetch_add(held_up_ns);
   }
 }
 
@@ -143,15 +143,17 @@ void Pool::work(int worker) {
   }
 }
 
-void Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns) {
+int64_t Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns) {
   const int64_t deadline = now_ns() + spin_ns;
   do {
     for (int i = 0; i < kPausesPerLook; i++) {
-      if (value.load() != seen) return;
+      if (value.load() != seen) return 0;
       pause();
     }
   } while (now_ns() < deadline);
+  const int64_t start = now_ns();
   while (value.load() == seen) value.wait(seen);
+  return now_ns() - start;
 }
 
 }  // namespace ridgeline

@@ -34,12 +34,16 @@ class Pool {
   // Within `body`: returns once every worker has called it. What they wrote before is visible after.
   void barrier();
 
+  // Seconds so far in which workers waited in the kernel for one that came late to a barrier.
+  double held_up_s() const { return num_threads_ == 1 ? 0 : (double)held_up_ns_.load() * 1e-9 / (num_threads_ - 1); }
+
  private:
   void require_own_process() const;
   void work(int worker);
   void stop();
   bool is_orphan() const;
-  void wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns);
+  // Returns how long it waited in the kernel after spinning.
+  int64_t wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns);
 
   const int num_threads_;
   const pid_t process_;
@@ -50,6 +54,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> call_{0};      // changes when there is something to run
   alignas(64) std::atomic<uint32_t> arrived_{0};   // workers at the current barrier
   alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived
+  alignas(64) std::atomic<int64_t> held_up_ns_{0};  // of all workers together
   alignas(64) std::atomic<bool> stop_{false};
   std::unique_ptr<std::vector<std::thread>> threads_;
 };

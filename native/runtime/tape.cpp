@@ -94,9 +94,9 @@ void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
   Team* const team = seconds || begin > 0 || end < size() ? nullptr : team_of(step);
   const bool alone = team && team->alone();
   num_workers_ = alone ? 1 : pool_->size();
-  const double start = now_s();
+  const double start = now_s(), held_up = pool_->held_up_s();
   alone ? pool_->run_alone(body, this) : pool_->run(body, this);
-  if (team) team->observe(now_s() - start);
+  if (team) team->observe(now_s() - start, pool_->held_up_s() - held_up);
 }
 
 Team* Tape::team_of(const Step& step) {

@@ -8,10 +8,13 @@ namespace {
 constexpr double kMinGain = 0.9;    // of the time: less is noise
 constexpr double kDisturbed = 3.0;  // times the usual: something else has the core
 constexpr double kSmoothing = 0.2;
+// Seconds of a step without the waiting. A worker without a core costs some milliseconds at a barrier: longer steps lose
+// little by that, and would lose more by one that is tried on one worker.
+constexpr double kLongest = 0.010;
 
 }  // namespace
 
-void Team::observe(double seconds) {
+void Team::observe(double seconds, double held_up) {
   if (trying_) {
     trying_ = false;
     if (seconds < kMinGain * seconds_) {
@@ -24,10 +27,11 @@ void Team::observe(double seconds) {
     steps_left_ = interval_;
     return;
   }
+  shortest_ = std::min(shortest_, seconds - held_up);
   const bool disturbed = seconds_ > 0 && seconds > kDisturbed * seconds_;
   seconds_ = seconds_ > 0 ? seconds_ + kSmoothing * (seconds - seconds_) : seconds;
   steps_left_--;
-  trying_ = steps_left_ <= 0 || (disturbed && !alone_);
+  trying_ = shortest_ <= kLongest && (steps_left_ <= 0 || (disturbed && !alone_));
 }
 
 }  // namespace ridgeline

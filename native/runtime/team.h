@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace ridgeline {
 
@@ -12,8 +13,8 @@ class Team {
   // How the next step is run.
   bool alone() const { return alone_ != trying_; }
 
-  // Takes in the time of a step that was run as `alone` said.
-  void observe(double seconds);
+  // Takes in the seconds of a step that was run as `alone` said, and those of them in which workers waited in the kernel.
+  void observe(double seconds, double held_up = 0);
 
  private:
   static constexpr int64_t kFirstInterval = 4, kIntervalAfterChange = 8, kMaxInterval = 1024;
@@ -21,6 +22,7 @@ class Team {
   bool alone_ = false;            // what is best so far
   bool trying_ = false;           // the next step tries the other way
   double seconds_ = 0;            // of a step the best way, smoothed
+  double shortest_ = std::numeric_limits<double>::infinity();  // of such steps, what held them up not counted
   int64_t interval_ = kFirstInterval;
   int64_t steps_left_ = kFirstInterval;  // before the other way is tried again
 };

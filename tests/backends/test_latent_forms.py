@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from ridgeline.backends.reference.memory import LatentSpans
+from ridgeline.backends.reference.memory import CachedSpans
 from ridgeline.backends.reference.ops.latent import absorbed, expanded
 from ridgeline.backends.reference.paged import ReferenceExecutable
 from ridgeline.backends.reference.tensors import as_arrays
@@ -26,7 +26,8 @@ def test_absorbed_equals_expanded(seed):
     mask = torch.zeros(seqs, queries, tokens, dtype=torch.float64)
     mask[torch.rand(mask.shape, generator=generator) < 0.3] = float("-inf")
     mask[..., 0] = 0
-    spans = LatentSpans(torch.empty(0), noise(seqs, tokens, latent + rope), mask)
+    unread = torch.empty(0)
+    spans = CachedSpans(unread, (noise(seqs, 1, tokens, latent + rope),), unread, unread, mask)
     operands = (
         noise(seqs, queries, heads, nope + rope),
         spans,

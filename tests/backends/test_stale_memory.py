@@ -15,7 +15,7 @@ def soil(executable, rubbish):
             for memory in memories:
                 memory[:-1] = rubbish
     else:
-        for memory in executable._memory:
+        for memory in executable._cache.blocks:
             memory.view(np.float32)[:] = rubbish
 
 

@@ -9,14 +9,14 @@ pytest.importorskip("ridgeline._native", reason="the native module is not built"
 from ridgeline import LLM, SamplingParams, _native
 
 
-def run(team, seconds_of, num_steps):
-    """Seconds of all steps, and how many of them one worker ran."""
+def run(team, milliseconds_of, num_steps, own_ms=1.0):
+    """Milliseconds of all steps, of which all workers are held up beyond `own_ms`; and how many steps one worker ran."""
     total, num_alone = 0.0, 0
     for _ in range(num_steps):
         alone = team.alone
-        seconds = seconds_of(alone)
-        team.observe(seconds)
-        total, num_alone = total + seconds, num_alone + alone
+        milliseconds = milliseconds_of(alone)
+        team.observe(milliseconds / 1000, 0.0 if alone else max(0.0, milliseconds - own_ms) / 1000)
+        total, num_alone = total + milliseconds, num_alone + alone
     return total, num_alone
 
 
@@ -24,6 +24,14 @@ def test_all_workers_are_faster():
     total, num_alone = run(_native.Team(), lambda alone: 1.6 if alone else 1.0, 5000)
     assert 1 <= num_alone <= 30
     assert total < 1.01 * 5000
+
+
+def test_long_steps_are_not_tried_on_one_worker():
+    """Not even when one is held up: the try would cost a whole step of twice the time."""
+    generator = random.Random(0)
+    times = (16.0 if generator.random() < 0.99 else 100.0 for _ in range(5000))
+    _, num_alone = run(_native.Team(), lambda alone: next(times), 5000, own_ms=16.0)
+    assert num_alone == 0
 
 
 def test_all_workers_are_held_up():
@@ -45,10 +53,10 @@ def test_a_disturbance_is_answered_at_once_and_forgotten_when_it_ends():
 def test_single_hiccups_cost_little(seed):
     generator = random.Random(seed)
 
-    def seconds_of(alone):
+    def milliseconds_of(alone):
         return (1.6 if alone else 1.0) + (10.0 if generator.random() < 0.01 else 0.0)
 
-    total, _ = run(_native.Team(), seconds_of, 5000)
+    total, _ = run(_native.Team(), milliseconds_of, 5000)
     generator.seed(seed)
     without = 5000 * 1.0 + sum(10.0 for _ in range(5000) if generator.random() < 0.01)
     assert total < 1.1 * without
