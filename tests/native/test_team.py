@@ -10,7 +10,7 @@ from ridgeline import LLM, SamplingParams, _native
 
 
 def run(team, milliseconds_of, num_steps, own_ms=1.0):
-    """Milliseconds of all steps, of which all workers are held up beyond `own_ms`; and how many steps one worker ran."""
+    """Milliseconds of all steps, and how many of them one worker ran; beyond `own_ms` several are held up."""
     total, num_alone = 0.0, 0
     for _ in range(num_steps):
         alone = team.alone
