@@ -61,9 +61,10 @@ class Intake:
         deadline_s: float | None = None,
         adapter: str | None = None,
         prediction: str | None = None,
+        shown: Sequence[str] = (),
     ) -> Request:
         """Build a Request for the scheduler. `deadline_s` is seconds from now, `adapter` the name of a loaded one,
-        `prediction` a text that the output is expected to be, mostly.
+        `prediction` a text that the output is expected to be, mostly; `shown` are special tokens that its text keeps.
 
         Raises ContextLengthError if prompt plus max_tokens exceeds the context, RequestError for ids or counts
         that this model or engine does not have.
@@ -96,6 +97,7 @@ class Intake:
             deadline_s=None if deadline_s is None else now + deadline_s,
             adapter=number_of_adapter,
             grammar=grammar,
+            shown_ids=self._ids_of(shown),
             salt="" if adapter is None else f"adapter {adapter}",
             prediction_ids=self._prediction_ids(prediction),
         )
@@ -167,6 +169,11 @@ class Intake:
         if self.tokenizer is None:
             raise RequestError("a prediction needs a tokenizer, which this model lacks", param="prediction")
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)[: self.info.max_model_len])
+
+    def _ids_of(self, tokens: Sequence[str]) -> frozenset[int]:
+        if self.tokenizer is None:
+            return frozenset()
+        return frozenset(token_id for token in tokens if (token_id := self.tokenizer.token_id(token)) is not None)
 
     def _number_of(self, adapter: str | None) -> int:
         if adapter is None:

@@ -84,6 +84,7 @@ class Renderer:
                 self._tokenizer,
                 event.request.prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
+                shown_ids=event.request.shown_ids,
                 stop=params.stop_strings,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,

@@ -45,6 +45,7 @@ class Request:
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None  # what the outputs must follow
     salt: str = ""  # prefixes are shared only among requests of equal salt
+    shown_ids: frozenset[int] = frozenset()  # special tokens that the text has all the same
     prediction_ids: Items[int] = ()  # what the caller expects the output to be, mostly; a source of drafts
 
 

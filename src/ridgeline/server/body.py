@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.server.service import Service
@@ -19,6 +20,11 @@ _FIRST_NAME = re.compile(r"[A-Za-z_]\w*")
 _FIELD = re.compile(r"field `(.*)`$", re.DOTALL)
 
 T = TypeVar("T")
+
+
+def json_response(body: msgspec.Struct) -> Response:
+    """Return a struct as the JSON of a response."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_bytes: int) -> T:

@@ -17,7 +17,9 @@ from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate, read_template
+from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tools.formats import chosen_format
 
 log = get_logger("server")
 
@@ -51,7 +53,8 @@ def note_of(request: Request) -> RequestNote:
 class Service:
     """An engine with all that a server has beside it: intake, chat template, settings and metrics.
 
-    `tokenizer` is that of the engine's model. Raises ModelLoadError for a broken chat template.
+    `tokenizer` is that of the engine's model. Raises ModelLoadError for a broken chat template, ConfigError for an
+    unknown parser.
     """
 
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings) -> None:
@@ -64,6 +67,9 @@ class Service:
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
+        template = "" if self.chat_template is None else self.chat_template.source
+        self.calls = chosen_format(settings.tool_call_parser, template)
+        self.reasoning = chosen_reasoning(settings.reasoning_parser, template)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
         self.model_names = (*(settings.served_model_names or (self.info.model_name,)), *self.info.adapters)
         self.created_unix_s = int(time.time())

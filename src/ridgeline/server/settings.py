@@ -23,6 +23,12 @@ class ServerSettings:
     chat_template: str | None = option(
         None, "Jinja file to make prompts of messages. Default: the model's own.", metavar="FILE"
     )
+    tool_call_parser: str = option(
+        "auto", "How the model writes tool calls: none, or a parser's name. Default: what its chat template shows."
+    )
+    reasoning_parser: str = option(
+        "auto", "How the model marks its reasoning: none, or a parser's name. Default: what its chat template shows."
+    )
     api_key: str | None = field(default=None, repr=False)
     max_body_bytes: int = option(2 * 2**20, "Maximum size of a request's body in bytes.", low=1)
     max_bodies_bytes: int = option(256 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)

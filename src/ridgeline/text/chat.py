@@ -5,6 +5,7 @@ place where a template runs, always in `sandbox.ChatSandbox`. Must not import to
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +33,17 @@ class ChatTemplate:
         sandbox = ChatSandbox()
         self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
         self._special_tokens = dict(special_tokens)
+        self.source = "\n".join(sources.values())
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Tell whether the arguments of calls in a conversation must be JSON texts: templates differ, and are tried."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+        turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+        try:
+            return "{'x'" in self.render(turns, add_generation_prompt=False)
+        except RequestError:
+            return True
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, source: str | None = None) -> "ChatTemplate | None":

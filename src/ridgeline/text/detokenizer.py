@@ -45,13 +45,16 @@ class IncrementalDetokenizer:
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """Count a stop string only if it ends beyond the text of the first `min_tokens - 1` tokens."""
+        """Skip no special tokens of `shown_ids`. A stop string counts only if it ends beyond the text of the first
+        `min_tokens - 1` tokens.
+        """
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skip = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window = self._prompt_tail(prompt_ids)
         self._joins_bytes = tokenizer.joins_bytes and not self._utf8.getstate()[0]

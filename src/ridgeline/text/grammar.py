@@ -171,7 +171,7 @@ def _grammar_text(params: StructuredOutputsParams) -> tuple[str, str]:
             "lenient": False,
             "coerce_one_of": False,
         }
-        schema = {"type": "object"} if params.json is None else _schema(params.json)
+        schema = {"type": "object"} if params.json is None else checked_schema(params.json)
         return "json", LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if params.regex is not None:
         _require_size("regex", params.regex, MAX_REGEX_CHARS)
@@ -190,7 +190,7 @@ def _grammar_text(params: StructuredOutputsParams) -> tuple[str, str]:
         raise _refused("grammar", str(error)) from error
 
 
-def _schema(given: str | Mapping[str, Any] | bool) -> object:
+def checked_schema(given: str | Mapping[str, Any] | bool) -> Any:
     """Return a JSON schema whose size can be compiled. Raises RequestError."""
     if isinstance(given, str):
         _require_size("json", given, MAX_GRAMMAR_CHARS)
@@ -209,7 +209,7 @@ def _schema(given: str | Mapping[str, Any] | bool) -> object:
         raise _refused("json", f"the schema has {num_properties} properties, and may have {MAX_PROPERTIES}")
     if not isinstance(given, str):
         _require_size("json", json.dumps(schema), MAX_GRAMMAR_CHARS)
-    return cast("object", schema)
+    return schema
 
 
 def _measure(value: object, depth: int) -> int:

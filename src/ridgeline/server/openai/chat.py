@@ -3,9 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import UNSET
@@ -13,11 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.core.params import MAX_LOGPROBS
+from ridgeline.core.params import MAX_LOGPROBS, StructuredOutputsParams
 from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
+from ridgeline.server.openai.dialogue import dialogue_of, text_of
 from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
@@ -28,13 +29,18 @@ from ridgeline.server.openai.protocol import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatRequest,
+    FinishName,
+    FunctionCall,
+    Tool,
+    ToolCall,
 )
 from ridgeline.server.openai.responses import Reply, end, respond
-from ridgeline.server.openai.structured import blamed_on, field_of
+from ridgeline.server.openai.structured import blamed_on, field_of, structured_outputs
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import event
+from ridgeline.text.outputs import OutputFormat, OutputReader
+from ridgeline.text.tools.reader import Piece
 
 _DECODER = msgspec.json.Decoder(with_parameters(ChatRequest))
 
@@ -52,9 +58,10 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
     model = service.require_model(body.model)
     refuse_unsupported(body)
     usage_chunk = include_usage(body)
-    text = rendered(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    own = structured_outputs(body)
+    dialogue = dialogue_of(service, body, constrained=own is not None)
     generation = service.info.generation
-    prompt_ids = service.encode(text, add_special_tokens=False)
+    prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
     params = sampling_params(
         body,
         generation,
@@ -62,8 +69,14 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
+    if dialogue.forced is not None:
+        if own is not None and body.response_format is None:
+            raise RequestError(
+                f"{field_of(body)} and tool_choice both say what the output must be", param="tool_choice"
+            )
+        params = replace(params, structured_outputs=StructuredOutputsParams(grammar=dialogue.forced))
     chat_id = f"chatcmpl-{uuid.uuid4().hex}"
-    with blamed_on(field_of(body)):
+    with blamed_on(field_of(body) if dialogue.forced is None else "tools"):
         request = service.intake.request(
             prompt_ids,
             params,
@@ -71,58 +84,11 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
             priority=body.priority or 0,
             deadline_s=service.settings.request_timeout_s,
             adapter=service.adapter_of(model),
-            prediction=None if body.prediction is None else _text(body.prediction.content, "prediction.content"),
+            prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
+            shown=dialogue.form.markers,
         )
-    return _Chat(model, int(time.time()), body, request, TokenNames(service.tokenizer), usage_chunk)
-
-
-def rendered(
-    service: Service,
-    messages: Sequence[ChatMessage],
-    add_generation_prompt: bool | None,
-    variables: Mapping[str, object] | None,
-) -> str:
-    """Return the prompt that the model's chat template makes of a conversation. Raises RequestError."""
-    if service.chat_template is None:
-        raise RequestError(
-            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
-            param="messages",
-        )
-    if not messages:
-        raise RequestError("messages is empty: give at least one", param="messages")
-    return service.chat_template.render(
-        [_message(message, f"messages[{index}].") for index, message in enumerate(messages)],
-        add_generation_prompt=add_generation_prompt is not False,
-        variables=variables,
-    )
-
-
-def _message(message: ChatMessage, where: str) -> Mapping[str, object]:
-    """Convert a message for templates: text content, and `system` for what OpenAI now calls `developer`."""
-    refuse_unsupported(message, where)
-    if message.role in ("tool", "function"):
-        raise RequestError(f"{where}role {message.role!r} is not supported: there are no tools", param=f"{where}role")
-    if message.content is None and message.role != "assistant":
-        raise RequestError(f"{where}content is missing", param=f"{where}content")
-    role = "system" if message.role == "developer" else message.role
-    content = {"role": role, "content": _text(message.content or "", f"{where}content")}
-    return content if message.name is None else content | {"name": message.name}
-
-
-def _text(content: str | list[dict[str, object]], where: str) -> str:
-    """Join text parts by line breaks, as other servers do for templates that take plain text."""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for part in content:
-        text = part.get("text")
-        if part.get("type") != "text":
-            kind = str(part.get("type"))[:40]
-            raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)
-        if not isinstance(text, str):
-            raise RequestError(f"{where}: a text part has a type and a text", param=where)
-        texts.append(text)
-    return "\n".join(texts)
+    names = TokenNames(service.tokenizer)
+    return _Chat(model, int(time.time()), body, request, dialogue.form, names, usage_chunk)
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
@@ -152,6 +118,7 @@ class _Chat:
     created_unix_s: int
     body: ChatRequest
     request: Request
+    form: OutputFormat
     names: TokenNames
     usage_chunk: bool
 
@@ -172,30 +139,46 @@ class _Chat:
         return msgspec.json.encode(message)
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks of a stream: each output's role once, then one for each delta with tokens."""
-        opened: set[int] = set()
+        """Yield the chunks of a stream: each output's role once, then what each delta with tokens adds."""
+        readers: dict[int, OutputReader] = {}
         async with aclosing(reply.deltas()) as deltas:
             async for _, delta in deltas:
                 if not delta.token_ids and delta.finish is None:
                     continue
                 opening = b""
-                if delta.index not in opened:
-                    opened.add(delta.index)
+                reader = readers.get(delta.index)
+                if reader is None:
+                    reader = readers[delta.index] = OutputReader(self.form)
                     opening = event(self._opening(delta.index))
-                yield opening + event(self._chunk([self._chunk_choice(delta)]))
+                yield opening + b"".join(event(self._chunk([choice])) for choice in self._added(delta, reader))
         if self.usage_chunk:
             message = self._chunk([])
             message.usage = reply.usage
             yield event(message)
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        reader = OutputReader(self.form)
+        texts: dict[str, str] = {}
+        calls: list[ToolCall] = []
+        for piece in reader.feed(completion.text, last=True):
+            if piece.kind == "call":
+                calls.append(ToolCall(id=piece.call_id, type="function", function=FunctionCall(name=piece.text)))
+            elif piece.kind == "arguments":
+                calls[-1].function.arguments += piece.text
+            else:
+                texts[piece.kind] = texts.get(piece.kind, "") + piece.text
         choice = ChatChoice(
             index=completion.index,
-            message=AssistantMessage(content=completion.text),
+            message=AssistantMessage(
+                content=texts.get("content", None if calls or "reasoning" in texts else ""),
+                reasoning_content=texts.get("reasoning", UNSET),
+                tool_calls=calls or UNSET,
+            ),
             logprobs=self._logprobs(completion.logprobs or []),
             token_ids=completion.token_ids if self.body.return_token_ids else UNSET,
         )
         end(choice, completion.finish_reason, completion.stop_reason, completion.timings)
+        choice.finish_reason = self._reason(choice, reader)
         return choice
 
     def _opening(self, index: int) -> ChatChunk:
@@ -204,16 +187,24 @@ class _Chat:
             chunk.prompt_token_ids = list(self.request.prompt_ids)
         return chunk
 
-    def _chunk_choice(self, delta: OutputDelta) -> ChatChunkChoice:
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=ChatDelta(content=delta.text) if delta.text or delta.finish is None else ChatDelta(),
-            logprobs=self._logprobs(delta.logprobs) if delta.token_ids else None,
-            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
-        )
-        if delta.finish is not None:
-            end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
-        return choice
+    def _added(self, delta: OutputDelta, reader: OutputReader) -> list[ChatChunkChoice]:
+        """Return a part of the choice for each piece of its output; what belongs to the tokens is with the last."""
+        pieces = reader.feed(delta.text, last=delta.finish is not None)
+        choices = [ChatChunkChoice(index=delta.index, delta=_delta(piece)) for piece in pieces]
+        if not choices:
+            choices.append(ChatChunkChoice(index=delta.index, delta=ChatDelta()))
+        last = choices[-1]
+        last.logprobs = self._logprobs(delta.logprobs) if delta.token_ids else None
+        last.token_ids = delta.token_ids if self.body.return_token_ids else UNSET
+        if (finish := delta.finish) is not None:
+            end(last, finish.reason, finish.stop_reason, finish.timings)
+            last.finish_reason = self._reason(last, reader)
+        return choices
+
+    def _reason(self, choice: ChatChoice | ChatChunkChoice, reader: OutputReader) -> FinishName | None:
+        """Return why the output ended: with calls, but as OpenAI says it, not where the caller named the tool."""
+        calls = reader.num_calls and choice.finish_reason == "stop" and not isinstance(self.body.tool_choice, Tool)
+        return "tool_calls" if calls else choice.finish_reason
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(
@@ -226,3 +217,19 @@ class _Chat:
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return chat_logprobs(self.names, logprobs) if self.body.logprobs else None
+
+
+def _delta(piece: Piece) -> ChatDelta:
+    """Return what a piece of an output adds to the message."""
+    match piece.kind:
+        case "content":
+            return ChatDelta(content=piece.text)
+        case "reasoning":
+            return ChatDelta(reasoning_content=piece.text)
+        case "call":
+            function = FunctionCall(name=piece.text)
+            return ChatDelta(
+                tool_calls=[ToolCall(index=piece.call, id=piece.call_id, type="function", function=function)]
+            )
+        case "arguments":
+            return ChatDelta(tool_calls=[ToolCall(index=piece.call, function=FunctionCall(arguments=piece.text))])

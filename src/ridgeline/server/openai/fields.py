@@ -63,12 +63,11 @@ def sampling_params(
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    if (diffusion := values["diffusion"]) is not None:
-        set_fields = {name: value for name, value in msgspec.structs.asdict(diffusion).items() if value is not None}
-        given["diffusion"] = DiffusionParams(**set_fields)
-    if fields.speculation is not None:
-        set_fields = {name: v for name, v in msgspec.structs.asdict(fields.speculation).items() if v is not None}
-        given["speculation"] = SpeculationParams(**set_fields)
+    for name, params in (("diffusion", DiffusionParams), ("speculation", SpeculationParams)):
+        if (part := values[name]) is not None:
+            given[name] = params(
+                **{key: value for key, value in msgspec.structs.asdict(part).items() if value is not None}
+            )
     given["structured_outputs"] = structured_outputs(fields)
     return default_params(generation, **given)
 

@@ -95,30 +95,54 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
     suffix: str | None = None
 
 
+class FunctionFields(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Describes a function; `parameters` is the JSON schema of its arguments."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """Offers a function to the model; with no more than its name, says that it must be called."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """Calls a function; `arguments` is JSON text. A chunk has no name: it only goes on."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in a message. Chunks have the `index` of the call and, behind its first, nothing that is known already."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     """One message of a conversation; content parts may be of type text only.
 
     Clients add fields of their own, and send back messages of other servers: unknown ones are ignored here.
     """
 
-    NEUTRAL: ClassVar[Neutral] = {
-        "refusal": (),
-        "audio": (),
-        "tool_calls": ([],),
-        "tool_call_id": (),
-        "function_call": (),
-        "annotations": ([],),
-    }
+    NEUTRAL: ClassVar[Neutral] = {"function_call": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
-    refusal: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: Any = None
-    annotations: Any = None
 
 
 class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -126,20 +150,20 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
     NEUTRAL: ClassVar[Neutral] = {
         **SamplingFields.NEUTRAL,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
-        "reasoning_effort": ("none",),
         "verbosity": ("low", "medium", "high"),
         "moderation": (),
     }
 
     messages: list[ChatMessage]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -154,7 +178,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 # ---- responses
 
-FinishName = Literal["stop", "length"]
+FinishName = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -214,18 +238,23 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None
 
 
-class CompletionChoice(msgspec.Struct, kw_only=True):
-    """A choice, or what a chunk adds to it."""
+class Choice(msgspec.Struct, kw_only=True):
+    """Holds what every choice has, and every part of one in a chunk; the last has how it ended."""
 
     index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Choice, kw_only=True):
+    """A choice, or what a chunk adds to it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
@@ -267,20 +296,17 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     """The message that the model has written."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, kw_only=True):
+class ChatChoice(Choice, kw_only=True):
     """One choice when it is whole."""
 
-    index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName | None = None
-    stop_reason: str | int | UnsetType = UNSET
-    timings: TimingsBody | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatBody(msgspec.Struct, kw_only=True):
@@ -301,18 +327,15 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
+class ChatChunkChoice(Choice, kw_only=True):
     """The part of choice `index` that a chunk adds."""
 
-    index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName | None = None
-    stop_reason: str | int | UnsetType = UNSET
-    timings: TimingsBody | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

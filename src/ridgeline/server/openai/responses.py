@@ -15,9 +15,7 @@ from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Request, Timings
 from ridgeline.server.openai.protocol import (
-    ChatChoice,
-    ChatChunkChoice,
-    CompletionChoice,
+    Choice,
     CompletionTokensDetails,
     PromptTokensDetails,
     TimingsBody,
@@ -128,7 +126,7 @@ async def respond(body: ResponseBody, reply: Reply, http: HttpRequest, *, stream
 
 
 def end(
-    choice: CompletionChoice | ChatChoice | ChatChunkChoice,
+    choice: Choice,
     reason: str | None,
     stop_reason: str | int | None,
     timings: Timings | None,

@@ -8,8 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.body import read_json
-from ridgeline.server.openai.chat import rendered
+from ridgeline.server.body import json_response, read_json
+from ridgeline.server.openai.dialogue import rendered
 from ridgeline.server.openai.protocol import ChatMessage
 from ridgeline.server.service import Service
 from ridgeline.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ _TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Dec
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /tokenize. Raises what errors.py maps."""
     body = await read_json(http, _TOKENIZE, service.settings.max_body_bytes)
-    return _json(await asyncio.to_thread(_tokens, service, body))
+    return json_response(await asyncio.to_thread(_tokens, service, body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
@@ -67,7 +67,7 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
         raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return _json(DetokenizeBody(text))
+    return json_response(DetokenizeBody(text))
 
 
 def _tokens(service: Service, body: TokenizeRequest) -> TokenizeBody:
@@ -91,7 +91,3 @@ def _tokenizer(service: Service) -> Tokenizer:
     if service.tokenizer is None:
         raise RequestError("this model has no tokenizer", param="model")
     return service.tokenizer
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

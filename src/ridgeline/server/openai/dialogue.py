@@ -1,0 +1,177 @@
+"""From a conversation, with tools, to the model's prompt and to what its outputs may hold."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ridgeline.core.errors import RequestError
+from ridgeline.server.openai.fields import refuse_unsupported
+from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, ToolCall
+from ridgeline.server.service import Service
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.outputs import OutputFormat
+from ridgeline.text.tools.forcing import forced_calls
+from ridgeline.text.tools.formats import INSTRUCTIONS
+
+MAX_TOOLS = 128
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A prompt, and how its outputs are read; `forced` is the grammar of the tool calls that an output must be."""
+
+    prompt: str
+    form: OutputFormat
+    forced: str | None = None
+
+
+def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Dialogue:
+    """Return the prompt of a chat. `constrained`: a grammar of the request's own says what the output is.
+
+    Raises RequestError that names the field.
+    """
+    tools = {} if body.tool_choice == "none" else _offered(body.tools or [])
+    wanted = _wanted(body.tool_choice, tools)
+    calls = service.calls if tools else None
+    if tools and calls is None:
+        raise RequestError("tools need a tool call parser: this server was started with none", param="tools")
+    prompt = _prompt(service, body, tools)
+    if calls is None or service.tokenizer is None or not wanted:
+        reasoning = None if constrained else service.reasoning  # a grammar begins with the first token
+        is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+        return Dialogue(prompt, OutputFormat(calls, tools, reasoning, is_open))
+    schemas = {
+        name: (tools[name].function.parameters or _NO_ARGUMENTS, bool(tools[name].function.strict)) for name in wanted
+    }
+    parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
+    forced = forced_calls(calls, schemas, service.tokenizer, parallel=parallel)
+    return Dialogue(prompt, OutputFormat(calls, tools), forced)
+
+
+def _prompt(service: Service, body: ChatRequest, tools: Mapping[str, Tool]) -> str:
+    """Return the prompt of a chat, with tools and reasoning as the template has them."""
+    variables: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        thinks = body.reasoning_effort != "none"
+        variables = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+    variables |= body.chat_template_kwargs or {}
+    listed = [msgspec.to_builtins(tool) for tool in tools.values()]
+    return rendered(service, body.messages, body.add_generation_prompt, variables, listed or None)
+
+
+def rendered(
+    service: Service,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool | None,
+    variables: Mapping[str, object] | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """Return the prompt that the model's chat template makes of a conversation. Raises RequestError."""
+    template = service.chat_template
+    if template is None:
+        raise RequestError(
+            "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
+            param="messages",
+        )
+    if not messages:
+        raise RequestError("messages is empty: give at least one", param="messages")
+    called: dict[str, str] = {}  # the names of functions, by the ids of their calls so far
+    turns = [_message(message, f"messages[{index}].", called, template) for index, message in enumerate(messages)]
+    if tools and "tools" not in template.source:
+        told = INSTRUCTIONS.replace("$TOOLS", "\n".join(json.dumps(tool["function"]) for tool in tools))
+        turns.insert(0, {"role": "system", "content": told})
+    return template.render(
+        turns, tools=tools, add_generation_prompt=add_generation_prompt is not False, variables=variables
+    )
+
+
+def _offered(tools: Sequence[Tool]) -> dict[str, Tool]:
+    """Return the tools by name. Raises RequestError for too many, or two of one name."""
+    offered = {tool.function.name: tool for tool in tools}
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
+    if len(offered) < len(tools):
+        raise RequestError(f"tools has two functions of one name, among {', '.join(offered)}", param="tools")
+    return offered
+
+
+def _wanted(choice: str | Tool | None, tools: Mapping[str, Tool]) -> Sequence[str]:
+    """Return the names of the tools of which one must be called; none where the model chooses."""
+    if choice != "required" and not isinstance(choice, Tool):
+        return ()
+    wanted = [choice.function.name] if isinstance(choice, Tool) else list(tools)
+    if not wanted or wanted[0] not in tools:
+        raise RequestError(
+            f"tool_choice asks for {wanted or 'a call'}, but tools has {list(tools)}", param="tool_choice"
+        )
+    return wanted
+
+
+def _message(message: ChatMessage, where: str, called: dict[str, str], template: ChatTemplate) -> Mapping[str, object]:
+    """Convert a message for templates: text content, and `system` for what OpenAI now calls `developer`."""
+    refuse_unsupported(message, where)
+    role = "system" if message.role == "developer" else message.role
+    wrong = (
+        ("role", role == "function", "must be 'tool', with a tool_call_id"),
+        ("content", message.content is None and role != "assistant", "is missing"),
+        ("tool_calls", bool(message.tool_calls) and role != "assistant", "are for the role assistant alone"),
+        (
+            "tool_call_id",
+            role == "tool" and message.tool_call_id not in called,
+            "must be of a call in an earlier message",
+        ),
+    )
+    for name, is_wrong, why in wrong:
+        if is_wrong:
+            raise RequestError(f"{where}{name} {why}, got {str(getattr(message, name))[:64]!r}", param=f"{where}{name}")
+    thought = message.reasoning_content or message.reasoning
+    calls = enumerate(message.tool_calls or ())
+    converted: dict[str, object] = {
+        "role": role,
+        "content": text_of(message.content or "", f"{where}content"),
+        "name": message.name or called.get(message.tool_call_id or ""),
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": [_call(call, f"{where}tool_calls[{i}].", called, template) for i, call in calls] or None,
+        "reasoning_content": thought,
+        "thinking": thought,
+    }
+    return {name: value for name, value in converted.items() if value is not None}
+
+
+def _call(call: ToolCall, where: str, called: dict[str, str], template: ChatTemplate) -> Mapping[str, object]:
+    """Convert a call in an earlier message: arguments are JSON text there, and an object for most templates."""
+    text = call.function.arguments or "{}"
+    try:
+        arguments: object = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict) or call.id is UNSET or call.function.name is UNSET:
+        raise RequestError(
+            f"{where}function must have a name and, as arguments, the text of a JSON object, and the call an id; "
+            f"got {text[:100]!r}",
+            param=f"{where}function",
+        )
+    called[call.id] = call.function.name
+    function = {"name": call.function.name, "arguments": text if template.takes_text_arguments else arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def text_of(content: str | list[dict[str, object]], where: str) -> str:
+    """Join text parts by line breaks, as other servers do for templates that take plain text."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text")
+        if part.get("type") != "text":
+            kind = str(part.get("type"))[:40]
+            raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)
+        if not isinstance(text, str):
+            raise RequestError(f"{where}: a text part has a type and a text", param=where)
+        texts.append(text)
+    return "\n".join(texts)

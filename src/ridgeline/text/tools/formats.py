@@ -1,0 +1,153 @@
+"""How models write tool calls: a table of formats, with what reads them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
+
+_ARGUMENTS = ("arguments", "parameters")
+INSTRUCTIONS = """You can call these functions:
+$TOOLS
+To call one, reply with nothing but {"name": its name, "parameters": a JSON object}."""  # where a template has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """Describe a format. `seen`: all of these stand in the chat templates of its models. `aliases` are vLLM's names.
+
+    `read` reads what follows a marker of `begin`; with `bare` also the beginning of an output. `end` stands behind a
+    call; `section` are markers that mean nothing more. A grammar forces `opening`, `call` with $NAME and $ARGS, more
+    calls behind `separator` (None: one alone), `closing`.
+    """
+
+    seen: tuple[str, ...]
+    read: Callable[[Reader], Steps[None]]
+    call: str
+    begin: tuple[str, ...] = ()
+    end: str = ""
+    section: tuple[str, ...] = ()
+    bare: bool = False
+    opening: str = ""
+    separator: str | None = None
+    closing: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+def _json_call(reader: Reader) -> Steps[None]:
+    """Read {"name": …, "arguments": {…}}; the keys may be in any order, and arguments are `parameters` for some."""
+    name = ""
+    early: list[str] = []  # arguments that come before the name
+    yield from reader.expect("{")
+    before = reader.num_calls
+    char = ","
+    while char == ",":
+        key = yield from reader.string()
+        yield from reader.expect(":")
+        if key == "name" and not name:
+            name = yield from reader.string()
+        elif key in _ARGUMENTS and name and not early and reader.num_calls == before:
+            reader.call(name)
+            yield from reader.value(reader.arguments)
+        elif key in _ARGUMENTS and not name and not early:
+            yield from reader.value(early.append)
+        elif key in ("id", "type", "tool_call_id"):
+            yield from reader.value(str)
+        else:
+            raise BrokenCallError
+        yield from reader.skip_space()
+        char = yield from reader.next()
+    if char != "}":
+        raise BrokenCallError
+    if reader.num_calls == before:
+        reader.call(name)
+        reader.arguments("".join(early) or "{}")
+
+
+def _json_calls(reader: Reader) -> Steps[None]:
+    """Read a JSON call, or a list of them."""
+    if (char := (yield from reader.skip_space())) != "[":
+        yield from _json_call(reader)
+        return
+    yield from reader.next()
+    while char != "]":
+        yield from _json_call(reader)
+        yield from reader.skip_space()
+        char = yield from reader.next()
+        if char not in (",", "]"):
+            raise BrokenCallError
+
+
+def _json_sequence(reader: Reader) -> Steps[None]:
+    """Read JSON calls parted by semicolons."""
+    yield from _json_call(reader)
+    while (yield from reader.skip_space()) == ";":
+        yield from reader.next()
+        yield from _json_call(reader)
+
+
+def _mistral(reader: Reader) -> Steps[None]:
+    """Read JSON calls (v3 to v7), or a name and JSON (from v11)."""
+    if (yield from reader.skip_space()) in ("[", "{"):
+        yield from _json_calls(reader)
+        return
+    name: list[str] = []
+    if (marker := (yield from reader.until(("[ARGS]", "{"), name.append))) == "{":
+        reader.unread(marker)
+    reader.call("".join(name).partition("[CALL_ID]")[0].strip() if marker else "")
+    yield from reader.value(reader.arguments)
+
+
+_CALL = '{"name": "$NAME", "arguments": $ARGS}'
+_BARE_CALL = '{"name": "$NAME", "parameters": $ARGS}'
+FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": ToolFormat(
+        seen=("<tool_call>",),
+        read=_json_calls,
+        begin=("<tool_call>",),
+        end="</tool_call>",
+        call='<tool_call>\n{"name": "$NAME", "arguments": $ARGS}\n</tool_call>',
+        separator="\n",
+        aliases=("granite4", "qwen"),
+    ),
+    "granite": ToolFormat(
+        seen=("<|tool_call|>",),
+        read=_json_calls,
+        begin=("<|tool_call|>", "<tool_call>"),
+        opening="<|tool_call|>[",
+        call=_CALL,
+        separator=", ",
+        closing="]",
+    ),
+    "mistral": ToolFormat(
+        seen=("[TOOL_CALLS]",),
+        read=_mistral,
+        begin=("[TOOL_CALLS]",),
+        section=("[ARGS]", "[CALL_ID]"),
+        opening="[TOOL_CALLS][",
+        call=_CALL,
+        separator=", ",
+        closing="]",
+    ),
+    "llama3_json": ToolFormat(
+        seen=("<|start_header_id|>", "ipython", '"parameters"'),
+        read=_json_sequence,
+        begin=("<|python_tag|>",),
+        bare=True,
+        call=_BARE_CALL,
+        separator="; ",
+        aliases=("llama4_json",),
+    ),
+    "generic": ToolFormat(seen=(), read=_json_sequence, bare=True, call=_BARE_CALL, separator="; "),
+}
+
+
+def chosen_format(name: str, template: str) -> ToolFormat | None:
+    """Return the format of a name, for "auto" the one of a chat template; None for "none". Raises ConfigError."""
+    if name == "auto":
+        fitting = [form for form in FORMATS.values() if all(text in template for text in form.seen)]
+        return max(fitting, key=lambda form: sum(map(len, form.seen)))
+    named = {alias: form for own, form in FORMATS.items() for alias in (own, *form.aliases)}
+    if name not in (*named, "none"):
+        raise ConfigError(f"no tool call parser {name!r}; choose one of auto, none, {', '.join(sorted(named))}")
+    return named.get(name)

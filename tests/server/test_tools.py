@@ -1,0 +1,165 @@
+"""Tools and reasoning over HTTP, by the official client: forced calls, streamed calls, the second turn, refusals."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from live_server import PATIENCE_S, LiveServer, new_engine, serving
+
+TEMPLATE = """\
+{%- if tools %}<tool_call> tools: {{ tools | tojson }} {% endif %}\
+{% for message in messages %}{{ message.role }}: {{ message.content }}\
+{% for call in message.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments | tojson }}>{% endfor %}
+{% endfor %}{% if enable_thinking %}<think>
+{% else %}</think>{% endif %}"""
+MESSAGES = [{"role": "user", "content": "Weather?"}]
+
+
+def tool(name: str, **more: object) -> dict:
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters} | more}
+
+
+TOOLS = [tool("first"), tool("second", parameters=None)]
+NAMED = {"type": "function", "function": {"name": "first"}}
+CALL = '<tool_call>\n{"name": "first", "arguments": {"n": 3}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def thinker(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("models") / "thinker"
+    shutil.copytree(chat_model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(new_engine(folder)) as server:
+        yield server
+        server.assert_idle()
+
+
+@pytest.fixture
+def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **body: object):
+    return client.chat.completions.create(**{"model": "thinker", "messages": MESSAGES, "max_tokens": 150} | body)
+
+
+def streamed(client: openai.OpenAI, **body: object) -> tuple[dict, str]:
+    """The message as its deltas make it, and how it ended."""
+    message: dict = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = ""
+    for chunk in ask(client, stream=True, **body):
+        (choice,) = chunk.choices
+        delta = choice.delta
+        message["content"] += delta.content or ""
+        message["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index == len(message["tool_calls"]) and call.type == "function"
+                message["tool_calls"].append([call.function.name, ""])
+            else:
+                assert call.function.name is None
+            message["tool_calls"][call.index][1] += call.function.arguments
+        reason = choice.finish_reason or reason
+    return message, reason
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_a_forced_call_is_valid_and_streams_the_same(client: openai.OpenAI, choice: object, reason: str):
+    body = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5}
+    (whole,) = ask(client, **body).choices
+    (call,) = whole.message.tool_calls
+    assert whole.finish_reason == reason and whole.message.content is None and call.type == "function" and call.id
+    arguments = json.loads(call.function.arguments)
+    assert arguments == {} if call.function.name == "second" else 0 <= arguments["n"] <= 9
+    message, how = streamed(client, **body)
+    assert message["tool_calls"] == [[call.function.name, call.function.arguments]] and how == reason
+    assert message["content"] == ""
+
+
+def test_calls_among_text_stream_the_same(client: openai.OpenAI):
+    """The text is forced by a choice, so that the tools themselves are free."""
+    text = f"Let me see. {CALL}\n{CALL} Done."
+    body = {"tools": TOOLS, "extra_body": {"guided_choice": [text]}, "max_tokens": 250}
+    (whole,) = ask(client, **body).choices
+    assert whole.message.content == "Let me see.Done." and whole.finish_reason == "tool_calls"
+    calls = [[call.function.name, call.function.arguments] for call in whole.message.tool_calls]
+    assert calls == [["first", '{"n": 3}']] * 2
+    message, reason = streamed(client, **body)
+    assert (message["content"], message["tool_calls"], reason) == (whole.message.content, calls, "tool_calls")
+    cut, reason = streamed(client, **body | {"max_tokens": 40})
+    assert reason == "length" and cut["content"] == "Let me see."
+
+
+def test_without_tools_the_text_stays(client: openai.OpenAI):
+    for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = ask(client, extra_body={"guided_choice": [CALL]}, **body).choices
+        assert choice.message.content == CALL and choice.message.tool_calls is None and choice.finish_reason == "stop"
+
+
+def test_a_prompt_that_opens_reasoning(client: openai.OpenAI):
+    body = {"max_tokens": 12, "temperature": 0, "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    message = ask(client, **body).choices[0].message
+    assert message.content is None and message.reasoning_content
+    assert streamed(client, **body)[0]["reasoning_content"] == message.reasoning_content
+    effort = ask(client, max_tokens=12, temperature=0, reasoning_effort="high").choices[0].message
+    assert effort.reasoning_content == message.reasoning_content
+    closed = ask(client, max_tokens=12, temperature=0, reasoning_effort="none").choices[0].message
+    assert closed.content and not hasattr(closed, "reasoning_content")
+
+
+def test_the_second_turn(client: openai.OpenAI):
+    output = ask(client, tools=TOOLS, tool_choice=NAMED).choices[0].message
+    result = {"role": "tool", "tool_call_id": output.tool_calls[0].id, "content": [{"type": "text", "text": "Rain"}]}
+    for first in (output, output.model_dump(), output.model_dump(exclude_none=True)):
+        assert ask(client, messages=[*MESSAGES, first, result], tools=TOOLS, max_tokens=2).choices
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tools": [tool("a b")]}, "tools", "regex"),
+        ({"tools": [tool("a"), tool("a")]}, "tools", "one name"),
+        ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools", "128"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tool_choice": "required"}, "tool_choice", "tools has"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "'x'"),
+        ({"tools": TOOLS, "tool_choice": "required", "grammar": "root ::= [a]"}, "tool_choice", "grammar"),
+        (
+            {"tools": [tool("f", parameters={"uniqueItems": True}, strict=True)], "tool_choice": "required"},
+            "tools",
+            "uniqueItems",
+        ),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "earlier"),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role", "tool_call_id"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "["}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function",
+            "'['",
+        ),
+    ],
+)
+def test_refusals_name_the_field(thinker: LiveServer, body: dict, param: str, words: str):
+    response = thinker.post("chat/completions", **{"messages": MESSAGES, "max_tokens": 4} | body)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param and words in error["message"], error
+
+
+def test_keywords_that_are_unknown_are_left_out_unless_strict(client: openai.OpenAI):
+    loose = tool(
+        "f", parameters={"type": "object", "properties": {}, "additionalProperties": False, "uniqueItems": True}
+    )
+    assert ask(client, tools=[loose], tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
