@@ -55,8 +55,10 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
     require(!has_zero_points || matrix.kind == WeightKind::int4, "zero points belong to int4 weights");
-    require(group > 0 && group % 32 == 0 && group <= kMaxInputGroup,
-            "a group is a multiple of 32 inputs up to 256, got " + std::to_string(group));
+    const bool small = matrix.kind == WeightKind::int8_super || matrix.kind == WeightKind::int8_super_minima;
+    require(group > 0 && group % (small ? 16 : 32) == 0 && group <= kMaxInputGroup,
+            "a group is a multiple of 32 inputs up to 256, or of 16 in int8_super, got " + std::to_string(group));
+    require(!is_super(matrix.kind) || kSuperInputs % group == 0, "groups of " + std::to_string(group) + " do not divide 256");
   }
   require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
   matrix.num_panels = (outputs + kPanel - 1) / kPanel;
@@ -89,7 +91,8 @@ void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const flo
   require(zero_points.has_value() == matrix.has_zero_points, "zero_points do not match has_zero_points");
   const bool one_scale = is_float(matrix.kind) || matrix.kind == WeightKind::int8;
   const int64_t groups = one_scale ? 1 : (matrix.inputs + matrix.group - 1) / matrix.group;
-  const int64_t num_scales = matrix.kind == WeightKind::int4_minima ? 2 * groups : groups;
+  const int64_t supers = is_super(matrix.kind) ? (groups * matrix.group + kSuperInputs - 1) / kSuperInputs : 0;
+  const int64_t num_scales = (groups + supers) * (has_minima(matrix.kind) ? 2 : 1);
   if (scales) check_shape("scales", (int64_t)scales->shape(0), (int64_t)scales->shape(1), num_rows, num_scales);
   if (zero_points)
     check_shape("zero_points", (int64_t)zero_points->shape(0), (int64_t)zero_points->shape(1), num_rows, groups);
@@ -201,7 +204,10 @@ void multiply(const std::string& level, const NativeMatrix& self, const Array<co
 WeightKind weight_kind_of(const std::string& name) {
   return by_name<WeightKind>("weights of", {{"f32", WeightKind::f32}, {"bf16", WeightKind::bf16},
                                             {"int8", WeightKind::int8}, {"int8_groups", WeightKind::int8_groups},
-                                            {"int4", WeightKind::int4}, {"int4_minima", WeightKind::int4_minima}},
+                                            {"int4", WeightKind::int4}, {"int4_minima", WeightKind::int4_minima},
+                                            {"int8_super", WeightKind::int8_super},
+                                            {"int8_super_minima", WeightKind::int8_super_minima},
+                                            {"int4_super_minima", WeightKind::int4_super_minima}},
                              name);
 }
 
@@ -245,7 +251,8 @@ void bind_linear(nb::module_& module) {
   module.def("pack", pack, "level"_a, "matrix"_a, "rows"_a.noconvert(), "scales"_a.noconvert().none(),
              "zero_points"_a.noconvert().none(), "order"_a.noconvert(), "begin"_a, "end"_a,
              "Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. The scales of "
-             "int4_minima are followed by the minima. Releases the GIL.");
+             "int4_minima are followed by the minima; those of the super kinds are bytes, and behind them are the "
+             "float16 numbers that they multiply. Releases the GIL.");
   module.def("unpack_output", unpack_output, "level"_a, "matrix"_a, "output"_a,
              "Packed output `output` as float32 [K].");
   module.def("multiply", multiply, "level"_a, "matrix"_a, "x"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(),

@@ -232,6 +232,20 @@ RL_INLINE Floats load_half(const void* from) {
 #endif
 }
 
+// kLanes bytes as signed words.
+RL_INLINE Ints load_signed_bytes(const void* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  const int8_t* bytes = (const int8_t*)from;
+  Ints v;
+  for (int lane = 0; lane < kLanes; lane++) v[lane] = bytes[lane];
+  return v;
+#endif
+}
+
 // kLanes bytes as unsigned words.
 RL_INLINE Words load_bytes(const void* from) {
 #if defined(__AVX512F__)

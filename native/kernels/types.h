@@ -13,7 +13,30 @@ namespace ridgeline {
 
 inline constexpr int64_t kPanel = 32;  // outputs that are stored, and computed, together
 
-enum class WeightKind : uint8_t { f32, bf16, int8, int4, int8_groups, int4_minima };
+enum class WeightKind : uint8_t {
+  f32,
+  bf16,
+  int8,
+  int4,
+  int8_groups,
+  int4_minima,
+  int8_super,
+  int8_super_minima,
+  int4_super_minima
+};
+
+inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their groups' scales are multiples of one float16
+
+[[maybe_unused]] static constexpr bool is_super(WeightKind kind) {
+  return kind == WeightKind::int8_super || kind == WeightKind::int8_super_minima ||
+         kind == WeightKind::int4_super_minima;
+}
+
+[[maybe_unused]] static constexpr bool has_minima(WeightKind kind) {
+  return kind == WeightKind::int4_minima || kind == WeightKind::int8_super_minima ||
+         kind == WeightKind::int4_super_minima;
+}
+
 // How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
 // scale per row and group.
 enum class InputKind : uint8_t { f32, bf16, int16, int8 };
@@ -27,6 +50,10 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   int4  with zero points, [G][32] bytes, padded to 64; then per group of `group` inputs: [group / 8][2][16 words],
 //         then 32 float16 scales; K padded to a group
 //   int4_minima  as int4 without zero points, and after a group's scales 32 float16 minima: w = value * scale + minimum
+//   int8_super, int8_super_minima, int4_super_minima  whose scales, and minima, are products, as GGUF's K types have
+//         them: [K / 256][1 or 2][32] float16; then as int8_groups and int4_minima, but with 32 signed bytes in place of
+//         float16 numbers: a scale is its byte times the first float16 of its 256 inputs, a minimum its byte times the
+//         second. A group may have 16 inputs in those of int8.
 //
 // A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
 // k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.

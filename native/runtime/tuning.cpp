@@ -75,7 +75,9 @@ Kinds kind_of(const Matrix& matrix) {
     case WeightKind::f32: return kF32;
     case WeightKind::bf16: return kBf16;
     case WeightKind::int8:
-    case WeightKind::int8_groups: return kInt8;
+    case WeightKind::int8_groups:
+    case WeightKind::int8_super:
+    case WeightKind::int8_super_minima: return kInt8;
     default: return kInt4;
   }
 }

@@ -46,7 +46,7 @@ class Matrix:
 
 def pack(level: str, matrix: Matrix, rows: Annotated[NDArray[numpy.generic], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, zero_points: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], begin: int, end: int) -> None:
     """
-    Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. The scales of int4_minima are followed by the minima. Releases the GIL.
+    Packs panels [begin, end): packed output n is rows[order[n]], or zeros where order[n] < 0. The scales of int4_minima are followed by the minima; those of the super kinds are bytes, and behind them are the float16 numbers that they multiply. Releases the GIL.
     """
 
 def unpack_output(level: str, matrix: Matrix, output: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]:

@@ -2,7 +2,7 @@
 
 The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
 total += float32(sum) * scale, groups in ascending order. With minima a group adds (sum * scale + sum of inputs *
-minimum) * scale of the inputs.
+minimum) * scale of the inputs. Scales and minima of the super kinds are products of a byte and a float16, exact.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,9 @@ native = pytest.importorskip("ridgeline._native", reason="the native module is n
 
 PANEL = 32
 LEVELS = native.runnable_levels()
-KINDS = ["int8", "int8_groups", "int4", "int4_minima"]
+SUPER = ["int8_super", "int8_super_minima", "int4_super_minima"]
+KINDS = ["int8", "int8_groups", "int4", "int4_minima", *SUPER]
+SUPER_INPUTS = 256
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
 property_test = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,10 +34,11 @@ class Layer:
     scales_NG: np.ndarray
     zero_points_NG: np.ndarray | None = None
     minima_NG: np.ndarray | None = None
+    outer: tuple[np.ndarray, ...] = ()  # [N, S] of the scales, and of the minima, in the super kinds
 
     @property
     def zeros_NG(self) -> np.ndarray:
-        default = np.full(self.scales_NG.shape, {"int4": 8, "int4_minima": 0}.get(self.kind, 128))
+        default = np.full(self.scales_NG.shape, {"int4": 8}.get(self.kind, 0 if "minima" in self.kind else 128))
         return (default if self.zero_points_NG is None else self.zero_points_NG).astype(np.int64)
 
     @property
@@ -53,7 +56,16 @@ class Layer:
     @property
     def packed_scales(self) -> np.ndarray:
         """As `native.pack` takes them."""
-        return self.scales_NG if self.minima_NG is None else np.concatenate([self.scales_NG, self.minima_NG], axis=1)
+        numbers = [self.scales_NG, *([] if self.minima_NG is None else [self.minima_NG])]
+        if self.outer:
+            numbers = [
+                np.rint(n / by_group(outer, self.group, n)) for n, outer in zip(numbers, self.outer, strict=True)
+            ]
+        return np.concatenate([*numbers, *self.outer], axis=1).astype(np.float32)
+
+
+def by_group(outer_NS: np.ndarray, group: int, like_NG: np.ndarray) -> np.ndarray:
+    return np.repeat(outer_NS, SUPER_INPUTS // group, axis=1)[:, : like_NG.shape[1]]
 
 
 def make_layer(
@@ -66,11 +78,23 @@ def make_layer(
     if kind != "int8":
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)
     zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
-    minima_NG = None
+    minima_NG, outer = None, ()
+    if kind in SUPER:
+        size = (outputs, -(-inputs // SUPER_INPUTS))
+        outer = tuple(
+            (np.exp(rng.normal(-8, 1, size)) * sign).astype(np.float16).astype(np.float32)
+            for sign in ((1, -1) if "minima" in kind else (1,))
+        )
+        low = 0 if "minima" in kind else -128
+        scales_NG, *others = (
+            by_group(part, group, scales_NG) * rng.integers(low, 128, scales_NG.shape).astype(np.float32)
+            for part in outer
+        )
+        minima_NG = others[0] if others else None
     if kind == "int4_minima":
         minima_NG = -scales_NG * rng.normal(7.5, 2, scales_NG.shape).astype(np.float32)
         minima_NG = minima_NG.astype(np.float16).astype(np.float32)
-    return Layer(kind, group, values_NK, scales_NG, zero_points_NG, minima_NG)
+    return Layer(kind, group, values_NK, scales_NG, zero_points_NG, minima_NG, outer)
 
 
 def quantised(x_MK: np.ndarray, group: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +188,7 @@ def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
     kind = draw(st.sampled_from(KINDS))
-    group = draw(st.sampled_from([32, 64, 128, 256]))
+    group = draw(st.sampled_from([16, 32, 64, 128, 256] if kind.startswith("int8_super") else [32, 64, 128, 256]))
     outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
     rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
     seed = draw(st.integers(0, 2**32))
@@ -214,6 +238,9 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
         ("int4", 128, None),
         ("int4_minima", 32, None),
         ("int4_minima", 256, None),
+        ("int8_super", 16, None),
+        ("int8_super_minima", 256, None),
+        ("int4_super_minima", 32, None),
         *(("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)),
     ],
 )
@@ -291,6 +318,9 @@ def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
         ("int4", 64, False),
         ("int4", 128, True),
         ("int4_minima", 32, False),
+        ("int8_super", 16, False),
+        ("int8_super_minima", 32, False),
+        ("int4_super_minima", 32, False),
     ],
 )
 @pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])

@@ -38,10 +38,16 @@ struct GroupVector {
 template <WeightKind kind, bool zero_points>
 RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* panel, int64_t group, int64_t lane) {
   GroupVector v{};
-  if constexpr (scales_by_group(kind))
-    v.scale = load_half(panel + layout.weights + group * layout.group_bytes + layout.scales + lane * 2);
-  if constexpr (kind == WeightKind::int4_minima)
-    v.minimum = load_half(panel + layout.weights + group * layout.group_bytes + layout.minima + lane * 2);
+  const uint8_t* own = panel + layout.weights + group * layout.group_bytes;
+  if constexpr (is_super(kind)) {
+    const uint8_t* halves = panel + (group >> layout.super_shift) * layout.super_bytes + lane * 2;
+    v.scale = to_floats(load_signed_bytes(own + layout.scales + lane)) * load_half(halves);
+    if constexpr (has_minima(kind))
+      v.minimum = to_floats(load_signed_bytes(own + layout.minima + lane)) * load_half(halves + kPanel * 2);
+  } else {
+    if constexpr (scales_by_group(kind)) v.scale = load_half(own + layout.scales + lane * 2);
+    if constexpr (has_minima(kind)) v.minimum = load_half(own + layout.minima + lane * 2);
+  }
   if constexpr (zero_points) v.zero = load_bytes(panel + group * kPanel + lane);
   return v;
 }
@@ -49,7 +55,7 @@ RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* pan
 // Adds a group's products to a row's totals; `of_row` is what prepare_row left for the correction of the sums.
 template <WeightKind kind, bool zero_points>
 RL_INLINE void add_group(const GroupVector& v, float input_scale, int32_t of_row, Ints products, float* total) {
-  if constexpr (kind == WeightKind::int4_minima) {
+  if constexpr (has_minima(kind)) {
     const Floats sum = rounded(to_floats(products) * v.scale) + rounded(v.minimum * (float)of_row);
     return store(total, load<Floats>(total) + rounded(sum * input_scale));
   }

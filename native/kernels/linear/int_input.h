@@ -69,7 +69,10 @@ static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& 
   layout.bytes = byte_pairs(matrix.kind) && !int16;
 #endif
   layout.planes = tiled && int16 ? 2 : 1;
-  layout.unit_inputs = !tiled ? step_inputs(matrix.kind) : panel.group % 64 == 0 ? 64 : 32;
+  layout.unit_inputs = !tiled ? step_inputs(matrix.kind)
+                       : panel.group % 64 == 0 ? 64
+                       : panel.group % 32 == 0 ? 32
+                                               : 16;
   layout.unit_bytes = layout.unit_inputs * (layout.bytes ? layout.planes : 2);
   layout.row_bytes = panel.inputs / layout.unit_inputs * layout.unit_bytes;
   // A tile has block_rows rows in the last block too, so it reads past the end of the values.
@@ -108,7 +111,7 @@ struct Quantized {
   int32_t sum;
 };
 
-// `count` is a multiple of 32.
+// `count` is a multiple of 16.
 static inline Quantized quantize(const float* x, int64_t count, float limit, int16_t* q) {
   Ints most{};  // magnitudes compare like their bits, and NaN is above all numbers
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -219,10 +222,10 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
                                const InputLayout& layout, const float* x, const InputBlock& block, int64_t row) {
   const int64_t width = matrix.inputs;
   const float limit = matrix.input == InputKind::int16 ? 32767.0f : 127.0f;
-  const int32_t zero = matrix.kind == WeightKind::int4_minima ? -1
-                       : matrix.kind != WeightKind::int4      ? 128
-                       : matrix.has_zero_points               ? 1
-                                                              : 8;
+  const int32_t zero = has_minima(matrix.kind)           ? -1
+                       : matrix.kind != WeightKind::int4 ? 128
+                       : matrix.has_zero_points          ? 1
+                                                         : 8;
   float mean = 0.0f, factor = 1.0f;
   if (norm.kind == NormKind::layer) mean = row_sum(x, width) / (float)width;
   if (norm.kind != NormKind::none)

@@ -54,6 +54,11 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
   const auto kernel = matrix.kind == WeightKind::int8          ? multiply_kind<WeightKind::int8, false>
                       : matrix.kind == WeightKind::int8_groups ? multiply_kind<WeightKind::int8_groups, false>
                       : matrix.kind == WeightKind::int4_minima ? multiply_kind<WeightKind::int4_minima, false>
+                      : matrix.kind == WeightKind::int8_super  ? multiply_kind<WeightKind::int8_super, false>
+                      : matrix.kind == WeightKind::int8_super_minima
+                          ? multiply_kind<WeightKind::int8_super_minima, false>
+                      : matrix.kind == WeightKind::int4_super_minima
+                          ? multiply_kind<WeightKind::int4_super_minima, false>
                       : matrix.has_zero_points                 ? multiply_kind<WeightKind::int4, true>
                                                                : multiply_kind<WeightKind::int4, false>;
   kernel(matrix, input, num_rows, begin, end, epilogue, scratch);

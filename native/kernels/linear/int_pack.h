@@ -10,7 +10,7 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 
 RL_INLINE constexpr bool is_int4(WeightKind kind) {
-  return kind == WeightKind::int4 || kind == WeightKind::int4_minima;
+  return kind == WeightKind::int4 || kind == WeightKind::int4_minima || kind == WeightKind::int4_super_minima;
 }
 
 RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) ? 8 : 4; }
@@ -18,9 +18,10 @@ RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) 
 // Whether every group of inputs has scales of its own; without, a panel has them once.
 RL_INLINE constexpr bool scales_by_group(WeightKind kind) { return kind != WeightKind::int8; }
 
-// Floats that an output comes with: a scale, or one per group, and as many minima.
-RL_INLINE int64_t num_scales_of(WeightKind kind, int64_t groups) {
-  return kind == WeightKind::int8 ? 1 : kind == WeightKind::int4_minima ? 2 * groups : groups;
+// Floats that an output comes with: a scale, or one per group, and as many minima; then what each 256 inputs have.
+RL_INLINE int64_t num_scales_of(WeightKind kind, int64_t groups, int64_t group) {
+  const int64_t supers = is_super(kind) ? (groups * group + kSuperInputs - 1) / kSuperInputs : 0;
+  return kind == WeightKind::int8 ? 1 : (groups + supers) * (has_minima(kind) ? 2 : 1);
 }
 
 RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -33,7 +34,9 @@ struct PanelLayout {
   int64_t group_bytes;  // from one group to the next
   int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points
   int64_t scales;       // the panel's float scales, or within a group its float16 scales
-  int64_t minima;       // within a group, of int4_minima
+  int64_t minima;       // within a group, where it has any
+  int64_t super_shift;  // the groups of 256 inputs are 2 to this power
+  int64_t super_bytes;  // from what 256 inputs have to what the next have, before the weights
   int64_t bytes;
 };
 
@@ -50,9 +53,14 @@ static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t 
     return layout;
   }
   layout.scales = layout.group_bytes;
-  layout.minima = layout.scales + kPanel * (int64_t)sizeof(uint16_t);
-  layout.group_bytes = kind == WeightKind::int4_minima ? 2 * layout.minima - layout.scales : layout.minima;
+  layout.minima = layout.scales + kPanel * (int64_t)(is_super(kind) ? sizeof(int8_t) : sizeof(uint16_t));
+  layout.group_bytes = has_minima(kind) ? 2 * layout.minima - layout.scales : layout.minima;
   layout.weights = has_zero_points ? round_up(layout.groups * kPanel, 64) : 0;
+  if (is_super(kind)) {
+    layout.super_shift = __builtin_ctzll((unsigned long long)(kSuperInputs / layout.group));
+    layout.super_bytes = kPanel * (int64_t)sizeof(uint16_t) * (has_minima(kind) ? 2 : 1);
+    layout.weights = (((layout.groups - 1) >> layout.super_shift) + 1) * layout.super_bytes;
+  }
   layout.bytes = layout.weights + layout.groups * layout.group_bytes;
   return layout;
 }
@@ -65,8 +73,8 @@ static inline int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t group
   return panel_layout(kind, inputs, group, has_zero_points).bytes;
 }
 
-// One output of a matrix as it comes: `values` [K] and one scale, and zero point, per group; minima follow the scales.
-// Null values: zeros.
+// One output of a matrix as it comes: `values` [K] and one scale, and zero point, per group; minima follow the scales,
+// and then what 256 inputs have. Null values: zeros.
 struct Source {
   const uint8_t* values;
   const float* scales;
@@ -86,16 +94,47 @@ static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const So
   __builtin_memcpy(panel + layout.scales + lane * 4, &scale, 4);
 }
 
-static inline void pack_int8_groups(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
+// Writes what group `g` of an output has beside its words.
+static inline void pack_scales(WeightKind kind, const PanelLayout& layout, const Source& source, int64_t g,
+                               int64_t lane, uint8_t* panel) {
+  uint8_t* to = panel + layout.weights + g * layout.group_bytes;
+  const auto half = [&](int64_t index, uint8_t* at) {
+    const uint16_t bits = to_half(source.values ? source.scales[index] : 0.0f);
+    __builtin_memcpy(at + lane * 2, &bits, 2);
+  };
+  const int64_t numbers = has_minima(kind) ? 2 : 1;
+  for (int64_t i = 0; i < numbers; i++) {
+    uint8_t* at = to + (i == 0 ? layout.scales : layout.minima);
+    if (!is_super(kind)) {
+      half(i * layout.groups + g, at);
+      continue;
+    }
+    at[lane] = (uint8_t)(int8_t)(source.values ? source.scales[i * layout.groups + g] : 0.0f);
+    const int64_t supers = layout.weights / layout.super_bytes, own = g >> layout.super_shift;
+    half(numbers * layout.groups + i * supers + own, panel + own * layout.super_bytes + i * kPanel * 2);
+  }
+}
+
+// The scale of group `g` of an output, or with `i` 1 its minimum.
+static inline float unpack_scale(WeightKind kind, const PanelLayout& layout, const uint8_t* panel, int64_t g,
+                                 int64_t lane, int64_t i) {
+  const uint8_t* at = panel + layout.weights + g * layout.group_bytes + (i == 0 ? layout.scales : layout.minima);
+  const uint8_t* halves = is_super(kind) ? panel + (g >> layout.super_shift) * layout.super_bytes + i * kPanel * 2 : at;
+  uint16_t bits;
+  __builtin_memcpy(&bits, halves + lane * 2, 2);
+  return from_half(bits) * (is_super(kind) ? (float)(int8_t)at[lane] : 1.0f);
+}
+
+static inline void pack_int8_groups(const PanelLayout& layout, const Matrix& matrix, const Source& source, int64_t lane,
                                     uint8_t* panel) {
+  const uint8_t zero = has_minima(matrix.kind) ? 0 : 128;
   for (int64_t g = 0; g < layout.groups; g++) {
-    uint8_t* to = panel + g * layout.group_bytes;
+    uint8_t* to = panel + layout.weights + g * layout.group_bytes;
     for (int64_t k = 0; k < layout.group; k++) {
       const int64_t input = g * layout.group + k;
-      to[k / 4 * kStepBytes + lane * 4 + k % 4] = source.values && input < inputs ? source.values[input] : 128;
+      to[k / 4 * kStepBytes + lane * 4 + k % 4] = source.values && input < matrix.inputs ? source.values[input] : zero;
     }
-    const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
-    __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
+    pack_scales(matrix.kind, layout, source, g, lane, panel);
   }
 }
 
@@ -113,19 +152,15 @@ static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, co
       }
       __builtin_memcpy(to + k / 8 * kStepBytes + lane * 4, &word, 4);
     }
-    const uint16_t scale = to_half(source.values ? source.scales[g] : 0.0f);
-    __builtin_memcpy(to + layout.scales + lane * 2, &scale, 2);
+    pack_scales(matrix.kind, layout, source, g, lane, panel);
     if (matrix.has_zero_points) panel[g * kPanel + lane] = zero;
-    if (matrix.kind != WeightKind::int4_minima) continue;
-    const uint16_t minimum = to_half(source.values ? source.scales[layout.groups + g] : 0.0f);
-    __builtin_memcpy(to + layout.minima + lane * 2, &minimum, 2);
   }
 }
 
 static inline void pack(const Matrix& matrix, const void* rows, const float* scales, const uint8_t* zero_points,
                         const int64_t* order, int64_t begin, int64_t end) {
   const PanelLayout layout = panel_layout(matrix);
-  const int64_t num_scales = num_scales_of(matrix.kind, layout.groups);
+  const int64_t num_scales = num_scales_of(matrix.kind, layout.groups, layout.group);
   for (int64_t p = begin; p < end; p++) {
     uint8_t* panel = const_cast<uint8_t*>(matrix.data) + p * matrix.panel_bytes;
     __builtin_memset(panel, 0, (size_t)layout.weights);
@@ -137,8 +172,8 @@ static inline void pack(const Matrix& matrix, const void* rows, const float* sca
                   matrix.has_zero_points ? zero_points + row * num_scales : nullptr};
       if (matrix.kind == WeightKind::int8)
         pack_int8(layout, matrix.inputs, source, lane, panel);
-      else if (matrix.kind == WeightKind::int8_groups)
-        pack_int8_groups(layout, matrix.inputs, source, lane, panel);
+      else if (!is_int4(matrix.kind))
+        pack_int8_groups(layout, matrix, source, lane, panel);
       else
         pack_int4(layout, matrix, source, lane, panel);
     }
@@ -160,23 +195,21 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
     const int64_t g = k / layout.group, i = k % 8, within = k % layout.group;
     const uint8_t* group = panel + layout.weights + g * layout.group_bytes;
     uint32_t word;
-    uint16_t scale;
-    __builtin_memcpy(&scale, group + layout.scales + lane * 2, 2);
-    if (matrix.kind == WeightKind::int8_groups) {
-      to[k] = (float)(group[within / 4 * kStepBytes + lane * 4 + k % 4] - 128) * from_half(scale);
+    const float scale = unpack_scale(matrix.kind, layout, panel, g, lane, 0);
+    const int32_t fixed = is_int4(matrix.kind) ? 8 : 128;
+    int32_t value = group[within / 4 * kStepBytes + lane * 4 + k % 4];
+    if (is_int4(matrix.kind)) {
+      __builtin_memcpy(&word, group + within / 8 * kStepBytes + lane * 4, 4);
+      value = (int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u);
+    }
+    if (has_minima(matrix.kind)) {
+      // The product is rounded to float before the sum: with a scale of 17 bits it may have 25.
+      volatile float product = (float)value * scale;
+      to[k] = product + unpack_scale(matrix.kind, layout, panel, g, lane, 1);
       continue;
     }
-    __builtin_memcpy(&word, group + within / 8 * kStepBytes + lane * 4, 4);
-    const int32_t value = (int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u);
-    if (matrix.kind == WeightKind::int4_minima) {
-      uint16_t minimum;
-      __builtin_memcpy(&minimum, group + layout.minima + lane * 2, 2);
-      // A float holds the product of 4 and 11 bits, so that only the sum is rounded.
-      to[k] = (float)value * from_half(scale) + from_half(minimum);
-      continue;
-    }
-    const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : 8;
-    to[k] = (float)(value - zero) * from_half(scale);
+    const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : fixed;
+    to[k] = (float)(value - zero) * scale;
   }
 }
 

@@ -26,7 +26,6 @@ class _Tensor:
     shape: tuple[int, ...]
     num_bytes: int
     form: StoredFormat | None
-    rounded: bool = False
 
     @property
     def num_weights(self) -> int:
@@ -65,7 +64,7 @@ def _loaded_bytes(tensor: _Tensor, element: int, stays: bool) -> int:
 
 def _outcome(tensor: _Tensor, dtype: str, stay: set[str], why: Mapping[str, str]) -> str:
     if tensor.name in stay:
-        return f"as stored: {tensor.form}" + (", scales rounded to float16" if tensor.rounded else "")
+        return f"as stored: {tensor.form}"
     if tensor.kind in FLOATS:
         return "as it is" if str(FLOATS[tensor.kind]) == dtype else f"converted to {dtype}"
     if tensor.form is None:
@@ -81,5 +80,5 @@ def _tensors(checkpoint: PackedCheckpoint | GgufCheckpoint, folder: ModelFolder)
             yield _Tensor(name, kind, entry.shape, checkpoint.stored_bytes(name), form)
     elif folder.gguf is not None:
         for name, tensor in folder.gguf.tensors.items():
-            form = tensor.type.stored_form
-            yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, form, tensor.type.rounded)
+            form = tensor.type.form
+            yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, form)

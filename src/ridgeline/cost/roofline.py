@@ -16,7 +16,17 @@ from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
-WeightKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
+WeightKind = Literal[
+    "f32",
+    "bf16",
+    "int8",
+    "int4",
+    "int8_groups",
+    "int4_minima",
+    "int8_super",
+    "int8_super_minima",
+    "int4_super_minima",
+]
 Bound = Literal["memory", "cache", "compute", "nothing"]
 Piece = tuple[tuple[str, ...], ElementBytes]
 """Labels of ops that are computed as one, and what their operands take in memory."""
@@ -89,7 +99,8 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
     """Return the bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
 
     int8 has a float32 scale per output, the others a float16 scale per `group` inputs, beside which int4 may have a
-    zero point of one byte and int4_minima has a float16 minimum.
+    zero point of one byte and int4_minima has a float16 minimum. The super
+    kinds have bytes for these, and float16 numbers for 256 inputs.
     """
     match kind:
         case "f32":
@@ -104,3 +115,7 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 0.5 + (3.0 if zero_points else 2.0) / group
         case "int4_minima":
             return 0.5 + 4.0 / group
+        case "int8_super":
+            return 1.0 + 1.0 / group + 2.0 / 256
+        case "int8_super_minima" | "int4_super_minima":
+            return (0.5 if kind == "int4_super_minima" else 1.0) + 2.0 / group + 4.0 / 256

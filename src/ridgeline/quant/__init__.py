@@ -87,14 +87,17 @@ def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
 def prequantized_matrices(forms: Mapping[str, StoredFormat], program: Program) -> Mapping[str, StoredFormat]:
     """Return the matrices that are computed with as a checkpoint stores them, of those that it stores in `forms`.
 
-    Weights that run as one matrix are among them where all of these are stored alike.
+    Those of a layer that run as one matrix do so only where they are stored alike, else each by itself; the gate and up
+    of experts, which nothing runs apart, are among them where they are stored alike.
     """
     found: dict[str, StoredFormat] = {}
+    of_experts = {name for op in program.ops if op.kind == "experts" for name in op.weights[:3]}
     for names in matrices_together(program) if forms else ():
-        alike = {forms.get(name) for name in names}
-        form = alike.pop()
-        if not alike and form is not None and not why_decoded(form):
-            found |= dict.fromkeys(names, form)
+        alike = len({forms.get(name) for name in names}) == 1
+        for name in names:
+            form = forms.get(name)
+            if form is not None and not why_decoded(form) and (alike or name not in of_experts):
+                found[name] = form
     return found
 
 

@@ -39,7 +39,8 @@ LEVELS: Mapping[Code, Float32s] = {
     "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
 }
 E8M0_BIAS = 127
-SCALE_BYTES = {"float16": 2, "float32": 4}
+SCALE_BYTES = {"float16": 2, "float32": 4, "product": 1}
+SUPER = 256  # inputs whose groups' scales are multiples of one float16, where scales are products
 CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in a core's cache
 
 
@@ -49,14 +50,15 @@ class StoredFormat:
 
     `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
-    holds every scale and minimum exactly. `ordered`: inputs are stored in another order than they are computed in.
+    holds every scale and minimum exactly; "product": a whole number from -128 to 127 times a float16 that SUPER inputs
+    share. `ordered`: inputs are stored in another order than they are computed in.
     """
 
     code: Code
     bits: Literal[4, 8]
     group: int
     zero: Literal["fixed", "points", "minima"] = "fixed"
-    scale: Literal["float16", "float32"] = "float16"
+    scale: Literal["float16", "float32", "product"] = "float16"
     ordered: bool = False
 
     @property
@@ -73,7 +75,9 @@ class StoredFormat:
         *outputs, num_inputs = shape
         zero_bytes = {"fixed": 0, "points": 1, "minima": SCALE_BYTES[self.scale]}[self.zero]
         group_bytes = SCALE_BYTES[self.scale] + zero_bytes
-        return math.prod(outputs) * (-(-num_inputs * self.bits // 8) + self.num_groups(num_inputs) * group_bytes)
+        super_bytes = (4 if zero_bytes else 2) * -(-num_inputs // SUPER) if self.scale == "product" else 0
+        code_bytes = -(-num_inputs * self.bits // 8)
+        return math.prod(outputs) * (code_bytes + self.num_groups(num_inputs) * group_bytes + super_bytes)
 
     def __str__(self) -> str:
         number = f"int{self.bits}" if self.code == "uniform" else self.code
@@ -89,7 +93,8 @@ class StoredMatrix:
     w[n, k] = (level(codes[n, k]) - zero) * scales[n, k // group]      zero: fixed, or uint8 `points` [N, G]
     w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
 
-    With `order` int32 [K], of an ordered format, these are the numbers w[n, order[k]].
+    With `order` int32 [K], of an ordered format, these are the numbers w[n, order[k]]. Scales that are products are
+    whole multiples of `outer` float32 [N, K / SUPER, 1 or 2], minima of its second numbers.
     """
 
     format: StoredFormat
@@ -98,6 +103,7 @@ class StoredMatrix:
     points: Bytes | None = None
     minima: Float32s | None = None
     order: npt.NDArray[np.int32] | None = None
+    outer: Float32s | None = None
 
 
 def from_e8m0(exponents: Array) -> Float32s:
@@ -117,7 +123,7 @@ def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     first = parts[0]
     if len(parts) == 1:
         return first
-    points, minima = ([getattr(part, name) for part in parts] for name in ("points", "minima"))
+    points, minima, outer = ([getattr(part, name) for part in parts] for name in ("points", "minima", "outer"))
     return StoredMatrix(
         first.format,
         np.concatenate([part.codes for part in parts]),
@@ -125,6 +131,7 @@ def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
         None if first.points is None else np.concatenate(points),
         None if first.minima is None else np.concatenate(minima),
         first.order,
+        None if first.outer is None else np.concatenate(outer),
     )
 
 

@@ -16,7 +16,7 @@ from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.program.op import LOGITS, KvState, Op, Program, dims_of
-from ridgeline.program.ops.dense import NormAttrs
+from ridgeline.program.ops.dense import MATRIX_OPS, NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.passes.liveness import Liveness, liveness
@@ -83,8 +83,11 @@ class Compiler:
         self._now = 0
 
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
-        """Return the parts of the step in order. Groups that `native` lacks are split, ops that it lacks fall back."""
-        groups = [part for group in fuse(self.program) for part in _known(group, native)]
+        """Return the parts of the step in order. Groups that `native` lacks are split, ops that it lacks fall back.
+
+        So are groups whose matrices are stored otherwise than one another.
+        """
+        groups = [part for group in fuse(self.program) for part in self._known(group, native)]
         self._lives = liveness([group.ops for group in groups], self.program.result)
         for self._now, group in enumerate(groups):
             emit = native.get(group.kind)
@@ -96,6 +99,12 @@ class Compiler:
                 self._append_native(begin, group)
             self._release()
         return self._parts
+
+    def _known(self, group: Group, native: Mapping[str, "Emitter"]) -> list[Group]:
+        matrices = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
+        if group.kind in native and self.formats.alike(*matrices):
+            return [group]
+        return [Group(op.kind, op.label, (op,)) for op in group.ops]
 
     def place(self, name: str) -> Place:
         return self.places[name]
@@ -211,9 +220,3 @@ class Compiler:
 
 
 Emitter = Callable[[Compiler, Group], None]
-
-
-def _known(group: Group, native: Mapping[str, Emitter]) -> list[Group]:
-    if group.kind in native:
-        return [group]
-    return [Group(op.kind, op.label, (op,)) for op in group.ops]

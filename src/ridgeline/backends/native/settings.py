@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ridgeline.backends.host import DtypeName
 from ridgeline.core.config import EngineConfig, QuantizeConfig
@@ -15,10 +15,12 @@ from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, scheme
 from ridgeline.quant.inputs import chosen_inputs, input_group, why_decoded
 
+if TYPE_CHECKING:
+    from ridgeline.cost.roofline import WeightKind
+
 LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
 KvKind = Literal["f32", "bf16", "int8"]
-MatrixKind = Literal["f32", "bf16", "int8", "int4", "int8_groups", "int4_minima"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 
 KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
@@ -28,11 +30,11 @@ KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": 
 class MatrixFormat:
     """How a linear layer's weights are stored and in what its inputs are computed; see native/kernels/types.h.
 
-    `group` is the inputs per scale of int8_groups and int4_minima, and of int4 with `zero_points` or symmetric.
+    `group` is the inputs per scale; 0 of floats and int8, whose outputs have one. `zero_points`: of int4.
     `stored`: the integers are the checkpoint's own; others are rounded by `scheme`, or the one named as the kind.
     """
 
-    kind: MatrixKind
+    kind: "WeightKind"
     inputs: InputKind
     group: int = 0
     zero_points: bool = False
@@ -73,8 +75,10 @@ def matrix_format(
     """Return the format in which native matrices hold what `form` stores exactly; None where there is none."""
     if why_decoded(form):
         return None
-    kind: MatrixKind
-    if form.bits == 8:
+    kind: WeightKind
+    if form.scale == "product":
+        kind = "int4_super_minima" if form.bits == 4 else "int8_super" if form.zero == "fixed" else "int8_super_minima"
+    elif form.bits == 8:
         kind = "int8_groups" if form.group else "int8"
     else:
         kind = "int4_minima" if form.zero == "minima" else "int4"
@@ -165,6 +169,10 @@ class MatrixFormats:
         self.settings, self._routers = settings, routers(program)
         self._outer = {op.weights[0] for op in program.ops if op.kind in ("embed", "lm_head")}
 
+    def alike(self, *weights: str) -> bool:
+        """Tell whether these are stored alike, so that they can be one matrix."""
+        return len({self.of(name) for name in weights}) <= 1
+
     def of(self, *weights: str) -> MatrixFormat:
         """Return the format of one matrix: as the file has it where that is the same for all of several weights."""
         if weights[0] in self._routers:
@@ -186,7 +194,7 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
             groups = [op.weights[:1]] if op.kind == "latent_attention" else []
         for names in groups:
             form = formats.of(*names)
-            bits = {"f32": 32, "bf16": 16, "int4": 4, "int4_minima": 4}.get(form.kind, 8)
+            bits = {"f32": 32, "bf16": 16}.get(form.kind) or (4 if form.kind.startswith("int4") else 8)
             total[form] += sum(math.prod(program.weights[name]) for name in names) * bits // 8
     return total
 

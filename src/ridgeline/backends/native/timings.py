@@ -77,7 +77,7 @@ def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
 
 
 def _products(form: MatrixFormat) -> InputKind:
-    return "int4" if form.inputs == "int8" and form.kind in ("int4", "int4_minima") else form.inputs
+    return "int4" if form.inputs == "int8" and form.kind.startswith("int4") else form.inputs
 
 
 def _table_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:

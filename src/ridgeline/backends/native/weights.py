@@ -229,10 +229,14 @@ def interleaved(size: int) -> np.ndarray:
 
 
 def _rows(matrix: StoredMatrix) -> Rows:
-    """Return a stored matrix as it is packed: scales, and minima behind an output's."""
-    scales, points = matrix.scales, matrix.points
-    if matrix.minima is not None:
-        scales = np.concatenate([scales, matrix.minima], axis=1)
+    """Return a stored matrix as it is packed: an output's scales, then its minima, then what these are multiples of."""
+    numbers, points = [matrix.scales, *([] if matrix.minima is None else [matrix.minima])], matrix.points
+    if matrix.outer is not None:
+        outer = np.moveaxis(matrix.outer, 2, 0)
+        spread = [np.repeat(part, numbers[0].shape[1] // part.shape[1], axis=1) for part in outer]
+        whole = [np.divide(n, by, out=np.zeros_like(n), where=by != 0) for n, by in zip(numbers, spread, strict=True)]
+        numbers = [*whole, *outer]
+    scales = numbers[0] if len(numbers) == 1 else np.concatenate(numbers, axis=1)
     return contiguous(matrix.codes), contiguous(scales), None if points is None else contiguous(points)
 
 

@@ -69,7 +69,7 @@ class GgufCheckpoint:
     def format_of(self, name: str) -> StoredFormat | None:
         """Return how a matrix, or every matrix of a stack, is stored; None: as plain numbers."""
         tensor = self._tensors.get(name)
-        return tensor.type.stored_form if tensor is not None and len(tensor.shape) > 1 else None
+        return tensor.type.form if tensor is not None and len(tensor.shape) > 1 else None
 
     def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
         """Return rows of a stored matrix, or of matrix `index` of a stack."""

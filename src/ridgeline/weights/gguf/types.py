@@ -7,20 +7,19 @@ rounds them. Pure numpy.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, dequantize, from_e8m0
+from ridgeline.quant.stored import SUPER, Bytes, StoredFormat, StoredMatrix, dequantize, from_e8m0
 
 Floats = npt.NDArray[np.float32]
-Parts = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]
-"""Codes [blocks, elements], uint8, and the scales and minima [blocks, groups] of a StoredMatrix, float32."""
+Parts = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]
+"""Codes [blocks, elements], uint8; of a StoredMatrix scales and minima [blocks, groups], and outer [blocks, 1 or 2]."""
 
 CHUNK_ELEMENTS = 1 << 18  # of float32 at a time: temporaries stay in a core's cache
-SUPER = 256  # elements of a block of the K types
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,6 @@ class GgufType:
     block_bytes: int
     form: StoredFormat | None = None
     split: Callable[[Bytes], Parts] | None = None
-    rounded: bool = False  # stored matrices have scales and minima of float16, which holds these to 2^-11
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a tensor whose rows are whole blocks."""
@@ -46,7 +44,7 @@ class GgufType:
         step = CHUNK_ELEMENTS // self.block
         with np.errstate(invalid="ignore", over="ignore"):
             for begin in range(0, len(blocks), step):
-                codes, scales, minima = self.split(blocks[begin : begin + step])
+                codes, scales, minima, _ = self.split(blocks[begin : begin + step])
                 part = dequantize(StoredMatrix(self.form, codes, scales, minima=minima))
                 if not np.isfinite(part).all():
                     raise ValueError("a scale is NaN, infinite or too large")
@@ -55,19 +53,15 @@ class GgufType:
 
     def stored_matrix(self, data: Bytes, shape: tuple[int, ...], rows: slice | npt.NDArray[np.int64]) -> StoredMatrix:
         """Return `rows` of a matrix of this `shape`, whose bytes are `data`."""
-        assert self.stored_form is not None and self.split is not None
-        codes, *numbers = self.split(data.reshape(-1, self.block_bytes))
-        scales, minima = (None if part is None else self._held(part.reshape(shape[0], -1)[rows]) for part in numbers)
-        assert scales is not None
-        return StoredMatrix(self.stored_form, codes.reshape(shape)[rows], scales, minima=minima)
-
-    @property
-    def stored_form(self) -> StoredFormat | None:
-        """The format of its stored matrices."""
-        return replace(self.form, scale="float16") if self.form is not None and self.rounded else self.form
-
-    def _held(self, numbers: Floats) -> Floats:
-        return numbers.astype(np.float16).astype(np.float32) if self.rounded else numbers
+        assert self.form is not None and self.split is not None
+        codes, scales, minima, outer = self.split(data.reshape(-1, self.block_bytes))
+        return StoredMatrix(
+            self.form,
+            codes.reshape(shape)[rows],
+            scales.reshape(shape[0], -1)[rows],
+            minima=None if minima is None else minima.reshape(shape[0], -1)[rows],
+            outer=None if outer is None else outer.reshape(shape[0], -1, outer.shape[1])[rows],
+        )
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -91,39 +85,41 @@ def _q4_values(blocks: Bytes, at: int) -> Bytes:
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    return blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), None
+    return blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), None, None
 
 
 def _q4_0(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 2), _half(blocks, 0), None
+    return _q4_values(blocks, 2), _half(blocks, 0), None, None
 
 
 def _q4_1(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+    return _q4_values(blocks, 4), _half(blocks, 0), _half(blocks, 2), None
 
 
 def _q5_0(blocks: Bytes) -> Parts:
     """Put five bits around the zero of eight."""
-    return (_q4_values(blocks, 6) | _fifth_bits(blocks, 2)) + np.uint8(128 - 16), _half(blocks, 0), None
+    return (_q4_values(blocks, 6) | _fifth_bits(blocks, 2)) + np.uint8(128 - 16), _half(blocks, 0), None, None
 
 
 def _q5_1(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 8) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+    return _q4_values(blocks, 8) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2), None
 
 
 def _q2_k(blocks: Bytes) -> Parts:
-    scales, minima = _half(blocks, 80) * (blocks[:, :16] & 15), _half(blocks, 82) * (blocks[:, :16] >> 4)
-    return _two_bits(blocks, 16), scales, -minima
+    return _two_bits(blocks, 16), *_products(blocks, 80, blocks[:, :16] & 15, blocks[:, :16] >> 4)
 
 
 def _q3_k(blocks: Bytes) -> Parts:
-    """Put two bits and one of a mask around the zero of four. Scales of 6 bits are eight bytes of low halves, then four
-    of high bits."""
+    """Put two bits and one of a mask around the zero of eight.
+
+    Scales of 6 bits are eight bytes of low halves, then four of high bits.
+    """
     low = _nibbles(blocks[:, 96:104]).reshape(-1, 16)
     high = (blocks[:, None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
-    scales = ((low | high << 4).astype(np.float32) - np.float32(32)) * _half(blocks, 108)
+    scales = (low | high << 4).astype(np.float32) - np.float32(32)
     third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, SUPER)
-    return (_two_bits(blocks, 32) | third << 2) + np.uint8(8 - 4), scales, None
+    codes = (_two_bits(blocks, 32) | third << 2) + np.uint8(128 - 4)
+    return codes, *_products(blocks, 108, scales)
 
 
 def _two_bits(blocks: Bytes, at: int) -> Bytes:
@@ -132,7 +128,16 @@ def _two_bits(blocks: Bytes, at: int) -> Bytes:
     return (blocks[:, at : at + 64].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, SUPER)
 
 
-def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+def _products(blocks: Bytes, at: int, *factors: npt.NDArray[Any]) -> tuple[Floats, Floats | None, Floats]:
+    """Return scales, and negated minima if any: these factors times the float16 numbers from byte `at` on."""
+    outer = _half(blocks, at)
+    if len(factors) == 1:
+        return outer * factors[0], None, outer
+    less = -_half(blocks, at + 2)
+    return outer * factors[0], less * factors[1], np.concatenate([outer, less], axis=1)
+
+
+def _k_scales(blocks: Bytes) -> tuple[Floats, Floats | None, Floats]:
     """Unpack scale and minimum of the 8 groups of a Q4_K or Q5_K block.
 
     Twelve bytes from the fifth on hold them with 6 bits: 4 scales, 4 minima, and 4 bytes of low bits whose two high
@@ -141,7 +146,7 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     first, second, low = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([first & 63, low & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, low >> 4 | second >> 2 & 48], axis=1)
-    return _half(blocks, 0) * scales, -(_half(blocks, 2) * minima)
+    return _products(blocks, 0, scales, minima)
 
 
 def _q4_k(blocks: Bytes) -> Parts:
@@ -159,8 +164,8 @@ def _q6_k(blocks: Bytes) -> Parts:
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 8, 32)
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
-    return (low | high << 4).reshape(-1, SUPER) + np.uint8(128 - 32), scales, None
+    codes = (low | high << 4).reshape(-1, SUPER) + np.uint8(128 - 32)
+    return codes, *_products(blocks, 208, blocks[:, 192:208].view(np.int8))
 
 
 # The numbers that 4 bits stand for, around the zero of 8 bits.
@@ -168,21 +173,22 @@ _IQ4_VALUES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
-    return _IQ4_VALUES[_q4_values(blocks, 2)], _half(blocks, 0), None
+    return _IQ4_VALUES[_q4_values(blocks, 2)], _half(blocks, 0), None, None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:
     """Scales of 8 groups have 6 bits: four in a nibble, two in the 16 bits from byte 2 on."""
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
     high = blocks[:, 2:4].copy().view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    scales = ((low | high << 4).astype(np.float32) - np.float32(32)) * _half(blocks, 0)
-    return _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, SUPER)], scales, None
+    scales = (low | high << 4).astype(np.float32) - np.float32(32)
+    codes = _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, SUPER)]
+    return codes, *_products(blocks, 0, scales)
 
 
 def _mxfp4(blocks: Bytes) -> Parts:
     """Return E2M1's codes, of which ggml takes the negative zero for the other one."""
     codes = _nibbles(blocks[:, 1:]).reshape(len(blocks), 32)
-    return np.where(codes == 8, np.uint8(0), codes), from_e8m0(blocks[:, :1]), None
+    return np.where(codes == 8, np.uint8(0), codes), from_e8m0(blocks[:, :1]), None, None
 
 
 INT4, INT8 = StoredFormat("uniform", 4, 32), StoredFormat("uniform", 8, 32)
@@ -194,13 +200,13 @@ TYPES: Mapping[int, GgufType] = {
     6: GgufType("Q5_0", 32, 22, INT8, _q5_0),
     7: GgufType("Q5_1", 32, 24, StoredFormat("uniform", 8, 32, "minima"), _q5_1),
     8: GgufType("Q8_0", 32, 34, INT8, _q8_0),
-    10: GgufType("Q2_K", SUPER, 84, StoredFormat("uniform", 4, 16, "minima", "float32"), _q2_k),
-    11: GgufType("Q3_K", SUPER, 110, StoredFormat("uniform", 4, 16, scale="float32"), _q3_k),
-    12: GgufType("Q4_K", SUPER, 144, StoredFormat("uniform", 4, 32, "minima", "float32"), _q4_k, rounded=True),
-    13: GgufType("Q5_K", SUPER, 176, StoredFormat("uniform", 8, 32, "minima", "float32"), _q5_k),
-    14: GgufType("Q6_K", SUPER, 210, StoredFormat("uniform", 8, 16, scale="float32"), _q6_k),
+    10: GgufType("Q2_K", SUPER, 84, StoredFormat("uniform", 8, 16, "minima", "product"), _q2_k),
+    11: GgufType("Q3_K", SUPER, 110, StoredFormat("uniform", 8, 16, scale="product"), _q3_k),
+    12: GgufType("Q4_K", SUPER, 144, StoredFormat("uniform", 4, 32, "minima", "product"), _q4_k),
+    13: GgufType("Q5_K", SUPER, 176, StoredFormat("uniform", 8, 32, "minima", "product"), _q5_k),
+    14: GgufType("Q6_K", SUPER, 210, StoredFormat("uniform", 8, 16, scale="product"), _q6_k),
     20: GgufType("IQ4_NL", 32, 18, INT8, _iq4_nl),
-    23: GgufType("IQ4_XS", SUPER, 136, StoredFormat("uniform", 8, 32, scale="float32"), _iq4_xs),
+    23: GgufType("IQ4_XS", SUPER, 136, StoredFormat("uniform", 8, 32, scale="product"), _iq4_xs),
     30: GgufType("BF16", 1, 2),
     39: GgufType("MXFP4", 32, 17, StoredFormat("e2m1", 4, 32, scale="float32"), _mxfp4),
 }
