@@ -11,8 +11,9 @@ import torch
 from families import tiny
 from ridgeline import LLM, SamplingParams, quant
 from ridgeline.backends.base import ModelSource
-from ridgeline.backends.native.backend import NativeBackend, NativeSupport, native_support
+from ridgeline.backends.native.backend import NativeBackend
 from ridgeline.backends.native.settings import MatrixFormat
+from ridgeline.backends.probe import NativeModule, find_native
 from ridgeline.backends.reference.backend import ReferenceBackend
 from ridgeline.backends.select import names, offers, select
 from ridgeline.core.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, QuantizeConfig
@@ -22,8 +23,9 @@ from ridgeline.program.op import KvState, LatentState
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.spec import families
 
-HERE = native_support()
-ABSENT = NativeSupport(missing="this installation has no native code")
+HERE = find_native()
+BEST, LEVELS = (HERE.module.best_level(), HERE.module.runnable_levels()) if HERE.module else ("", [])
+ABSENT = NativeModule(None, "it was not built")
 
 
 def config(*, backend=None, quantize=None, kv_dtype="auto", num_threads=None):
@@ -54,9 +56,9 @@ def choose(config, model, support=HERE):
 
 def test_native_where_it_runs():
     name, plan, why = choose(config(), model("bfloat16"))
-    assert (name, plan.settings.level, plan.settings.kv) == ("native", HERE.best, "bf16")
+    assert (name, plan.settings.level, plan.settings.kv) == ("native", BEST, "bf16")
     chosen = {name: choice.value for name, choice in plan.choices.items() if name not in ("threads", "kernels")}
-    assert chosen == {"isa": HERE.best, "kv_dtype": "bfloat16", "quantize": "none", "dtype": "bfloat16"}
+    assert chosen == {"isa": BEST, "kv_dtype": "bfloat16", "quantize": "none", "dtype": "bfloat16"}
     assert why == "this machine runs it"
     assert all(choice.reason for choice in plan.choices.values())
 
@@ -88,7 +90,7 @@ def test_latents_are_kept_as_floats():
             choose(config(kv_dtype="int8"), model("bfloat16", [state]))
 
 
-@pytest.mark.parametrize("level", HERE.levels)
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_level_that_runs_may_be_asked_for(level):
     _, plan, _ = choose(config(backend={"isa": level, "deterministic": True}), model("float32"))
     assert (plan.settings.level, plan.choices["isa"].reason, plan.choices["deterministic"].value) == (
@@ -105,7 +107,7 @@ def test_every_level_that_runs_may_be_asked_for(level):
         (
             {"backend": {"isa": "sse9"}},
             HERE,
-            f"isa 'sse9' is not one that this machine runs: {', '.join(HERE.levels)}",
+            f"isa 'sse9' is not one that this machine runs: {', '.join(LEVELS)}",
         ),
         ({"backend": {"isa": "avx2"}}, ABSENT, "isa=avx2 needs the native backend"),
         ({"backend": {"isa": "avx2"}}, ABSENT, "this installation has no native code"),
@@ -141,8 +143,7 @@ def test_names_are_those_of_the_folders():
 
 def test_missing_native_code_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ridgeline._native", None)
-    support = native_support()
-    assert support.levels == () and "no native code" in support.missing
+    assert find_native().module is None and "was not built" in find_native().reason
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,12 @@ def test_native_settings(scheme):
     for embeddings in (True, False):
         asked = config(quantize={**options, "embeddings": embeddings}, kv_dtype="int8", num_threads=3)
         settings = choose(asked, model("bfloat16"))[1].settings
-        assert (settings.level, settings.num_threads, settings.dtype, settings.kv) == (HERE.best, 3, "bfloat16", "int8")
+        assert (settings.level, settings.num_threads, settings.dtype, settings.kv) == (
+            BEST,
+            3,
+            "bfloat16",
+            "int8",
+        )
         assert settings.matrices == chosen_format
         assert settings.head == (chosen_format if embeddings else plain)
         assert settings.embeddings == (chosen_format if embeddings else None)

@@ -33,12 +33,12 @@ class StepShape:
     """The sizes that a step's arrays have."""
 
     num_tokens: int
-    num_spans: int
-    num_rows: int
-    num_sample_rows: int
-    num_copies: int
-    has_adapters: bool
-    table_widths: tuple[int, ...]  # [G]
+    num_spans: int = 0
+    num_rows: int = 0
+    num_sample_rows: int = 0
+    num_copies: int = 0
+    has_adapters: bool = False
+    table_widths: tuple[int, ...] = ()  # [G]
     masks: tuple[int, int] = (0, 0)  # M, W
 
     @property

@@ -107,11 +107,6 @@ class Efficiency:
             return self.overhead_s
         return self.overhead_s + longest * sum((each / longest) ** self.power for each in times) ** (1 / self.power)
 
-    @property
-    def at_bound(self) -> bool:
-        """Whether a share is at a bound of what a kernel is expected to reach."""
-        return any(share in BOUNDS for share in (self.compute_share, self.memory_share))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:

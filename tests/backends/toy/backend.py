@@ -49,9 +49,11 @@ class ToyPlan:
 
     def open(self, program: Program, layout: CacheLayout, beside: object = None) -> CountingExecutable:
         from ridgeline.backends.reference.paged import ReferenceExecutable
-        from ridgeline.backends.reference.weights import read_weights
+        from ridgeline.core.dtypes import DTYPES
+        from ridgeline.weights.load import load_weights
 
-        weights = read_weights(self.model, "float32", self.config.quantize)
+        model = self.model
+        weights = load_weights(model.folder, model.spec, model.base, DTYPES["float32"])
         return CountingExecutable(ReferenceExecutable(program, weights, layout))
 
 

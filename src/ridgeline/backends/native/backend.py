@@ -8,8 +8,9 @@ import math
 import sys
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
@@ -30,7 +31,7 @@ from ridgeline.backends.native.settings import (
     prequantized_formats,
     settings_of,
 )
-from ridgeline.backends.probe import find_native
+from ridgeline.backends.probe import NativeModule, find_native
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import DTYPES, Array
@@ -58,26 +59,6 @@ MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
 MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
 
 log = get_logger("native")
-
-
-@dataclass(frozen=True, slots=True)
-class NativeSupport:
-    """The native code on this machine: its ISA levels, narrowest first, and the widest that is no emulation.
-
-    `missing` says why there is none; it is empty otherwise.
-    """
-
-    levels: tuple[str, ...] = ()
-    best: str = ""
-    missing: str = ""
-
-
-def native_support() -> NativeSupport:
-    """Return whether this installation has the native code, and what of it this machine runs."""
-    native = find_native()
-    if native.module is None:
-        return NativeSupport(missing=f"this installation has no native code: {native.reason}")
-    return NativeSupport(tuple(native.module.runnable_levels()), native.module.best_level())
 
 
 class NativePlan:
@@ -182,25 +163,24 @@ class NativePlan:
 
 
 class NativeBackend:
-    """The C++ tape, where this installation has it. `support` is what of it runs here; None: found when asked."""
+    """The C++ tape, where this installation has it. `native` is its module; None: found when asked."""
 
     name = "native"
     preference = 10
     caveat = ""
     kinds = NATIVE_KINDS
 
-    def __init__(self, support: NativeSupport | None = None) -> None:
-        self._given = support
+    def __init__(self, native: NativeModule | None = None) -> None:
+        self._given = native
 
     @property
-    def support(self) -> NativeSupport:
-        """The part of the native code that runs on this machine."""
-        return self._given or native_support()
+    def _native(self) -> NativeModule:
+        return self._given or find_native()
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
         """Return that the code is missing, or what of the model its kernels do not have."""
-        if self.support.missing:
-            return self.support.missing
+        if self._native.module is None:
+            return f"this installation has no native code: {self._native.reason}"
         if choose_dtype(config.model.dtype, model.folder.config)[0] == "float16":
             return "it does not compute in float16"
         head_dim = max((_key_entries(state) for state in model.program.states), default=0)
@@ -217,7 +197,7 @@ class NativeBackend:
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
         if kv_dtype == "int8":
             _check_int8(model.program)
-        level, why_level = _choose_level(config.backend.isa, self.support)
+        level, why_level = _choose_level(config.backend.isa, self._native.module)
         num_threads, why_threads = choose_threads(config)
         stored = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
         forms = stored.formats if stored is not None else {}
@@ -302,9 +282,11 @@ def _check_bandwidth(settings: NativeSettings, executable: "NativeExecutable") -
         chooser.forget()
 
 
-def _choose_level(asked: str | None, support: NativeSupport) -> tuple[str, Choice]:
+def _choose_level(asked: str | None, native: ModuleType | None) -> tuple[str, Choice]:
+    assert native is not None, "it was refused"
     if asked is None:
-        return support.best, Choice(support.best, "the widest that this machine runs")
-    if asked not in support.levels:
-        raise ConfigError(f"isa {asked!r} is not one that this machine runs: {', '.join(support.levels)}")
+        return native.best_level(), Choice(native.best_level(), "the widest that this machine runs")
+    levels: list[str] = native.runnable_levels()
+    if asked not in levels:
+        raise ConfigError(f"isa {asked!r} is not one that this machine runs: {', '.join(levels)}")
     return asked, Choice(asked, "as asked")

@@ -43,11 +43,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NativePart:
-    """Holds instructions `begin .. end` of the tape; `groups` names what each of them computes."""
+    """Holds instructions of the tape from `begin` on; `ends` says where those of each group end."""
 
     begin: int
-    end: int
     groups: tuple[Group, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Return where the instructions end."""
+        return self.ends[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +211,13 @@ class Compiler:
 
     def _append_native(self, begin: int, group: Group) -> None:
         end = len(self.tape)
-        names = (group,) * (end - begin)
         last = self._parts[-1] if self._parts else None
+        if end == begin:  # the group names memory differently
+            return
         if isinstance(last, NativePart):
-            self._parts[-1] = NativePart(last.begin, end, last.groups + names)
+            self._parts[-1] = NativePart(last.begin, (*last.groups, group), (*last.ends, end))
         else:
-            self._parts.append(NativePart(begin, end, names))
+            self._parts.append(NativePart(begin, (group,), (end,)))
 
     def _fall_back(self, op: Op) -> None:
         inputs = tuple(self.places.get(name) for name in op.inputs)

@@ -16,7 +16,6 @@ from ridgeline.backends.native.settings import KvKind
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.op import LOGITS, KvState, LatentState, Program, RecurrentState
 
-ALIGNMENT = 64
 SMAPS = Path("/proc/self/smaps")
 MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 SIZE = re.compile(r"(Rss|AnonHugePages|ShmemPmdMapped|FilePmdMapped): +(\d+) kB")
@@ -112,13 +111,3 @@ def checksums(parts: Sequence[memoryview], num_threads: int) -> list[int]:
     """Compute a 64-bit checksum of each part, at the speed of memory and without Python's lock."""
     arrays = [np.frombuffer(part, dtype=np.uint8) for part in parts]
     return _native.checksums([(address(array), array.size) for array in arrays], num_threads)
-
-
-def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return aligned offsets of consecutive pieces of the given sizes in bytes, and the total."""
-    starts: list[int] = []
-    end = 0
-    for size in sizes:
-        starts.append(end)
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return starts, end

@@ -5,8 +5,6 @@ Called by the executable when a step is profiled.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
 from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
@@ -30,30 +28,25 @@ class TapeTimings:
     """
 
     def __init__(self, program: Program, settings: NativeSettings, parts: Sequence[Part]) -> None:
-        self._fallbacks: list[tuple[int, OpTiming]] = []
-        self._natives: list[tuple[int, int, int, OpTiming]] = []  # place in the list, instructions [begin, end)
+        self._pieces: list[tuple[OpTiming, int, int]] = []  # with its instructions, none of what is no native code
         formats = MatrixFormats(settings, program)
-        place = end = 0
+        end = 0
         for part in parts:
             if isinstance(part, ReferencePart):
                 group = Group(part.op.kind, part.op.label, (part.op,))
-                self._fallbacks.append((place, _timing(program, formats, group)))
-                place += 1
+                self._pieces.append((_timing(program, formats, group), 0, 0))
                 continue
-            begin = part.begin
-            for group, instructions in groupby(part.groups, key=id):
-                end = begin + len(list(instructions))
-                computed = next(g for g in part.groups if id(g) == group)
-                self._natives.append((place, begin, end, _timing(program, formats, computed)))
-                begin, place = end, place + 1
+            for group, begin, end in zip(part.groups, (part.begin, *part.ends), part.ends):
+                self._pieces.append((_timing(program, formats, group), begin, end))
         plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
-        self._natives.append((place, end, end + 1, OpTiming("sample", "sample", (), 0.0, plain, "f32")))
+        self._pieces.append((OpTiming("sample", "sample", (), 0.0, plain, "f32"), end, end + 1))
 
     def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
         """Return timings in order of execution, the sampling last. `fallback_s` has reference ops by label."""
-        timed = [(at, replace(what, seconds=sum(instruction_s[a:b]))) for at, a, b, what in self._natives]
-        timed += [(at, replace(what, seconds=fallback_s[what.label])) for at, what in self._fallbacks]
-        return [timing for _, timing in sorted(timed, key=itemgetter(0))]
+        return [
+            replace(piece, seconds=sum(instruction_s[begin:end]) if end else fallback_s[piece.label])
+            for piece, begin, end in self._pieces
+        ]
 
 
 def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:

@@ -79,12 +79,20 @@ class ReferencePlan:
 
         from ridgeline.backends.reference.paged import ReferenceExecutable
         from ridgeline.backends.reference.rounding import roundings_of, with_rounded_inputs
-        from ridgeline.backends.reference.weights import read_weights
+        from ridgeline.core.dtypes import DTYPES
+        from ridgeline.quant import dequantized_weights
+        from ridgeline.weights.load import load_weights
+        from ridgeline.weights.lora import stacked
 
         retain_freed_memory()
         torch.set_num_threads(self.num_threads)
         program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
-        return ReferenceExecutable(program, read_weights(self.model, self.dtype, self.config.quantize), layout)
+        model, dtype, quantize = self.model, DTYPES[self.dtype], self.config.quantize
+        weights = load_weights(model.folder, model.spec, model.base, dtype) | stacked(model.adapters, dtype)
+        if quantize.scheme is not None:
+            form = chosen_format(quantize)
+            weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)
+        return ReferenceExecutable(program, weights, layout)
 
 
 class ReferenceBackend:

@@ -7,7 +7,7 @@ Must not import torch.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -72,11 +72,10 @@ class Datasheet:
 
     def times(self, count: int) -> "Datasheet":
         """Return `count` of these devices as one."""
-        return Datasheet(
+        return replace(
+            self,
             name=f"{self.name}:{count}",
             title=f"{count} × {self.title}",
-            kind=self.kind,
-            source=self.source,
             memory_bytes=None if self.memory_bytes is None else count * self.memory_bytes,
             bytes_per_s=count * self.bytes_per_s,
             ops_per_s={kind: count * peak for kind, peak in self.ops_per_s.items()},

@@ -99,13 +99,5 @@ def _fill(part: np.ndarray) -> None:
 
 def _block(num_rows: int) -> np.ndarray:
     """Return the inputs of a step of tokens that belong to no sequence."""
-    shape = StepShape(
-        num_tokens=num_rows,
-        num_spans=0,
-        num_rows=0,
-        num_sample_rows=0,
-        num_copies=0,
-        has_adapters=False,
-        table_widths=(),
-    )
+    shape = StepShape(num_rows)
     return StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape).block
