@@ -88,7 +88,7 @@ class ReferencePlan:
         torch.set_num_threads(self.num_threads)
         program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
         model, dtype, quantize = self.model, DTYPES[self.dtype], self.config.quantize
-        weights = load_weights(model.folder, model.spec, model.base, dtype) | stacked(model.adapters, dtype)
+        weights = {**load_weights(model.folder, model.spec, model.base, dtype), **stacked(model.adapters, dtype)}
         if quantize.scheme is not None:
             form = chosen_format(quantize)
             weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)
