@@ -2,11 +2,16 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 from live_server import PATIENCE_S, LiveServer
 from pydantic import BaseModel
+
+from ridgeline.core.errors import RequestError
+from ridgeline.text.grammar import GrammarCompiler, GrammarState
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
 SCHEMA = {
@@ -102,3 +107,53 @@ def test_refusals_name_the_field(live: LiveServer, fields: dict, param: str, wor
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == param, error
     assert words in error["message"], error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_gives_up_ends_its_request_alone(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    """Real limits end a matcher in the same way; here it is the one with the regular expression, at its third token."""
+    compute, num_computed = GrammarState._require_sound, 0
+
+    def give_up(state: GrammarState) -> None:
+        nonlocal num_computed
+        compute(state)
+        num_computed += 1
+        if num_computed >= 4:
+            raise RequestError("the grammar gave up, make it simpler: too big", param="structured_outputs")
+
+    body = {"prompt": "Once", "max_tokens": 30, "seed": 1, "temperature": 0}
+    plain = live.complete(**body)["choices"][0]["text"]
+    monkeypatch.setattr(GrammarState, "_require_sound", give_up)
+    with ThreadPoolExecutor(1) as pool:
+        neighbour = pool.submit(live.complete, **body)
+        response = live.post("completions", **body, guided_regex="[a-z ]{20,40}", stream=stream)
+        assert neighbour.result(PATIENCE_S)["choices"][0]["text"] == plain
+    if stream:
+        assert response.status_code == 200 and "event: error" in response.text
+        error = json.loads(response.text.rsplit("data: ", 1)[1])["error"]
+    else:
+        assert response.status_code == 400
+        error = response.json()["error"]
+    assert error["code"] == "grammar_gave_up" and error["message"].endswith("too big"), error
+    live.assert_idle()
+
+
+def test_a_schema_that_takes_long_delays_no_other(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    matcher, slow, go = GrammarCompiler._matcher, threading.Event(), threading.Event()
+
+    def held(compiler: GrammarCompiler, name: str, text: str, tokenizer: object):
+        if "slow" in text:
+            slow.set()
+            assert go.wait(PATIENCE_S)
+        return matcher(compiler, name, text, tokenizer)
+
+    monkeypatch.setattr(GrammarCompiler, "_matcher", held)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(live.complete, prompt="Once", max_tokens=20, guided_choice=["slow"])
+        assert slow.wait(PATIENCE_S)
+        assert live.complete(prompt="Once", max_tokens=20, guided_choice=["quick"])["choices"][0]["text"] == "quick"
+        assert not waiting.done()
+        go.set()
+        assert waiting.result(PATIENCE_S)["choices"][0]["text"] == "slow"

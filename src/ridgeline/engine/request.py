@@ -23,6 +23,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"  # the caller went away
     DEADLINE = "deadline"  # its deadline passed
     ERROR = "error"  # the step failed, or its logits were not finite
+    REFUSED = "refused"  # what it asks for turned out to be too much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

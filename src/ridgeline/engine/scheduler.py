@@ -12,7 +12,7 @@ from dataclasses import replace
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
-from ridgeline.core.errors import ConfigError
+from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.strategy import Room, Strategy
@@ -22,12 +22,7 @@ from ridgeline.engine.pacing import Pacing
 from ridgeline.engine.planning import Flight, StepDraft
 from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
-from ridgeline.engine.request import (
-    Event,
-    FinishReason,
-    Request,
-    Sequence,
-)
+from ridgeline.engine.request import Event, FinishReason, Request, Sequence
 from ridgeline.engine.siblings import hand_over
 from ridgeline.engine.stats import SchedulerStats
 from ridgeline.engine.unfinished import Unfinished
@@ -350,6 +345,8 @@ class Scheduler:
             may_chain(seq, len(self._in_flight[seq.seq_id]), self._max_model_len) for seq in self._running
         ):
             return None
+        if not all(seq.grammar is None or seq.grammar.is_sound for seq in self._running):
+            return None  # whose grammar gave up is told so where a whole step is planned
         advance = self._cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
         if not advance.done:
             copies.extend(advance.copies)
@@ -372,9 +369,13 @@ class Scheduler:
 
     def fault(self, seq: Sequence, error: Exception) -> None:
         """End this sequence for an error that concerns it alone; the step goes on without it."""
-        log.error("output %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
+        if isinstance(error, RequestError):
+            reason, why = FinishReason.REFUSED, str(error)
+        else:
+            log.error("output %d of %s failed", seq.index, seq.request.request_id, exc_info=error)
+            reason, why = FinishReason.ERROR, f"this output could not be computed: {type(error).__name__}"
         if seq in self._unfinished:
-            self.end(seq, FinishReason.ERROR, error=f"this output could not be computed: {type(error).__name__}")
+            self.end(seq, reason, error=why)
 
     def end(
         self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None

@@ -20,7 +20,7 @@ from ridgeline.explain.simulation import FakeClock, PricedExecutor, simulated_lo
 
 STOP_ID = -1
 TAIL = 1 << 40  # tokens from here on are in no whole block: each is its sequence's own
-ENDED_FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+ENDED_FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR, FinishReason.REFUSED)
 DECIDED = ("num_tokens", "num_spans", "num_rows", "num_copies", "head_waits")
 
 
@@ -142,7 +142,7 @@ def _by_step(
     for output in recording.outputs:
         reason, index = FINISH_REASONS[output["reason"]], int(output["index"])
         if reason in ENDED_FROM_OUTSIDE:
-            failed = reason == FinishReason.ERROR  # within a step, whose record came later
+            failed = reason in (FinishReason.ERROR, FinishReason.REFUSED)  # within a step, whose record came later
             ending[int(output["last_step"]) + failed].append((str(int(output["seq_id"]) - index), index))
     return coming, ending
 

@@ -21,7 +21,7 @@ from ridgeline.core.step import Mask
 from ridgeline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 MAX_GRAMMAR_CHARS = 64 * 2**10
@@ -46,8 +46,17 @@ class GrammarState:
         self._address = self._mask.ctypes.data
         self._is_current = False
 
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether `mask` raises nothing."""
+        try:
+            self.mask()
+        except RequestError:
+            return False
+        return True
+
     def mask(self) -> Mask:
-        """Return which tokens may follow the known ones; good until the next `accept`. Raises EngineError."""
+        """Return which tokens may follow the known ones; good until the next `accept`. Raises RequestError."""
         if not self._is_current:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             self._require_sound()
@@ -76,7 +85,7 @@ class GrammarState:
         return masks
 
     def accept(self, token_id: int) -> bool:
-        """Take in a token; return whether the output is complete with it. Raises EngineError."""
+        """Take in a token; return whether the output is complete with it. Raises RequestError as `mask`."""
         self._consume(token_id)
         self._is_current = False
         return self._matcher.is_stopped()
@@ -88,7 +97,10 @@ class GrammarState:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise EngineError(f"the grammar gave up: {_in_one_line(self._matcher.get_error())}")
+            raise RequestError(
+                f"the grammar gave up, make it simpler: {_in_one_line(self._matcher.get_error())}",
+                param="structured_outputs",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,6 @@ class GrammarCompiler:
         self._eos_ids = eos_ids
         self._lock = threading.Lock()
         self._own: LLTokenizer | None = None
-        self._limits: LLParserLimits | None = None
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
@@ -125,24 +136,26 @@ class GrammarCompiler:
             if (known := self._compiled.get(text)) is not None:
                 self._compiled.move_to_end(text)
                 return known
-            grammar = Grammar(self._matcher(name, text), self._vocab_size, self._eos_ids)
+            if self._own is None:
+                self._own = self._open_tokenizer()
+        # not under the lock: a schema that takes long delays no other request
+        grammar = Grammar(self._matcher(name, text, self._own), self._vocab_size, self._eos_ids)
+        with self._lock:
             self._compiled[text] = grammar
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
-            return grammar
+        return grammar
 
-    def _matcher(self, name: str, text: str) -> "LLMatcher":
+    def _matcher(self, name: str, text: str, tokenizer: "LLTokenizer") -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        if self._own is None:
-            self._own = self._open_tokenizer()
-            self._limits = LLParserLimits(verbose_errors=False)  # verbose ones quote what was generated
-        matcher = LLMatcher(self._own, text, log_level=0, limits=self._limits)
+        limits = LLParserLimits(verbose_errors=False)  # verbose ones quote what was generated
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if not matcher.is_error():
             state = GrammarState(matcher.deep_copy(), self._vocab_size, self._eos_ids)
             try:
                 state.mask()  # some grammars fail only here
-            except EngineError as error:
+            except RequestError as error:
                 raise _refused(name, str(error)) from error
             return matcher
         raise _refused(name, _in_one_line(matcher.get_error()))

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from ridgeline.core.errors import ContextLengthError, RequestError
+from ridgeline.core.errors import RequestError
 from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import Vectors
 from ridgeline.engine.client import embed
@@ -92,10 +92,8 @@ def _prepare(service: Service, body: EmbeddingRequest) -> list[Request]:
             )
             for text in split_prompts(body.input, service.settings.max_prompts)
         ]
-    except ContextLengthError as error:
-        raise ContextLengthError(str(error), param="input") from error
     except RequestError as error:
-        if error.param != "prompt":
+        if error.param not in ("prompt", "messages"):
             raise
         raise RequestError(str(error).replace("prompt", "input"), param="input", code=error.code) from error
 

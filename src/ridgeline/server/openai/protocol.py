@@ -276,12 +276,9 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
+class ChatTokenLogprob(TopLogprob, frozen=True):
     """The token that was chosen, and the likely ones beside it."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Request, Timings
 from ridgeline.server.openai.protocol import (
@@ -91,6 +91,8 @@ class Reply:
                     f"the request did not end within {self.service.settings.request_timeout_s:g} s; "
                     "ask for fewer tokens, or retry when the server is less busy"
                 )
+            case FinishReason.REFUSED:
+                raise RequestError(finish.error or "", param="structured_outputs", code="grammar_gave_up")
             case FinishReason.ERROR | FinishReason.ABORT:
                 raise EngineError(finish.error or "the request was ended by the engine")
         drafted = finish.timings.drafted
