@@ -28,7 +28,7 @@ PARTS = {
 
 
 def write(path, parts=PARTS, key=KEY, checksums=crc32s):
-    write_pack(path, key, {name: memoryview(data) for name, data in parts.items()}, checksums)
+    write_pack(path, key, ((name, memoryview(data)) for name, data in parts.items()), checksums)
     return path
 
 

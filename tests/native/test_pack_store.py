@@ -38,7 +38,7 @@ def named(model, settings):
 
 
 def store(packs, model, settings=SETTINGS, **options):
-    return PackStore(packs, named(model, settings), **options)
+    return PackStore(packs, named(model, settings), 5000, **options)
 
 
 def fill(packs, model, settings=SETTINGS, value=1, **options):
@@ -136,6 +136,15 @@ def test_too_large_or_no_room_costs_a_warning(packs, model, caplog, monkeypatch)
         assert not fill(packs, model)
         assert "no room" in caplog.text
     assert list(packs.iterdir()) == []
+
+
+def test_what_is_not_committed_leaves_nothing(packs, model):
+    """As where the weights behind the first part cannot be read."""
+    opened = store(packs, model)
+    opened.add("part", part(1))
+    opened.close()
+    assert list(packs.iterdir()) == []
+    assert not fill(packs, model)
 
 
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, model, caplog):

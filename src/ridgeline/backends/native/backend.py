@@ -129,11 +129,15 @@ class NativePlan:
             torch.set_num_threads(1)
         store = self._open_store(program)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
-        executable = NativeExecutable(
-            program, self._load, layout, self.settings, store, prequantized=self._prequantized, pool=pool
-        )
-        if store is not None:
-            store.commit()
+        try:
+            executable = NativeExecutable(
+                program, self._load, layout, self.settings, store, prequantized=self._prequantized, pool=pool
+            )
+            if store is not None:
+                store.commit()
+        finally:
+            if store is not None:
+                store.close()
         if self._config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
         return executable
@@ -156,7 +160,8 @@ class NativePlan:
         folder = self._model.folder
         try:
             name = PackName.of(folder.path, folder.weight_files(), pack_settings(self.settings, program))
-            return PackStore(cache_folder() / "packs", name, partial(checksums, num_threads=self.settings.num_threads))
+            sums = partial(checksums, num_threads=self.settings.num_threads)
+            return PackStore(cache_folder() / "packs", name, self.weight_bytes, sums)
         except (OSError, ConfigError) as error:
             log.warning("packed weights are not cached between starts: %s", error)
             return None

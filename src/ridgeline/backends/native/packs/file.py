@@ -15,7 +15,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -110,38 +110,43 @@ def _read(file: BinaryIO, key: str, checksums: Checksums) -> dict[str, memoryvie
     return parts
 
 
-def write_pack(path: Path, key: str, parts: Mapping[str, memoryview], checksums: Checksums = crc32s) -> None:
-    """Write a pack of bytes; it appears at `path`, where it may replace another one, or not at all.
+def write_pack(path: Path, key: str, parts: Iterable[tuple[str, memoryview]], checksums: Checksums = crc32s) -> None:
+    """Write a pack of parts, by name, as they come; it appears at `path`, where it may replace another one, or not at
+    all.
 
     Raises OSError where the disk does not take it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=PARTIAL, dir=path.parent)
+    described: list[_Part] = []
     try:
         # Not synced: what a power cut leaves behind has wrong checksums, and costs one more build.
         with os.fdopen(descriptor, "wb") as file:
-            for piece in _pieces(_sections(key, parts, checksums)):
+            for piece in _pieces(_sections(parts, described, checksums)):
                 file.write(piece)
+            index, end = msgspec.json.encode(_Index(key, described)), file.tell()
+            file.write(index)
+            header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(index), end, len(index), 0)[:-4]
+            file.seek(0)
+            file.write(header + struct.pack("<I", zlib.crc32(header)))
         Path(partial).replace(path)
     except BaseException:  # Ctrl-C too leaves nothing behind
         Path(partial).unlink(missing_ok=True)
         raise
 
 
-def _sections(key: str, parts: Mapping[str, memoryview], checksums: Checksums) -> Iterator[memoryview | bytes]:
-    """Yield the sections of a file, one behind the other."""
-    described: list[_Part] = []
+def _sections(
+    parts: Iterable[tuple[str, memoryview]], described: list[_Part], checksums: Checksums
+) -> Iterator[memoryview | bytes]:
+    """Yield room for the header, then each part, which is then `described`."""
+    yield bytes(ALIGNMENT)
     end = ALIGNMENT
-    for (name, data), checksum in zip(parts.items(), checksums(list(parts.values())), strict=True):
+    for name, data in parts:
+        (checksum,) = checksums([data])
         described.append(_Part(name, end, data.nbytes, checksum))
-        end += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
-    index = msgspec.json.encode(_Index(key, described))
-    header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(index), end, len(index), 0)[:-4]
-    yield (header + struct.pack("<I", zlib.crc32(header))).ljust(ALIGNMENT, b"\x00")
-    for data in parts.values():
         yield data
         yield bytes(-data.nbytes % ALIGNMENT)
-    yield index
+        end += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _pieces(sections: Iterable[memoryview | bytes]) -> Iterator[bytes]:

@@ -10,10 +10,12 @@ import contextlib
 import hashlib
 import json
 import shutil
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -55,20 +57,26 @@ class PackName:
 class PackStore:
     """The parts of one pack: found in the file of an earlier start, or added for the next one.
 
-    `find` and `add` while the weights are laid out, then `commit`. Arrays given to `add` must stay until then.
+    `find` and `add` while the weights are laid out, then `commit`, and `close` also where that failed. Parts are
+    written in a thread while the next ones are made; arrays given to `add` must stay until `commit`. A pack that would
+    not fit, by `num_bytes` that all parts take, is not begun.
     """
 
     def __init__(
         self,
         folder: Path,
         name: PackName,
+        num_bytes: int,
         checksums: Checksums = crc32s,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._folder, self._name, self._checksums, self._max_bytes = folder, name, checksums, max_bytes
+        self._folder, self._name, self._num_bytes = folder, name, num_bytes
+        self._checksums, self._max_bytes = checksums, max_bytes
         self._path = folder / name.file_name
         self._found = open_pack(self._path, name.key, checksums) or {}
-        self._new: dict[str, Bytes] = {}
+        self._writer: threading.Thread | None = None  # from the first part that is added
+        self._parts: SimpleQueue[tuple[str, memoryview] | None] = SimpleQueue()  # to be written; None: no more come
+        self._is_complete = False
 
     def find(self, name: str) -> Bytes | None:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
@@ -76,32 +84,45 @@ class PackStore:
         return None if found is None else np.frombuffer(found, dtype=np.uint8)
 
     def add(self, name: str, data: Bytes) -> None:
-        """Record part `name`, for `commit` to write."""
-        self._new[name] = data
+        """Write part `name` in the thread, behind all that was found: a pack has every part, or is not there."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name="pack-file", daemon=True)
+            self._writer.start()
+            for part in self._found.items():
+                self._parts.put(part)
+        self._parts.put((name, data.data))
 
     def commit(self) -> None:
-        """Write what was added, beside what was found; remove packs that are of no more use, or too much."""
-        if not self._new:
-            return
-        parts = self._found | {name: data.data for name, data in self._new.items()}
+        """Wait until what was added is written, and the pack in its place."""
+        self._is_complete = True
+        self.close()
+
+    def close(self) -> None:
+        """End the writing; nothing stays of what was not committed."""
+        if self._writer is not None:
+            self._parts.put(None)
+            self._writer.join()
+            self._writer = None
+
+    def _write(self) -> None:
+        """Write what comes, and remove packs that are of no more use, or too much."""
         try:
             self._remove_useless()
-            num_bytes = sum(part.nbytes for part in parts.values())
             self._folder.mkdir(parents=True, exist_ok=True)
             free_bytes = shutil.disk_usage(self._folder).free
-            if num_bytes > min(self._max_bytes, free_bytes - FREE_BYTES):
-                log.warning(
-                    "%s: no room for %s bytes of packed weights (%s free); the next start packs them again",
-                    self._folder,
-                    f"{num_bytes:,}",
-                    f"{free_bytes:,}",
-                )
-                return
-            write_pack(self._path, self._name.key, parts, self._checksums)
+            if self._num_bytes > min(self._max_bytes, free_bytes - FREE_BYTES):
+                raise OSError(f"no room for {self._num_bytes:,} bytes in {self._folder} ({free_bytes:,} free)")
+            write_pack(self._path, self._name.key, self._added(), self._checksums)
             self._remove_excess()
         except OSError as error:
             log.warning("packed weights could not be cached, the next start packs them again: %s", error)
-        self._new.clear()
+
+    def _added(self) -> Iterator[tuple[str, memoryview]]:
+        """Yield the parts to write, as they come. Raises OSError where not all of them came."""
+        while (part := self._parts.get()) is not None:
+            yield part
+        if not self._is_complete:
+            raise OSError("the weights were not all laid out")
 
     def _remove_useless(self) -> None:
         """Remove packs of this model's earlier weight files, and files that nobody finished."""
