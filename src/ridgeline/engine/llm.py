@@ -54,8 +54,7 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig) -> None:
-        self._read_ids: set[str] = set()  # requests that somebody reads
-        self._unread: dict[str, list[OutputDelta]] = {}  # by request, of those
+        self._inboxes: dict[str, list[OutputDelta]] = {}  # by request, of those that somebody reads
         self.engine = build_engine(config, self._deliver)
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -119,17 +118,7 @@ class LLM:
     ) -> Iterator[OutputDelta]:
         """Yield deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
         job = self._job(prompt, self._params(sampling_params, 1)[0])
-        request = self.engine.intake.request(job.token_ids, job.params, adapter=adapter)
-        self._submit([request])
-        unfinished = job.params.n
-        try:
-            while unfinished:
-                self.engine.loop.step()
-                for delta in self._read(request.request_id):
-                    unfinished -= delta.finish is not None
-                    yield delta
-        finally:
-            self._forget([request])
+        yield from self._deltas([self.engine.intake.request(job.token_ids, job.params, adapter=adapter)])
 
     def embed(
         self,
@@ -146,7 +135,12 @@ class LLM:
         chosen = PoolingParams(pooling=pooling or self.engine.info.pooling, normalize=normalize)
         jobs = [self._job(prompt, SamplingParams(max_tokens=1)) for prompt in _as_batch(prompts)]
         requests = [self.engine.intake.embedding(job.token_ids, chosen) for job in jobs]
-        vectors = self._vectors(requests)
+        vectors: dict[str, Vectors] = {}
+        for delta in self._deltas(requests):
+            if delta.vector_H is not None:
+                vectors[delta.request_id] = delta.vector_H
+            elif delta.finish is not None and delta.request_id not in vectors:
+                raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
         return [
             EmbeddingOutput(job.text, job.token_ids, vectors[request.request_id])
             for job, request in zip(jobs, requests, strict=True)
@@ -203,67 +197,41 @@ class LLM:
             )
             for request, job in zip(requests, jobs)
         }
-        self._submit(requests)
-        try:
-            self._until_finished(outputs, progress)
-        finally:
-            self._forget(requests)
+        total = sum(len(output.outputs) for output in outputs.values())
+        num_done = num_tokens = 0
+        with progress_bar(total, self.engine.loop.clock, show=progress) as show:
+            for delta in self._deltas(requests):
+                outputs[delta.request_id].extend(delta)
+                num_tokens += len(delta.token_ids)
+                num_done += delta.finish is not None
+                show(num_done, num_tokens)
         return list(outputs.values())
 
-    def _until_finished(self, outputs: Mapping[str, RequestOutput], progress: bool) -> None:
-        """Run steps until every output has ended, showing requests done and tokens per second."""
-        total = unfinished = sum(len(output.outputs) for output in outputs.values())
-        num_tokens = 0
-        with progress_bar(total, self.engine.loop.clock, show=progress) as show:
-            while unfinished:
-                self.engine.loop.step()
-                for request_id in outputs.keys() & self._unread.keys():
-                    for delta in self._read(request_id):
-                        outputs[request_id].extend(delta)
-                        num_tokens += len(delta.token_ids)
-                        unfinished -= delta.finish is not None
-                show(total - unfinished, num_tokens)
-
-    def _vectors(self, requests: Sequence[Request]) -> dict[str, Vectors]:
-        """Return the vector of every request, by its id. Raises EngineError where one could not be computed."""
-        vectors: dict[str, Vectors] = {}
-        unfinished = {request.request_id for request in requests}
-        self._submit(requests)
+    def _deltas(self, requests: Sequence[Request]) -> Iterator[OutputDelta]:
+        """Run steps until every output of `requests` has ended, yielding their deltas. Leaving early frees them all."""
+        unfinished = sum(request.params.n for request in requests)
+        inbox: list[OutputDelta] = []
+        for request in requests:
+            self._inboxes[request.request_id] = inbox
+            self.engine.loop.submit(request)
         try:
             while unfinished:
                 self.engine.loop.step()
-                for request_id in unfinished & self._unread.keys():
-                    for delta in self._read(request_id):
-                        if delta.vector_H is not None:
-                            vectors[request_id] = delta.vector_H
-                        elif delta.finish is not None and request_id not in vectors:
-                            raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
-                        if delta.finish is not None:
-                            unfinished.remove(request_id)
-        finally:
-            self._forget(requests)
-        return vectors
-
-    def _submit(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._read_ids.add(request.request_id)
-            self.engine.loop.submit(request)
+                deltas = inbox.copy()
+                inbox.clear()
+                for delta in deltas:
+                    unfinished -= delta.finish is not None
+                    yield delta
+        finally:  # nobody reads what is unfinished any more; its blocks are free on return
+            for request in requests:
+                del self._inboxes[request.request_id]
+                self.engine.loop.abort(request.request_id)
+            self.engine.loop.process_input_queue()
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         for delta in deltas:
-            if delta.request_id in self._read_ids:
-                self._unread.setdefault(delta.request_id, []).append(delta)
-
-    def _read(self, request_id: str) -> list[OutputDelta]:
-        return self._unread.pop(request_id, [])
-
-    def _forget(self, requests: Sequence[Request]) -> None:
-        """Abort what is unfinished of `requests`, which nobody reads any more; their blocks are free on return."""
-        for request in requests:
-            self._read_ids.remove(request.request_id)
-            self._unread.pop(request.request_id, None)
-            self.engine.loop.abort(request.request_id)
-        self.engine.loop.process_input_queue()
+            if (inbox := self._inboxes.get(delta.request_id)) is not None:
+                inbox.append(delta)
 
 
 LLM.__init__.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess] what `help(LLM)` shows
