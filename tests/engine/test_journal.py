@@ -13,6 +13,7 @@ from ridgeline.core.host import HostSample
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS, Ring
 from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.recording import MemoryRecorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 
@@ -55,11 +56,11 @@ def engine():
 
 def test_every_step_is_there_with_its_spans(engine):
     first, steps = engine.journal.steps.read()
-    plans = engine.executor.plans
+    recording, plans = MemoryRecorder().recording(engine.journal), engine.executor.plans
     assert first == 0
     assert steps["step"].tolist() == [plan.step for plan in plans]
     for step, plan in zip(steps, plans):
-        spans = engine.journal.spans_of(step)
+        spans = recording.spans_of(step)
         expected = [(s.seq_id, s.start, s.num_tokens, s.num_logit_rows, s.num_tokens, s.adapter) for s in plan.spans]
         assert spans.tolist() == expected
         assert step["num_spans"] == len(plan.spans)
@@ -132,8 +133,8 @@ def test_prompts_are_hashes_of_their_blocks_that_tell_equal_beginnings_and_nothi
     hashes = []
     for journal in (engine.journal, other.journal):
         (engine if journal is engine.journal else other).run(**{name: (ids, 2) for name, ids in prompts.items()})
-        _, outputs = journal.outputs.read()
-        by_id = {int(output["seq_id"]): journal.hashes_of(output)["hash"].tolist() for output in outputs}
+        recording = MemoryRecorder().recording(journal)
+        by_id = {int(output["seq_id"]): recording.hashes_of(output) for output in recording.outputs}
         hashes.append([by_id[seq_id] for seq_id in range(4)])
     (a, b, c, d), again = hashes
     assert [len(a), len(b), len(c), len(d)] == [3, 2, 3, 1]  # whole blocks of four tokens, with two that came after

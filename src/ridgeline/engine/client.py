@@ -38,15 +38,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Gauges of now; `num_preemptions` and all below it count since the start."""
+    """Gauges of now; `num_preemptions` and all below it count since the start. A scheduler alone has no times."""
 
     num_running: int  # sequences that hold cache blocks
     num_waiting: int  # sequences in the queue
     num_preemptions: int
     num_steps: int
-    num_computed_tokens: int
-    step_s: float  # of all steps: plan, run, commit and render
     cache: CacheStats
+    num_computed_tokens: int = 0
+    step_s: float = 0.0  # of all steps: plan, run, commit and render
     drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
 
 

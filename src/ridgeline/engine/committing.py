@@ -6,43 +6,25 @@ Called by the scheduler, which holds the sequences. No torch, no I/O.
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
-from ridgeline.engine.request import Event, FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
+from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 from ridgeline.engine.siblings import fork_siblings
 
-
-class Outputs(Protocol):
-    """Keeps the sequences, hears what happened to them, and ends them."""
-
-    events: list[Event]
-    num_final: dict[int, int]  # by sequence, where part of a span was taken back
-
-    def insert_running(self, seq: Sequence) -> None:
-        """Take in a sequence that the cache holds now."""
-        ...
-
-    def end(
-        self, seq: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: str | None = None
-    ) -> None:
-        """End an output, wherever it is."""
-        ...
-
-    def fault(self, seq: Sequence, error: Exception) -> None:
-        """End an output for an error that concerns it alone."""
-        ...
+if TYPE_CHECKING:
+    from ridgeline.engine.scheduler import Scheduler
 
 
 @dataclass(slots=True)
 class StepCommit:
     """Takes in a step's results for its sequences, each with the span that was computed for it."""
 
-    outputs: Outputs
+    scheduler: "Scheduler"
     cache: CacheManager
     strategy: Strategy
     max_model_len: int
@@ -54,13 +36,13 @@ class StepCommit:
             token = result.samples[index]
             try:
                 if token.error is not None:
-                    self.outputs.end(seq, FinishReason.ERROR, error=token.error)
+                    self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
                     continue
                 ends = self._append(seq, token)
                 self._commit(seq, span.start + 1)
                 self._end_as(seq, ends)
             except Exception as error:
-                self.outputs.fault(seq, error)
+                self.scheduler.fault(seq, error)
 
     def spans(self, landed: Iterable[tuple[int, Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
         """Take in spans of any kind; the first of each triple is not used."""
@@ -73,13 +55,13 @@ class StepCommit:
             try:
                 if scored := scores.get(seq.seq_id):
                     seq.num_prompt_logprobs += len(scored)
-                    self.outputs.events.append(PromptLogprobsEvent(seq.request, scored))
+                    self.scheduler.events.append(PromptLogprobsEvent(seq.request, scored))
                 if span.pooled:
                     self._pooled(seq, span, vectors[seq.seq_id])
                 else:
                     self._span(seq, span, sampled)
             except Exception as error:
-                self.outputs.fault(seq, error)
+                self.scheduler.fault(seq, error)
 
     def _span(self, seq: Sequence, span: Span, sampled: dict[int, list[SampledToken]]) -> None:
         """Accept, append, commit to the cache what is final, then fork: in this order, so that what is final and
@@ -97,25 +79,25 @@ class StepCommit:
             num_accepted = accepted.num_final - (span.num_tokens - span.num_optional)
             seq.drafted.add(accepted.method, span.num_optional, num_accepted)
         if accepted.num_final < span.num_tokens:
-            self.outputs.num_final[seq.seq_id] = accepted.num_final
+            self.scheduler.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)
         self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
         for sibling in fork_siblings(seq, self.cache) if seq.siblings else ():
-            self.outputs.insert_running(sibling)
+            self.scheduler.insert_running(sibling)
             try:
                 if not self._end_if_broken(sibling, sampled[sibling.seq_id], sampled):
                     gained = self.strategy.accept(sibling, span, sampled[sibling.seq_id]).tokens
                     self._end_as(sibling, self._extend(sibling, gained))
             except Exception as error:
-                self.outputs.fault(sibling, error)
+                self.scheduler.fault(sibling, error)
         self._end_as(seq, ends)
 
     def _pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
         vector_H = self.strategy.pool(seq, span, rows_RH)
         self._commit(seq, span.end)
         if vector_H is not None:
-            self.outputs.events.append(VectorEvent(seq.request, seq.index, vector_H))
-            self.outputs.end(seq, FinishReason.STOP)
+            self.scheduler.events.append(VectorEvent(seq.request, seq.index, vector_H))
+            self.scheduler.end(seq, FinishReason.STOP)
 
     def _commit(self, seq: Sequence, num_computed: int) -> None:
         seq.num_computed = num_computed
@@ -136,7 +118,7 @@ class StepCommit:
             seq.first_token_s = self.clock()
         num_output = len(token_ids) - len(request.prompt_ids)
         stops = token_id in request.stop_ids and num_output >= request.params.min_tokens
-        self.outputs.events.append(TokenEvent(request, seq.index, token_id, token.logprob, stops))
+        self.scheduler.events.append(TokenEvent(request, seq.index, token_id, token.logprob, stops))
         if stops or (seq.grammar is not None and seq.grammar.accept(token_id)):
             return FinishReason.STOP
         if num_output >= request.max_tokens or len(token_ids) >= self.max_model_len:
@@ -145,7 +127,7 @@ class StepCommit:
 
     def _end_as(self, seq: Sequence, reason: FinishReason | None) -> None:
         if reason is not None:
-            self.outputs.end(seq, reason, stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None)
+            self.scheduler.end(seq, reason, stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None)
 
     def _end_if_broken(
         self, seq: Sequence, tokens: Items[SampledToken], sampled: dict[int, list[SampledToken]]
@@ -155,6 +137,6 @@ class StepCommit:
             if token.error is not None:
                 for sibling in tuple(seq.siblings):
                     self._end_if_broken(sibling, sampled[sibling.seq_id], sampled)
-                self.outputs.end(seq, FinishReason.ERROR, error=token.error)
+                self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
                 return True
         return False

@@ -25,12 +25,6 @@ from ridgeline.engine.request import FinishEvent, FinishReason, Request
 Records = npt.NDArray[np.void]
 Kind = Literal["admitted", "preempted"]
 
-STEPS = 4096  # records in each ring
-SPANS = 65536
-DECISIONS = 16384
-OUTPUTS = 4096
-PROMPT_BLOCKS = 65536
-HOST_SAMPLES = 4096
 HOST_PERIOD_S = 1.0
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WAIT_REASONS: tuple[str, ...] = ("", *get_args(WaitReason))  # "": nobody waited
@@ -77,6 +71,15 @@ OUTPUT_FIELDS = (
 )
 PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of a prompt and its output, and all before it
 HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
+FIELDS = {
+    "steps": STEP_FIELDS,
+    "spans": SPAN_FIELDS,
+    "decisions": DECISION_FIELDS,
+    "outputs": OUTPUT_FIELDS,
+    "prompts": PROMPT_FIELDS,
+    "host": HOST_FIELDS,
+}
+CAPACITIES = {"steps": 4096, "spans": 65536, "decisions": 16384, "outputs": 4096, "prompts": 65536, "host": 4096}
 
 
 class Ring:
@@ -129,12 +132,9 @@ class Journal:
 
     def __init__(self, num_groups: int, block_size: int) -> None:
         blocks = [(f"{state}_{group}", "i4") for group in range(num_groups) for state in ("free", "cached", "used")]
-        self.steps = Ring((*STEP_FIELDS, *blocks), STEPS)
-        self.spans = Ring(SPAN_FIELDS, SPANS)
-        self.decisions = Ring(DECISION_FIELDS, DECISIONS)
-        self.outputs = Ring(OUTPUT_FIELDS, OUTPUTS)
-        self.prompts = Ring(PROMPT_FIELDS, PROMPT_BLOCKS)
-        self.host = Ring(HOST_FIELDS, HOST_SAMPLES)
+        fields = FIELDS | {"steps": (*STEP_FIELDS, *blocks)}
+        self.rings = {name: Ring(fields[name], CAPACITIES[name]) for name in FIELDS}
+        self.steps, self.spans, self.decisions, self.outputs, self.prompts, self.host = self.rings.values()
         self._block_size = block_size
         self._key = secrets.token_bytes(16)
         self._next_host_s = -math.inf
@@ -251,20 +251,6 @@ class Journal:
             chain.update(ids[begin : begin + size].tobytes())
             self.prompts.append(int.from_bytes(chain.digest(), "little", signed=True))
         return len(ids) // size
-
-    def hashes_of(self, output: np.void) -> Records:
-        """Return the hashes of an output record; fewer of the first where they have been written over."""
-        first = int(output["first_hash"])
-        at, records = self.prompts.read(first)
-        return records[: max(0, first + int(output["num_hashes"]) - at)]
-
-    def spans_of(self, step: np.void) -> Records:
-        """Return the spans of a step record, as they were in that step; fewer where they have been written over."""
-        first = int(step["first_span"])
-        at, records = self.spans.read(first)
-        found = records[: max(0, first + int(step["num_spans"]) - at)]
-        found["start"] += step["span_shift"]
-        return found
 
     def _anew(self, plan: StepPlan, num_final: Mapping[int, int]) -> tuple[int, int]:
         """Write the plan's spans, unless they are those of the last step one token on; return tokens and rows."""

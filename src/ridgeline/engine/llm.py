@@ -9,7 +9,6 @@ from ridgeline.core.config import EngineConfig, EngineOptions
 from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
-from ridgeline.core.step import Vectors
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import CompletionOutput, EmbeddingOutput, OutputDelta, RequestOutput
@@ -18,6 +17,7 @@ from ridgeline.engine.request import Request
 from ridgeline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from ridgeline.core.step import Vectors
     from ridgeline.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}

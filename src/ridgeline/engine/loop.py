@@ -7,20 +7,20 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
+from ridgeline.engine.client import EngineStats
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import Event, FinishReason, Request
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.stats import SchedulerStats
 
 log = get_logger("engine")
 
@@ -96,8 +96,14 @@ class EngineLoop:
         if self._record is not None:
             self._record.close()
 
-    def stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+    def stats(self) -> EngineStats:
+        """Return the counts of now, from any thread: single fields are read, so no lock is needed."""
+        totals = self.journal.totals()
+        return replace(
+            self._scheduler.stats(),
+            num_computed_tokens=totals.num_computed_tokens,
+            step_s=totals.plan_s + totals.run_s + totals.commit_s + totals.render_s,
+        )
 
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.

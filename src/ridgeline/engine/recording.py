@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -19,32 +19,12 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
-from ridgeline.engine.journal import (
-    DECISION_FIELDS,
-    HOST_FIELDS,
-    OUTPUT_FIELDS,
-    PROMPT_FIELDS,
-    SPAN_FIELDS,
-    STEP_FIELDS,
-    STEPS,
-    Journal,
-    Records,
-    Ring,
-)
+from ridgeline.engine.journal import CAPACITIES, FIELDS, Journal, Records
 from ridgeline.engine.sizing import Sizing
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
-FIELDS = {
-    "steps": STEP_FIELDS,
-    "spans": SPAN_FIELDS,
-    "decisions": DECISION_FIELDS,
-    "outputs": OUTPUT_FIELDS,
-    "prompts": PROMPT_FIELDS,
-    "host": HOST_FIELDS,
-}
-RINGS = tuple(FIELDS)
-FLUSH_STEPS = min(256, STEPS // 4)
+FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +79,13 @@ class Follower:
     """Takes in what was written to a journal since it last looked, which must be often: its rings are small."""
 
     def __init__(self, take: Callable[[str, Records], None]) -> None:
-        self._next = dict.fromkeys(RINGS, 0)
+        self._next = dict.fromkeys(FIELDS, 0)
         self._take = take
 
     def __call__(self, journal: Journal) -> None:
         """Follow the journal, now and then."""
-        if journal.steps.num_written - self._next["steps"] >= FLUSH_STEPS or _is_filling(journal, self._next):
+        new = {name: ring.num_written - self._next[name] for name, ring in journal.rings.items()}
+        if new["steps"] >= FLUSH_STEPS or any(new[name] > CAPACITIES[name] // 4 for name in FIELDS):
             self.flush(journal)
 
     def close(self) -> None:
@@ -112,8 +93,7 @@ class Follower:
 
     def flush(self, journal: Journal) -> None:
         """Take in all that is new."""
-        for name in RINGS:
-            ring: Ring = getattr(journal, name)
+        for name, ring in journal.rings.items():
             first, records = ring.read(self._next[name])
             if self._next[name] == ring.num_written:
                 continue
@@ -124,27 +104,19 @@ class Follower:
             self._take(name, records)
 
 
-def _is_filling(journal: Journal, seen: Mapping[str, int]) -> bool:
-    return any(
-        ring.num_written - seen[name] > ring.capacity // 4
-        for name in ("spans", "decisions", "outputs", "prompts")
-        for ring in (cast("Ring", getattr(journal, name)),)
-    )
-
-
 class MemoryRecorder:
     """Keeps everything that a journal had."""
 
     def __init__(self, setup: EngineSetup | None = None) -> None:
         self._setup = setup
-        self._taken: dict[str, list[Records]] = {name: [] for name in RINGS}
+        self._taken: dict[str, list[Records]] = {name: [] for name in FIELDS}
         self.follow = Follower(lambda name, records: self._taken[name].append(records))
 
     def recording(self, journal: Journal) -> Recording:
         """Return all records so far."""
         self.follow.flush(journal)
         rings = {
-            name: np.concatenate(found) if found else cast("Ring", getattr(journal, name)).read()[1]
+            name: np.concatenate(found) if found else journal.rings[name].read()[1]
             for name, found in self._taken.items()
         }
         return Recording(self._setup, **rings, cache_reasons=tuple(journal.cache_reasons))
@@ -226,7 +198,7 @@ def read_recording(path: Path) -> Recording:
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
-        found = {name: [frame for frame in decoded if frame.ring == name] for name in RINGS}
+        found = {name: [frame for frame in decoded if frame.ring == name] for name in FIELDS}
         if not found["steps"]:
             raise ConfigError(f"the journal {path} holds no steps")
         rings = {

@@ -16,6 +16,7 @@ from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.strategy import Room, Strategy
+from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import is_decode, may_chain, next_decode
 from ridgeline.engine.pacing import Pacing
@@ -24,7 +25,6 @@ from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Request, Sequence
 from ridgeline.engine.siblings import hand_over
-from ridgeline.engine.stats import SchedulerStats
 from ridgeline.engine.unfinished import Unfinished
 
 log = get_logger("engine")
@@ -235,14 +235,14 @@ class Scheduler:
         except Exception:  # it is gone all the same: at worst its blocks are lost
             log.exception("the blocks of output %d of %s were not freed", seq.index, seq.request.request_id)
 
-    def stats(self) -> SchedulerStats:
-        return SchedulerStats(
-            len(self._waiting),
-            len(self._running),
-            self._num_preemptions,
-            self._step,
-            self._cache.stats(),
-            self._strategy.drafts(),
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_preemptions=self._num_preemptions,
+            num_steps=self._step,
+            cache=self._cache.stats(),
+            drafts=self._strategy.drafts(),
         )
 
     def block_counts(self) -> list[int]:
@@ -357,6 +357,7 @@ class Scheduler:
         return self._planned(plan, decodes=True)
 
     def insert_running(self, seq: Sequence) -> None:
+        """Take in a sequence that the cache holds now."""
         self._decode = None
         self._running.append(seq)
         self._running.sort(key=self._waiting.key)
