@@ -1,4 +1,4 @@
-"""An Inspection as tables: 100 columns where there is no terminal, and then plain text."""
+"""Print an Inspection as tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,26 +6,23 @@ from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import cast
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.select import computes
 from ridgeline.cli._inspection import Inspection, StepCost
+from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Op, Shape
 from ridgeline.program.pricing import OpCost
 from ridgeline.spec.spec import AnyLayer
 
-PIPED_COLUMNS = 100
 MAX_LISTED_NUMBERS = 4
 
 
 def print_inspection(inspection: Inspection) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = PIPED_COLUMNS
+    console = plain_console()
     spec = inspection.spec
     console.print(
         f"{spec.model_type} · {len(spec.layers)} layers · hidden {spec.hidden_size:,} · "
@@ -34,36 +31,20 @@ def print_inspection(inspection: Inspection) -> None:
     tables = (_parameters, _stored) if inspection.stored else (_parameters,)
     for table in (*tables, _layers, _program, _groups, _steps, _kv):
         console.print()
-        console.print(table(inspection, plain=not console.is_terminal))
+        console.print(table(inspection, console))
     if sharing := _sharing(inspection):
         console.print(sharing)
 
 
-def _table(title: str, plain: bool, *columns: str, left: int = 1) -> Table:
-    """Make an empty table. The first `left` columns hold text, the others numbers."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None if plain else SIMPLE_HEAD, pad_edge=False
-    )
-    for index, name in enumerate(columns):
-        if index < left:
-            table.add_column(name, overflow="fold", min_width=len(name))
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _parameters(inspection: Inspection, plain: bool) -> Table:
+def _parameters(inspection: Inspection, console: Console) -> Table:
     program, size = inspection.program, inspection.element
     embedding, head = cost.embedding_parameters(program), cost.head_parameters(program)
     head_spec = inspection.spec.head
     tied = head_spec is not None and head_spec.tied
     active, total = cost.active_parameters(program), program.num_parameters
-    table = _table("Parameters", plain, "", "count", f"bytes in {inspection.dtype}")
+    table = new_table(console, ("", "count", f"bytes in {inspection.dtype}"), title="Parameters")
     for name, count in (
-        (
-            "embedding, also the head" if tied else "embedding",
-            embedding,
-        ),
+        ("embedding, also the head" if tied else "embedding", embedding),
         ("head", head),
         ("layers and norms", total - embedding - head),
         ("total", total),
@@ -73,11 +54,10 @@ def _parameters(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _stored(inspection: Inspection, plain: bool) -> Table:
+def _stored(inspection: Inspection, console: Console) -> Table:
     """Make one row per type of tensors and what becomes of them."""
-    table = _table(
-        "Tensors of the file", plain, "type", "on load", "tensors", "bits/weight", "bytes", "bytes loaded", left=2
-    )
+    columns = ("type", "on load", "tensors", "bits/weight", "bytes", "bytes loaded")
+    table = new_table(console, columns, title="Tensors of the file", left=2)
     for tensors in inspection.stored:
         bits = f"{8 * tensors.num_bytes / tensors.num_weights:.2f}"
         sizes = (str(tensors.num_tensors), bits, _bytes(tensors.num_bytes), _bytes(tensors.loaded_bytes))
@@ -85,10 +65,10 @@ def _stored(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _layers(inspection: Inspection, plain: bool) -> Table:
+def _layers(inspection: Inspection, console: Console) -> Table:
     """Make one row per distinct layer, however often it stands in the model."""
     spec = inspection.spec
-    table = _table("Spec", plain, "part", "what it is", left=2)
+    table = new_table(console, ("part", "what it is"), title="Spec", left=2)
     table.add_row("embedding", _describe(spec.embedding))
     for layer, numbers in _distinct_layers(spec.layers):
         named = {field.name: getattr(layer, field.name) for field in fields(layer)}
@@ -100,13 +80,13 @@ def _layers(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _program(inspection: Inspection, plain: bool) -> Table:
+def _program(inspection: Inspection, console: Console) -> Table:
     """List each distinct layer's ops once, between what comes before all layers and after them."""
     title = (
         f"Program (T tokens, R logit rows), and its cost for {_decode_text(inspection)} and {_prefill_text(inspection)}"
     )
     columns = ("op", "kind", "output", "weights", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
-    table = _table(title, plain, *columns, left=4)
+    table = new_table(console, columns, title=title, left=4)
     rows = list(zip(inspection.program.ops, inspection.decode.ops, inspection.prefill.ops))
     numbers = [_layer_number(op) for op, _, _ in rows]
     last = max(index for index, number in enumerate(numbers) if number is not None)
@@ -128,10 +108,10 @@ def _program(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _groups(inspection: Inspection, plain: bool) -> Table:
+def _groups(inspection: Inspection, console: Console) -> Table:
     """Make one row per kind of group: what it is made of, and what all groups of the kind cost together."""
     columns = ("kind", "ops", "backend", "groups", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
-    table = _table("Groups of ops that run as one", plain, *columns, left=3)
+    table = new_table(console, columns, title="Groups of ops that run as one", left=3)
     members: dict[tuple[str, str], list[int]] = {}
     for index, group in enumerate(inspection.groups):
         kinds = Counter(op.kind for op in group.ops)
@@ -153,10 +133,9 @@ def _prefill_text(inspection: Inspection) -> str:
     return f"prefill of {inspection.prompt:,}"
 
 
-def _steps(inspection: Inspection, plain: bool) -> Table:
-    table = _table(
-        "Cost of a step", plain, "", "FLOPs", "bytes", "weights", "KV read", "KV write", "other", "FLOP/byte"
-    )
+def _steps(inspection: Inspection, console: Console) -> Table:
+    columns = ("", "FLOPs", "bytes", "weights", "KV read", "KV write", "other", "FLOP/byte")
+    table = new_table(console, columns, title="Cost of a step")
 
     def add(name: str, step: StepCost) -> None:
         total, num_tokens = step.total, step.load.num_tokens
@@ -171,10 +150,10 @@ def _steps(inspection: Inspection, plain: bool) -> Table:
     return table
 
 
-def _kv(inspection: Inspection, plain: bool) -> Table:
+def _kv(inspection: Inspection, console: Console) -> Table:
     lengths = sorted({inspection.spec.max_positions, inspection.context})
-    heads = [f"bytes at {length:,} tokens" for length in lengths]
-    table = _table(f"KV cache of a sequence, {inspection.kv_dtype}", plain, "group", "layers", "bytes/token", *heads)
+    columns = ("group", "layers", "bytes/token", *(f"bytes at {length:,} tokens" for length in lengths))
+    table = new_table(console, columns, title=f"KV cache of a sequence, {inspection.kv_dtype}")
     program, size = inspection.program, inspection.kv_element
     for group in cost.kv_groups(program, size):
         name = group.kind if group.window is None else f"sliding, window {group.window:,}"

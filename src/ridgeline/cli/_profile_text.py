@@ -1,18 +1,16 @@
-"""A StepProfile as a table: 100 columns where there is no terminal, and then plain text."""
+"""Print a StepProfile as a table."""
 
 from collections.abc import Mapping
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.bench.profile import LAYERS, OpProfile, StepProfile
+from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.core.config import Choice
 from ridgeline.cost.efficiency import Calibration
 from ridgeline.cost.hardware import Hardware
 
-PIPED_COLUMNS = 100
-NUMBERS = ("Mop", "MB", "bound by", "limit ms", "pred ms", "ms", "% roof", "% step")
+COLUMNS = ("op", "kind", "Mop", "MB", "bound by", "limit ms", "pred ms", "ms", "% roof", "% step")
 
 
 def print_profiles(
@@ -23,9 +21,7 @@ def print_profiles(
     calibration: Calibration | None = None,
 ) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = PIPED_COLUMNS
+    console = plain_console()
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     at = f" at {hardware.machine.isa_level}" if hardware.machine.isa_level else ""
     console.print(
@@ -65,11 +61,8 @@ def _print(console: Console, profile: StepProfile) -> None:
     )
     peaks = ", ".join(f"{kind} {peak / 1e9:,.0f}" for kind, peak in profile.ops_per_s.items())
     console.print(f"ceilings of these seconds: {profile.stream_bytes_per_s / 1e9:.1f} GB/s from memory; Gop/s {peaks}")
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("op", "kind"):
-        table.add_column(name, overflow="fold")
-    for name in NUMBERS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table(console, COLUMNS, left=2)
+    table.padding = (0, 1, 0, 0)
     in_layers = False
     for op in profile.ops:
         if op.label.startswith(LAYERS) and not in_layers:
@@ -79,24 +72,11 @@ def _print(console: Console, profile: StepProfile) -> None:
 
     measured_s = profile.measured_ops_s
     roof = f"{profile.limit_s / measured_s:.0%}" if measured_s else ""
-    table.add_row(
-        "all ops",
-        "",
-        "",
-        "",
-        "",
-        _ms(profile.limit_s),
-        _known(profile.predicted_s),
-        _ms(measured_s),
-        roof,
-        _share(measured_s, profile),
-    )
-    for name, seconds in (
-        *profile.rest_s.items(),
-        ("outside the ops", sum(profile.rest_s.values())),
-        ("step", profile.step_s),
-    ):
-        table.add_row(name, "", "", "", "", "", "", _ms(seconds), "", _share(seconds, profile))
+    times = (_ms(profile.limit_s), _known(profile.predicted_s), _ms(measured_s))
+    table.add_row("all ops", *[""] * 4, *times, roof, _share(measured_s, profile))
+    rest = profile.rest_s | {"outside the ops": sum(profile.rest_s.values()), "step": profile.step_s}
+    for name, seconds in rest.items():
+        table.add_row(name, *[""] * 6, _ms(seconds), "", _share(seconds, profile))
     console.print(table)
 
 

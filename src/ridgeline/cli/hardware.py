@@ -26,19 +26,15 @@ def hardware(
 
     Takes a few seconds the first time, and then shows the cached figures. Best on a machine that does nothing else.
     """
-    from rich.console import Console
-
     from ridgeline.backends.probe import ceilings, find_native
+    from ridgeline.cli._tables import plain_console
 
     native = find_native()
     measured = ceilings(native, again=again)
     if json:
         typer.echo(_as_json(measured, native))
         return
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 100
-    _print(console, measured, native)
+    _print(plain_console(), measured, native)
 
 
 def _as_json(hardware: "Hardware", native: "NativeModule") -> str:
@@ -136,19 +132,13 @@ def _print_table(
     console: "Console", title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
 ) -> None:
     """Print one row per key with a column per thread count; `ridges` adds operations per byte of memory."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from ridgeline.cli._tables import new_table
 
     if not rows:
         return
-    box = SIMPLE_HEAD if console.is_terminal else None
-    table = Table(title=title, title_justify="left", title_style="bold", box=box, pad_edge=False)
-    table.add_column("")
     counts = sorted({count for by_threads in rows.values() for count in by_threads})
-    for count in counts:
-        table.add_column("1 thread" if count == 1 else f"{count} threads", justify="right")
-    if ridges:
-        table.add_column("ridge, op/byte", justify="right")
+    columns = ["1 thread" if count == 1 else f"{count} threads" for count in counts]
+    table = new_table(console, ["", *columns, *(["ridge, op/byte"] if ridges else [])], title=title)
     for name, by_threads in rows.items():
         cells = [_spread(by_threads[count]) for count in counts]
         ridge = ridges.get(name)

@@ -23,14 +23,11 @@ def models(
         rows = [asdict(entry) | {"path": str(entry.path)} for entry in entries]
         typer.echo(msgspec.json.encode(rows).decode())
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from ridgeline.cli._tables import new_table, plain_console
 
-    console = Console(markup=False, highlight=False, emoji=False)
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for title in ("model", "where", "size", "can do", "context"):
-        table.add_column(title, justify="right" if title in ("size", "context") else "left", overflow="fold")
+    console = plain_console()
+    table = new_table(console, ("model", "where", "size", "can do", "context"), left=2)
+    table.columns[3].justify, table.columns[3].no_wrap = "left", False
     for entry in entries:
         size = f"{entry.num_bytes / 1e9:.1f} GB" if entry.num_bytes >= 1e9 else f"{entry.num_bytes / 1e6:.0f} MB"
         context = "" if entry.context is None else f"{entry.context:,}"

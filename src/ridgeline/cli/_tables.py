@@ -1,0 +1,32 @@
+"""Tables on standard output: 100 columns where there is no terminal, and then plain text."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+PIPED_COLUMNS = 100
+
+
+def plain_console() -> Console:
+    """Return a console that prints text as it is: model files and paths are no markup."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_COLUMNS
+    return console
+
+
+def new_table(console: Console, columns: Sequence[str], *, title: str | None = None, left: int = 1) -> Table:
+    """Make an empty table without lines where there is no terminal.
+
+    The first `left` columns hold text, the others numbers.
+    """
+    box = SIMPLE_HEAD if console.is_terminal else None
+    table = Table(title=title, title_justify="left", title_style="bold", box=box, pad_edge=False)
+    for index, name in enumerate(columns):
+        if index < left:
+            table.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
