@@ -208,14 +208,12 @@ class Scheduler:
             requests = self._unfinished.request_ids()
         else:
             self._decodes.discard(plan.step)
-            planned = {span.seq_id for span in plan.spans if self._is_in_flight(plan.step, span.seq_id)}
+            flown = self._in_flight.items()
+            planned = {seq_id for seq_id, flights in flown if any(flight.step == plan.step for flight in flights)}
             requests = list(dict.fromkeys(s.request.request_id for s in self._running if s.seq_id in planned))
         for seq in [seq for request_id in requests for seq in self._unfinished.of(request_id)]:
             self.end(seq, FinishReason.ERROR, error=message)
         return self.take_events()
-
-    def _is_in_flight(self, step: int, seq_id: int) -> bool:
-        return any(flight.step == step for flight in self._in_flight.get(seq_id, ()))
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's blocks away; it waits, and recomputes its tokens when it is admitted again."""
