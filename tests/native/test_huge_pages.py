@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.backends.native.memory import address, allocate, huge_page_share
+from ridgeline.backends.native.memory import ARENA_BYTES, Arena, address, allocate, huge_page_share
 
 
 def smaps(path: Path, *mappings: tuple[int, int, int, int, int]) -> Path:
@@ -45,3 +45,17 @@ def test_of_this_process_it_is_a_share() -> None:
     memory[:] = 1
     share = huge_page_share([memory])
     assert share is None or 0.0 <= share <= 1.0
+
+
+def test_parts_lie_side_by_side_in_an_arena() -> None:
+    """So that a huge page is shared by the end of one and the beginning of the next."""
+    arena, generator = Arena(), np.random.default_rng(0)
+    sizes = [1, 64, 0, ARENA_BYTES + 1, *generator.integers(1, 1 << 20, 200).tolist()]
+    parts = [arena.take(size) for size in sizes]
+    neighbours = 0
+    for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        assert part.nbytes == size and address(part) % 64 == 0 and not part.any()
+        part[:] = number % 255 + 1
+        neighbours += number > 0 and 0 <= address(part) - address(parts[number - 1]) - sizes[number - 1] < 64
+    assert all((part == number % 255 + 1).all() for number, part in enumerate(parts)), "none overlaps another"
+    assert neighbours > 190

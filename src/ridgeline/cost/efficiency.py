@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ MIN_SAMPLES = 3
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
 
 
-@dataclass(frozen=True, slots=True)
-class OpTiming:
+class OpTiming(NamedTuple):
     """One piece of a step as a backend runs it, and how long it took, in seconds.
 
     `ops` are the labels of the program's ops in it; none for what the program does not hold, such as sampling.

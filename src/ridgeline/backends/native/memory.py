@@ -16,6 +16,9 @@ from ridgeline.backends.native.settings import KvKind
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.program.op import LOGITS, KvState, LatentState, Program, RecurrentState
 
+ALIGNMENT = 64
+HUGE_PAGE_BYTES = 2 << 20
+ARENA_BYTES = 64 << 20  # that an arena takes at once
 SMAPS = Path("/proc/self/smaps")
 MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 SIZE = re.compile(r"(Rss|AnonHugePages|ShmemPmdMapped|FilePmdMapped): +(\d+) kB")
@@ -32,10 +35,26 @@ def allocate(num_bytes: int) -> np.ndarray:
     return np.frombuffer(mapping, dtype=np.uint8, count=num_bytes)
 
 
+class Arena:
+    """Memory that is never given back, for parts of any size side by side: a huge page holds the end of one and the
+    beginning of the next.
+    """
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, dtype=np.uint8)
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """Return uint8 [num_bytes], zero and 64-byte aligned."""
+        if num_bytes > self._free.nbytes:
+            self._free = allocate(-(-max(num_bytes, ARENA_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        taken, self._free = self._free[:num_bytes], self._free[-(-num_bytes // ALIGNMENT) * ALIGNMENT :]
+        return taken
+
+
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
     """Ask for huge pages for a mapping that is large enough; of a file, where its file system has them."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
-    if advice is not None and len(mapping) >= 2**21:
+    if advice is not None and len(mapping) >= HUGE_PAGE_BYTES:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(advice)
 

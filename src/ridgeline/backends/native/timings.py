@@ -4,7 +4,6 @@ Called by the executable when a step is profiled.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ridgeline.backends.native.compile import Part, ReferencePart
 from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
@@ -44,7 +43,7 @@ class TapeTimings:
     def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
         """Return timings in order of execution, the sampling last. `fallback_s` has reference ops by label."""
         return [
-            replace(piece, seconds=sum(instruction_s[begin:end]) if end else fallback_s[piece.label])
+            piece._replace(seconds=sum(instruction_s[begin:end]) if end else fallback_s[piece.label])
             for piece, begin, end in self._pieces
         ]
 

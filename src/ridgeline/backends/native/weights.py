@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ridgeline import _native
-from ridgeline.backends.native.memory import address, allocate
+from ridgeline.backends.native.memory import Arena, address
 from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
 from ridgeline.quant import StoredMatrix, quantize
@@ -60,6 +60,7 @@ class NativeWeights:
         self._threads = ThreadPoolExecutor(num_threads, "pack")
         self._tensors: Tensors | None = None
         self._parts: dict[str, np.ndarray] = {}
+        self._memory = Arena()
         self._matrices: dict[str, _native.Matrix] = {}
 
     @property
@@ -164,7 +165,7 @@ class NativeWeights:
 
             def packed() -> np.ndarray:
                 num_bytes = describe(0).num_bytes
-                memory = allocate(num_experts * num_bytes)
+                memory = self._memory.take(num_experts * num_bytes)
                 for expert in range(num_experts):
                     self._pack(describe(address(memory) + expert * num_bytes), *make(expert), order)
                 return memory
@@ -211,7 +212,7 @@ class NativeWeights:
             if found is None:
                 found = make()
                 if address(found) % 64:
-                    aligned = allocate(found.nbytes)
+                    aligned = self._memory.take(found.nbytes)
                     aligned[:] = found
                     found = aligned
                 if self._store:
