@@ -44,13 +44,14 @@ void check_range(const Matrix& matrix, int64_t begin, int64_t end) {
 
 // The layout of packed panels is the same at every level, so any level's table may say how large one is.
 NativeMatrix describe(const std::string& kind, const std::string& input, int64_t outputs, int64_t inputs, int32_t group,
-                      bool has_zero_points, uintptr_t address) {
-  Matrix matrix{weight_kind_of(kind), input_kind_of(input), has_zero_points, group, outputs, inputs, 0, 0, nullptr, {}};
+                      bool has_zero_points, uintptr_t address, uintptr_t order) {
+  Matrix matrix{weight_kind_of(kind), input_kind_of(input), has_zero_points, group, outputs, inputs, 0, 0, nullptr, {},
+                reinterpret_cast<const int32_t*>(order)};
   require(outputs > 0 && inputs > 0, "a matrix needs outputs and inputs, got " + std::to_string(outputs) + " and " +
                                          std::to_string(inputs));
   if (is_float(matrix.kind)) {
     require(kind == input, "a matrix of " + kind + " takes inputs of " + kind + ", not " + input);
-    require(!has_zero_points, "zero points belong to integer weights");
+    require(!has_zero_points && order == 0, "zero points, and an order of inputs, belong to integer weights");
   } else {
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
@@ -204,6 +205,7 @@ void multiply(const std::string& level, const NativeMatrix& self, const Array<co
 WeightKind weight_kind_of(const std::string& name) {
   return by_name<WeightKind>("weights of", {{"f32", WeightKind::f32}, {"bf16", WeightKind::bf16},
                                             {"int8", WeightKind::int8}, {"int8_groups", WeightKind::int8_groups},
+                                            {"int8_minima", WeightKind::int8_minima},
                                             {"int4", WeightKind::int4}, {"int4_minima", WeightKind::int4_minima},
                                             {"int8_super", WeightKind::int8_super},
                                             {"int8_super_minima", WeightKind::int8_super_minima},
@@ -233,13 +235,15 @@ EpilogueKind epilogue_kind_of(const std::string& name) {
 }
 
 void bind_linear(nb::module_& module) {
-  nb::class_<NativeMatrix>(module, "Matrix", "A linear layer's packed weights, at an address that the caller keeps alive.")
+  nb::class_<NativeMatrix>(module, "Matrix", "A linear layer's packed weights, at an address that the caller keeps alive, as that of `order`: with it, int32 "
+                              "[K], weight k multiplies input order[k].")
       .def("__init__",
            [](NativeMatrix* self, const std::string& kind, const std::string& input, int64_t outputs, int64_t inputs,
-              int32_t group, bool has_zero_points, uintptr_t address) {
-             new (self) NativeMatrix(describe(kind, input, outputs, inputs, group, has_zero_points, address));
+              int32_t group, bool has_zero_points, uintptr_t address, uintptr_t order) {
+             new (self) NativeMatrix(describe(kind, input, outputs, inputs, group, has_zero_points, address, order));
            },
-           "kind"_a, "input"_a, "outputs"_a, "inputs"_a, "group"_a = 0, "has_zero_points"_a = false, "address"_a = 0)
+           "kind"_a, "input"_a, "outputs"_a, "inputs"_a, "group"_a = 0, "has_zero_points"_a = false, "address"_a = 0,
+           "order"_a = 0)
       .def("at", at, "address"_a, "The same matrix, packed at another 64-byte aligned address.")
       .def_prop_ro("outputs", [](const NativeMatrix& self) { return self.matrix.outputs; })
       .def_prop_ro("inputs", [](const NativeMatrix& self) { return self.matrix.inputs; })

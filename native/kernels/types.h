@@ -19,6 +19,7 @@ enum class WeightKind : uint8_t {
   int8,
   int4,
   int8_groups,
+  int8_minima,
   int4_minima,
   int8_super,
   int8_super_minima,
@@ -33,7 +34,7 @@ inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their group
 }
 
 [[maybe_unused]] static constexpr bool has_minima(WeightKind kind) {
-  return kind == WeightKind::int4_minima || kind == WeightKind::int8_super_minima ||
+  return kind == WeightKind::int8_minima || kind == WeightKind::int4_minima || kind == WeightKind::int8_super_minima ||
          kind == WeightKind::int4_super_minima;
 }
 
@@ -49,6 +50,7 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   int8_groups  per group of `group` inputs: int8's words, then 32 float16 scales; K padded to a group
 //   int4  with zero points, [G][32] bytes, padded to 64; then per group of `group` inputs: [group / 8][2][16 words],
 //         then 32 float16 scales; K padded to a group
+//   int8_minima  as int8_groups, and after a group's scales 32 float16 minima: w = value * scale + minimum
 //   int4_minima  as int4 without zero points, and after a group's scales 32 float16 minima: w = value * scale + minimum
 //   int8_super, int8_super_minima, int4_super_minima  whose scales, and minima, are products, as GGUF's K types have
 //         them: [K / 256][1 or 2][32] float16; then as int8_groups and int4_minima, but with 32 signed bytes in place of
@@ -68,6 +70,7 @@ struct Matrix {
   int64_t panel_bytes;
   const uint8_t* data;
   Tuning tuning{};
+  const int32_t* order = nullptr;  // [K] or null: weight k multiplies input order[k], of integer weights
 };
 
 // Inputs share a scale in groups of at most this many: 255 * 32767 * 256 < 2^31, sums cannot overflow.

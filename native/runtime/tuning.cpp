@@ -76,6 +76,7 @@ Kinds kind_of(const Matrix& matrix) {
     case WeightKind::bf16: return kBf16;
     case WeightKind::int8:
     case WeightKind::int8_groups:
+    case WeightKind::int8_minima:
     case WeightKind::int8_super:
     case WeightKind::int8_super_minima: return kInt8;
     default: return kInt4;

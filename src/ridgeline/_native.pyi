@@ -18,10 +18,10 @@ def best_level() -> str:
 
 class Matrix:
     """
-    A linear layer's packed weights, at an address that the caller keeps alive.
+    A linear layer's packed weights, at an address that the caller keeps alive, as that of `order`: with it, int32 [K], weight k multiplies input order[k].
     """
 
-    def __init__(self, kind: str, input: str, outputs: int, inputs: int, group: int = 0, has_zero_points: bool = False, address: int = 0) -> None: ...
+    def __init__(self, kind: str, input: str, outputs: int, inputs: int, group: int = 0, has_zero_points: bool = False, address: int = 0, order: int = 0) -> None: ...
 
     def at(self, address: int) -> Matrix:
         """The same matrix, packed at another 64-byte aligned address."""

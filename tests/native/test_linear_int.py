@@ -17,7 +17,7 @@ native = pytest.importorskip("ridgeline._native", reason="the native module is n
 PANEL = 32
 LEVELS = native.runnable_levels()
 SUPER = ["int8_super", "int8_super_minima", "int4_super_minima"]
-KINDS = ["int8", "int8_groups", "int4", "int4_minima", *SUPER]
+KINDS = ["int8", "int8_groups", "int8_minima", "int4", "int4_minima", *SUPER]
 SUPER_INPUTS = 256
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
@@ -91,7 +91,7 @@ def make_layer(
             for part in outer
         )
         minima_NG = others[0] if others else None
-    if kind == "int4_minima":
+    if kind in ("int4_minima", "int8_minima"):
         minima_NG = -scales_NG * rng.normal(7.5, 2, scales_NG.shape).astype(np.float32)
         minima_NG = minima_NG.astype(np.float16).astype(np.float32)
     return Layer(kind, group, values_NK, scales_NG, zero_points_NG, minima_NG, outer)

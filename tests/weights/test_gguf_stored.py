@@ -17,7 +17,7 @@ from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.stored import prequantized
 
-KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups"}
+KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups", "Q5_1": "int8_minima"}
 EXPERTS = {"expert_count": 3, "expert_used_count": 2}
 
 
@@ -36,7 +36,7 @@ def as_type(kind, values):
     return values.shape, number.value, gguf.quantize(values, number).tobytes()
 
 
-ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0, "Q5_0": 128}
+ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0, "Q5_0": 128, "Q5_1": 0}
 
 
 def meaning(stored, zero):
@@ -167,6 +167,7 @@ def test_experts_of_two_types(tmp_path):
         "0.ffn.down.weight": "int4_minima",
         "1.ffn.gate.weight": "int4",
         "1.ffn.up.weight": "int4",
+        "1.ffn.down.weight": "int8_minima",
     }
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     completions = [

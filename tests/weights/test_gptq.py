@@ -6,6 +6,7 @@ from quantized_folder import EXAMPLE, LLAMA, PHI3, change, check_bits, check_log
 from small_checkpoint import described
 
 from ridgeline import quant
+from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.weights.folder import ModelFolder
@@ -75,8 +76,6 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 def reason(case):
     """Why such matrices are decoded natively."""
-    if case.get("order") == "shuffled":
-        return "no kernel reads inputs in an order of the file's"
     if case["bits"] == 8 and not case.get("sym", True):
         return "no kernel has 8 bits with zero points"
     return "no kernel has groups of 16 inputs" if case["group"] == 16 else ""
@@ -106,6 +105,25 @@ def test_native_computes_with_the_integers(tmp_path, case):
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     gptq(tmp_path, **case)
     assert reason(case) in check_logits(tmp_path, stays=not reason(case))
+
+
+def test_one_order_of_inputs_serves_what_runs_as_one_matrix(tmp_path):
+    """As writers make it: queries, keys and values read one input, whose order is that of its importance."""
+    native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    gptq(tmp_path, PHI3, order="shuffled", sym=False)
+    check_logits(tmp_path, stays=True)
+    spec, program = described(PHI3)
+    stored = prequantized(ModelFolder.open(tmp_path), spec, program)
+    formats = prequantized_formats(stored.formats, program, "int16")
+    names = [f"layers.1.attn.{letter}.weight" for letter in "qkv"]
+    assert len({formats[name] for name in names}) == 1 and formats[names[0]].order
+    from ridgeline.backends.native.weights import NativeWeights
+
+    weights = NativeWeights(dict, native.best_level(), 1, None, stored)
+    expected = np.concatenate([quant.dequantize(stored.read(name)) for name in names])
+    matrix = weights.matrix("qkv", names, expected.shape, formats[names[0]])
+    found = np.stack([native.unpack_output(native.best_level(), matrix, n) for n in range(len(expected))])
+    assert np.array_equal(found, expected)
 
 
 def test_native_computes_with_rows_of_fused_tensors(tmp_path):

@@ -208,7 +208,7 @@ def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA, w
         used = 8 if own and "down" in layer else bits
         codes = RNG.integers(0, 1 << used, weight.shape)
         spread = (codes[..., None] >> np.arange(used) & 1).astype(np.uint8).reshape(num_outputs, -1)
-        scales, biases = (positive((num_outputs, num_inputs // group), dtype) * sign for sign in (1, -4))
+        scales, biases = (positive((num_outputs, num_inputs // group), dtype) * sign for sign in (1, -(1 << used) // 2))
         parts = {
             f"{layer}.weight": np.packbits(spread, axis=1, bitorder="little").view(np.uint32),
             f"{layer}.scales": scales.astype(dtype),
@@ -233,8 +233,8 @@ def mlx(folder, *, bits=4, group=64, dtype=np.float16, own=None, config=LLAMA, w
         ({}, ""),
         ({"bits": 2, "group": 32, "dtype": np.dtype(ml_dtypes.bfloat16)}, ""),
         ({"bits": 3, "group": 128}, ""),
-        ({"bits": 6}, "8 bits with minima"),
-        ({"bits": 8, "group": 32}, "8 bits with minima"),
+        ({"bits": 6}, ""),
+        ({"bits": 8, "group": 32}, ""),
         ({"dtype": np.float32}, "float16 cannot hold its scales"),
     ],
     ids=str,
@@ -251,10 +251,7 @@ def test_mlx_layers_with_bits_of_their_own(tmp_path):
     weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
     assert np.array_equal(weights["layers.1.ffn.down.weight"], expected[EXAMPLE])
     native()
-    reason = check_logits(tmp_path, stays=True)
-    assert (
-        "12 matrices keep the file's integers; 2 are dequantized to float32: no kernel has 8 bits with minima" in reason
-    )
+    assert "dequantized" not in check_logits(tmp_path, stays=True)
     change(tmp_path, f"{EXAMPLE}.biases", lambda x: None)
     assert not loads_or_refuses(tmp_path)
 
@@ -308,3 +305,61 @@ def test_mlx_itself(tmp_path, bits):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization": {"group_size": 64, "bits": bits}}))
     weights = load_weights(tmp_path, *described(LLAMA), FLOAT32)
     np.testing.assert_allclose(weights["layers.1.ffn.down.weight"], expected[EXAMPLE], rtol=0, atol=1e-7)  # it may fuse
+
+
+def auto_round(folder, packing, **settings):
+    """Replaces a folder's settings by AutoRound's."""
+    config = json.loads((folder / "config.json").read_text())
+    own = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 32, "data_type": "int"}
+    config["quantization_config"] = own | {"autoround_version": "0.5.1", "iters": 200} | settings
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_auto_round_packs_as_gptq_or_awq(tmp_path):
+    from test_awq import awq
+    from test_gptq import gptq
+
+    expected = gptq(tmp_path, sym=False)
+    auto_round(
+        tmp_path, "auto_round:auto_gptq", sym=False, extra_config={"lm_head": {"bits": 16, "data_type": "float"}}
+    )
+    check_bits(tmp_path, expected)
+    native()
+    check_logits(tmp_path, stays=True)
+    expected = awq(tmp_path, group=32)
+    auto_round(tmp_path, "auto_round:auto_awq", extra_config={".*head.*": {"bits": 16}})
+    check_bits(tmp_path, expected)
+
+
+def test_auto_round_layers_with_bits_of_their_own(tmp_path):
+    from test_gptq import gptq
+
+    expected = gptq(tmp_path, bits=8)
+    auto_round(tmp_path, "auto_round:auto_gptq", sym=True, extra_config={r"model\.layers.*": {"bits": 8}})
+    check_bits(tmp_path, expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"packing_format": "auto_round:llm_compressor"}, "packing_format"),
+        ({"data_type": "mx_fp"}, "data_type='mx_fp'"),
+        ({"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}}}, "up_proj is plain; it is quantized"),
+        ({"extra_config": {"lm_head": {"bitz": 4}}}, "bitz"),
+        ({"unheard_of": 1}, "unheard_of"),
+        (
+            {"packing_format": "auto_round:auto_awq", "extra_config": {"a": {"bits": 8}}},
+            "'a' has bits or groups of its",
+        ),
+    ],
+)
+def test_auto_round_settings_that_are_not_supported(tmp_path, changed, said):
+    from test_gptq import gptq
+
+    gptq(tmp_path)
+    auto_round(tmp_path, "auto_round:auto_gptq", sym=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said):
+        load_weights(tmp_path, *described(LLAMA), FLOAT32)

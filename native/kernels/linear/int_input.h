@@ -204,9 +204,18 @@ static inline void store_group(const Matrix& matrix, const InputLayout& layout, 
   }
 }
 
-// Entries [first, first + count) of a row under its norm, whose mean and factor are given.
+// Entries [first, first + count) of a row, in that order if there is one, under its norm of this mean and factor.
 static inline void normalize_part(const Norm& norm, float mean, float factor, const float* x, int64_t first,
-                                  int64_t count, float* to) {
+                                  int64_t count, const int32_t* order, float* to) {
+  if (order) {
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t k = order[first + i];
+      to[i] = norm.kind == NormKind::none ? x[k] : (x[k] - mean) * factor * norm.weight[k];
+    }
+    if (norm.bias)
+      for (int64_t i = 0; i < count; i++) to[i] += norm.bias[order[first + i]];
+    return;
+  }
   if (norm.kind == NormKind::none) {
     __builtin_memcpy(to, x + first, (size_t)count * sizeof(float));
     return;
@@ -238,9 +247,9 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
     const int64_t first = g * panel.group, left = width - first, padded_left = panel.inputs - first;
     const int64_t count = left < panel.group ? left : panel.group;
     const int64_t padded = padded_left < panel.group ? padded_left : panel.group;
-    const bool as_it_is = norm.kind == NormKind::none && count == padded;
+    const bool as_it_is = norm.kind == NormKind::none && count == padded && !matrix.order;
     if (!as_it_is) {
-      normalize_part(norm, mean, factor, x, first, count, values);
+      normalize_part(norm, mean, factor, x, first, count, matrix.order, values);
       __builtin_memset(values + count, 0, (size_t)(padded - count) * sizeof(float));
     }
     const Quantized quantized = quantize(as_it_is ? x + first : values, padded, limit, q);

@@ -53,6 +53,7 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
   if (num_rows == 0) return;
   const auto kernel = matrix.kind == WeightKind::int8          ? multiply_kind<WeightKind::int8, false>
                       : matrix.kind == WeightKind::int8_groups ? multiply_kind<WeightKind::int8_groups, false>
+                      : matrix.kind == WeightKind::int8_minima ? multiply_kind<WeightKind::int8_minima, false>
                       : matrix.kind == WeightKind::int4_minima ? multiply_kind<WeightKind::int4_minima, false>
                       : matrix.kind == WeightKind::int8_super  ? multiply_kind<WeightKind::int8_super, false>
                       : matrix.kind == WeightKind::int8_super_minima

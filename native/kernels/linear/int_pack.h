@@ -184,11 +184,12 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
   const PanelLayout layout = panel_layout(matrix);
   const int64_t lane = output % kPanel;
   const uint8_t* panel = matrix.data + output / kPanel * matrix.panel_bytes;
+  const auto input = [&](int64_t k) { return matrix.order ? matrix.order[k] : k; };
   if (matrix.kind == WeightKind::int8) {
     float scale;
     __builtin_memcpy(&scale, panel + layout.scales + lane * 4, 4);
     for (int64_t k = 0; k < matrix.inputs; k++)
-      to[k] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
+      to[input(k)] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
     return;
   }
   for (int64_t k = 0; k < matrix.inputs; k++) {
@@ -205,11 +206,11 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
     if (has_minima(matrix.kind)) {
       // The product is rounded to float before the sum: with a scale of 17 bits it may have 25.
       volatile float product = (float)value * scale;
-      to[k] = product + unpack_scale(matrix.kind, layout, panel, g, lane, 1);
+      to[input(k)] = product + unpack_scale(matrix.kind, layout, panel, g, lane, 1);
       continue;
     }
     const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : fixed;
-    to[k] = (float)(value - zero) * scale;
+    to[input(k)] = (float)(value - zero) * scale;
   }
 }
 

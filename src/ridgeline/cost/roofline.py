@@ -22,6 +22,7 @@ WeightKind = Literal[
     "int8",
     "int4",
     "int8_groups",
+    "int8_minima",
     "int4_minima",
     "int8_super",
     "int8_super_minima",
@@ -113,6 +114,8 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 1.0 + 2.0 / group
         case "int4":
             return 0.5 + (3.0 if zero_points else 2.0) / group
+        case "int8_minima":
+            return 1.0 + 4.0 / group
         case "int4_minima":
             return 0.5 + 4.0 / group
         case "int8_super":

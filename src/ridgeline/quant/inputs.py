@@ -43,13 +43,11 @@ def why_decoded(form: StoredFormat) -> str:
     """Return why matrices so stored are decoded; empty where they are multiplied by inputs in integers."""
     if form.code != "uniform":
         return f"no kernel multiplies {form.code}"
-    if form.ordered:
-        return "no kernel reads inputs in an order of the file's"
     if form.scale == "product":
         known = (4, "minima", 32), (8, "minima", 32), (8, "minima", 16), (8, "fixed", 32), (8, "fixed", 16)
         return "" if (form.bits, form.zero, form.group) in known else f"no kernel has such scales of {form}"
-    if form.bits == 8 and form.zero != "fixed":
-        return f"no kernel has 8 bits with {'zero points' if form.zero == 'points' else 'minima'}"
+    if form.bits == 8 and form.zero == "points":
+        return "no kernel has 8 bits with zero points"
     if form.group == 0:
         return "" if form.bits == 8 and form.scale == "float32" else "no kernel has 4 bits without groups"
     if form.group % 32 or form.group > MAX_GROUP:

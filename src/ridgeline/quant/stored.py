@@ -51,7 +51,7 @@ class StoredFormat:
     `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
     holds every scale and minimum exactly; "product": a whole number from -128 to 127 times a float16 that SUPER inputs
-    share. `ordered`: inputs are stored in another order than they are computed in.
+    share. `order` names the order of the inputs where they are stored in another than they are computed in.
     """
 
     code: Code
@@ -59,7 +59,7 @@ class StoredFormat:
     group: int
     zero: Literal["fixed", "points", "minima"] = "fixed"
     scale: Literal["float16", "float32", "product"] = "float16"
-    ordered: bool = False
+    order: str = ""
 
     @property
     def fixed_zero(self) -> int:
@@ -83,7 +83,7 @@ class StoredFormat:
         number = f"int{self.bits}" if self.code == "uniform" else self.code
         groups = f" in groups of {self.group}" if self.group else ""
         zeros = {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
-        return number + groups + zeros + (" and an order of inputs" if self.ordered else "")
+        return number + groups + zeros + (" and an order of inputs" if self.order else "")
 
 
 @dataclass(frozen=True, slots=True)

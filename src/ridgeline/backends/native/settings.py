@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ridgeline.backends.host import DtypeName
@@ -32,6 +32,7 @@ class MatrixFormat:
 
     `group` is the inputs per scale; 0 of floats and int8, whose outputs have one. `zero_points`: of int4.
     `stored`: the integers are the checkpoint's own; others are rounded by `scheme`, or the one named as the kind.
+    `order`: the name of the checkpoint's order of the inputs, where it has one.
     """
 
     kind: "WeightKind"
@@ -40,6 +41,7 @@ class MatrixFormat:
     zero_points: bool = False
     stored: bool = False
     scheme: str = ""
+    order: str = ""
 
     @property
     def scheme_name(self) -> str:
@@ -79,11 +81,19 @@ def matrix_format(
     if form.scale == "product":
         kind = "int4_super_minima" if form.bits == 4 else "int8_super" if form.zero == "fixed" else "int8_super_minima"
     elif form.bits == 8:
-        kind = "int8_groups" if form.group else "int8"
+        kind = "int8_minima" if form.zero == "minima" else "int8_groups" if form.group else "int8"
     else:
         kind = "int4_minima" if form.zero == "minima" else "int4"
     points, other = form.zero == "points", "" if scheme == kind else scheme
-    return MatrixFormat(kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other)
+    return MatrixFormat(
+        kind=kind,
+        inputs=inputs,
+        group=form.group,
+        zero_points=points,
+        stored=stored,
+        scheme=other,
+        order=form.order,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +193,7 @@ class MatrixFormats:
 
 
 def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFormat, int]:
-    """Return the bytes of the matrices of each format that a step multiplies by, scales not counted."""
+    """Return the bytes of the matrices of each format that a step multiplies by, scales and orders not counted."""
     formats, total = MatrixFormats(settings, program), Counter[MatrixFormat]()
     for op in program.ops:
         if op.kind in MATRIX_OPS:
@@ -193,7 +203,7 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
         else:
             groups = [op.weights[:1]] if op.kind == "latent_attention" else []
         for names in groups:
-            form = formats.of(*names)
+            form = replace(formats.of(*names), order="")
             bits = {"f32": 32, "bf16": 16}.get(form.kind) or (4 if form.kind.startswith("int4") else 8)
             total[form] += sum(math.prod(program.weights[name]) for name in names) * bits // 8
     return total

@@ -137,7 +137,7 @@ class NativeWeights:
                 _concat([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form
             )
 
-        return self._packed(name, stored, order, inputs, form, num_experts)
+        return self._packed(name, stored, order, inputs, form, num_experts, self._order(name, sources[0], form))
 
     def rows(
         self, name: str, make: Callable[[int], Array], order: np.ndarray, inputs: int, form: MatrixFormat
@@ -153,13 +153,24 @@ class NativeWeights:
         inputs: int,
         form: MatrixFormat,
         num_experts: int,
+        inputs_from: int = 0,
     ) -> _native.Matrix:
-        """Pack rows `order` of what `make` returns for expert 0; the other experts' lie behind it."""
+        """Pack rows `order` of what `make` returns for expert 0; the other experts' lie behind it.
+
+        `inputs_from`: the address of the order of the inputs, 0 where there is none.
+        """
         if name not in self._matrices:
 
             def describe(location: int) -> _native.Matrix:
                 matrix = _native.Matrix(
-                    form.kind, form.inputs, len(order), inputs, form.input_group, form.zero_points, location
+                    form.kind,
+                    form.inputs,
+                    len(order),
+                    inputs,
+                    form.input_group,
+                    form.zero_points,
+                    location,
+                    inputs_from,
                 )
                 return _native.tuned(self._level, matrix, self._variants.get(kind_name(form), {}))
 
@@ -172,6 +183,19 @@ class NativeWeights:
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
         return self._matrices[name]
+
+    def _order(self, name: str, source: str, form: MatrixFormat) -> int:
+        """Return the address of the order in which a checkpoint stores the inputs; 0: as they are computed."""
+        if not form.order:
+            return 0
+
+        def order() -> np.ndarray:
+            assert self._prequantized is not None
+            found = self._prequantized.read(source, 0, slice(1)).order
+            assert found is not None
+            return found.view(np.uint8)
+
+        return address(self._part(f"{name}.order", order))
 
     def _stored_rows(self, sources: Sequence[str], expert: int) -> Rows:
         """Return what the checkpoint stores of several weights, as one matrix."""

@@ -27,7 +27,7 @@ from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked, unpacked_lanes
 from ridgeline.weights.packing.fp4 import packed_fp4
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, order_name, scale_type
 from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, ScaledBytes, same_scales
 from ridgeline.weights.packing.schemes import WeightScheme, read_schemes
 
@@ -110,7 +110,7 @@ def _of_words(checkpoint: Checkpoint, layer: str, scheme: WeightScheme, unused: 
         0 if whole else groups.described,
         "fixed" if scheme.symmetric else "points",
         "float32" if whole else scale_type(checkpoint, scales),
-        ordered=order is not None,
+        order=order_name(order),
     )
     reader = _Words(scheme, groups, form, (num_outputs, num_inputs), in_lanes, order)
     return PackedTensor(f"{layer}.weight", (num_outputs, num_inputs), (*wanted, shape, *unused), form, reader)

@@ -23,7 +23,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, order_name, scale_type
 from ridgeline.weights.packing.targets import pattern
 
 BITS = (2, 3, 4, 8)
@@ -101,7 +101,7 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
     where = f"{checkpoint.entries[qweight].file}: {layer}"
     order = input_order(f"{where}.g_idx", checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
     zero, scale = "fixed" if settings.symmetric else "points", scale_type(checkpoint, scales)
-    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.described, zero, scale, ordered=order is not None)
+    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.described, zero, scale, order=order_name(order))
     reader = _Reader(where, groups, settings, form, order)
     return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), form, reader)
 

@@ -1,5 +1,6 @@
 """The tensors that together store a matrix: checked against each other, their scales in groups that kernels have."""
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -89,6 +90,11 @@ class Groups:
         num_described = -(-self.num_inputs // self.described)
         times = num_described if self.count == 1 else self.stored // self.described
         return np.repeat(values_NG, times, axis=1)[:, :num_described]
+
+
+def order_name(order: npt.NDArray[np.int32] | None) -> str:
+    """Return a name that only one order has; none where there is no order."""
+    return "" if order is None else hashlib.blake2b(order.tobytes(), digest_size=16).hexdigest()
 
 
 def input_order(where: str, g_idx: Array, groups: Groups) -> npt.NDArray[np.int32] | None:

@@ -1,0 +1,65 @@
+"""Read what AutoRound writes: tensors packed as those of GPTQ's first version, or of AWQ's gemm version.
+
+`packing_format` says which; `extra_config` has the bits and groups of single layers, by name or regular expression, 16
+bits where a layer is plain. https://arxiv.org/abs/2309.05516
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.formats import PackedTensor, awq, gptq
+
+# How the model was made, and what stayed plain or how inputs are rounded, which tensors and options say.
+WITHOUT_EFFECT = (
+    "autoround_version", "iters", "nsamples", "seqlen", "batch_size", "gradient_accumulate_steps", "lr", "minmax_lr",
+    "low_gpu_mem_usage", "enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning", "scale_dtype",
+    "amp", "to_quant_block_names", "block_name_to_quantize", "dataset", "backend", "act_bits", "act_group_size",
+    "act_sym", "act_data_type", "act_dynamic", "super_bits", "super_group_size", "modules_to_not_convert",
+    "quant_lm_head",
+)  # fmt: skip
+PLAIN_BITS = 16
+PATTERN = re.compile(r"[*+?^$\[(|\\]")  # what makes a name a regular expression
+
+
+def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
+    is_awq = settings.choice("packing_format", {"auto_round:auto_gptq": False, "auto_round:auto_awq": True})
+    own, rules = _read(settings), settings.section("extra_config")
+    layers = {name: _of_layer(rules, name) for name in rules.all_keys()} if rules is not None else {}
+    if not is_awq:
+        dynamic = {_rule(name, layer): layer for name, layer in layers.items()}
+        return gptq.find(checkpoint, ConfigReader({**own, "dynamic": dynamic}))
+    if other := [name for name, layer in layers.items() if {**own, **layer} != own and not _is_plain(layer)]:
+        raise ConfigError(
+            f"quantization_config: extra_config: {other[0]!r} has bits or groups of its own; packed as AWQ none has"
+        )
+    return awq.find(checkpoint, ConfigReader(own))
+
+
+def _read(settings: ConfigReader) -> Mapping[str, int | bool]:
+    """Return what is said of the bits, groups and zeros of a layer, or of all."""
+    settings.ignore(*WITHOUT_EFFECT)
+    settings.expect("data_type", "int", "float", None)  # float of layers that are plain, which 16 bits say
+    found = {key: settings.optional_integer(key, low=-1) for key in ("bits", "group_size")}
+    sym = settings.flag("sym", True) if settings.has("sym") else None
+    return {key: value for key, value in {**found, "sym": sym}.items() if value is not None}
+
+
+def _of_layer(rules: ConfigReader, name: str) -> Mapping[str, int | bool]:
+    rule = rules.section(name)
+    found = {} if rule is None else _read(rule)
+    if rule is not None:
+        rule.finish()
+    return found
+
+
+def _is_plain(layer: Mapping[str, int | bool]) -> bool:
+    return layer.get("bits", 0) >= PLAIN_BITS
+
+
+def _rule(name: str, layer: Mapping[str, int | bool]) -> str:
+    """Return the name as a rule of GPTQ's `dynamic`."""
+    pattern = name if PATTERN.search(name) else re.escape(name) + "$"
+    return ("-:" if _is_plain(layer) else "+:") + pattern
