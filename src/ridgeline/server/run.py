@@ -27,7 +27,8 @@ from ridgeline.server.transport import Connection, Limiter
 
 log = get_logger("server")
 
-BACKLOG = 1024
+BACKLOG = 1024  # connections that wait for the event loop, in the kernel
+ACCEPTED_AT_ONCE = 64  # each has a descriptor before it is counted
 LAST_WORDS_S = 5  # for error events and final chunks to leave, once the engine has stopped
 UNFINISHED_EXIT = 1
 ENGINE_EXIT = 5
@@ -79,8 +80,9 @@ class DrainingServer(uvicorn.Server):
         timeout_s = None if self._tls is None else self._service.settings.header_timeout_s
         for listener in sockets or ():
             server = await loop.create_server(
-                connection, sock=listener, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                connection, sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
+            listener.listen(BACKLOG)
             self.servers.append(server)
         self._event_loop = loop
         if threading.current_thread() is threading.main_thread():

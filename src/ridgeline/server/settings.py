@@ -31,7 +31,7 @@ class ServerSettings:
     )
     api_key: str | None = field(default=None, repr=False)
     max_body_bytes: int = option(2 * 2**20, "Maximum size of a request's body in bytes.", low=1)
-    max_bodies_bytes: int = option(256 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)
+    max_bodies_bytes: int = option(128 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)
     max_connections: int = option(4096, "Maximum number of open connections; more get 503.", low=1)
     max_header_bytes: int = option(64 * 2**10, "Maximum size of request line and headers in bytes.", low=256)
     header_timeout_s: float = option(

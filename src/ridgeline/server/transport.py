@@ -26,7 +26,7 @@ log = get_logger("server")
 MAX_HEADERS = 100
 MAX_PIPELINED = 64
 LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the reply may be lost with it
-RESERVED_FILES = 128  # descriptors that are no connections: model files, the log, listening sockets
+RESERVED_FILES = 256  # descriptors that are no connections: model files, the log, connections not yet counted
 WARN_EVERY_S = 60.0
 
 
