@@ -2,9 +2,8 @@
 
 import logging
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,15 +13,6 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
-
-
-class LogLevel(StrEnum):
-    """How much is logged; a request is one line at `info`."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
 
 
 @with_options(default=default_model)
@@ -39,7 +29,10 @@ def serve(
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Listen beyond this machine without an API key.")
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.info,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least severe messages to log; a request is one line at info."),
+    ] = "info",
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
