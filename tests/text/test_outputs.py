@@ -1,15 +1,22 @@
 """What a model writes, in every format of tool calls: the same pieces wherever the text is cut, and nothing raises."""
 
 import json
+import shutil
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.text.detokenizer import IncrementalDetokenizer
+from ridgeline.text.grammar import GrammarCompiler
 from ridgeline.text.outputs import OutputFormat, OutputReader
 from ridgeline.text.reasoning import FORMATS, chosen_reasoning
+from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.forcing import forced_calls
 from ridgeline.text.tools.formats import FORMATS as TOOL_FORMATS
 from ridgeline.text.tools.formats import chosen_format
@@ -180,3 +187,35 @@ def test_forced_calls_are_read_back(name: str):
                 found = [(kind, text) for kind, text, _ in pieces(FORMS[name], [text])]
                 assert found[:2] == [("call", "f"), ("arguments", F[1])]
                 assert all(json.loads(text) is not None for kind, text in found if kind == "arguments")
+
+
+@pytest.fixture
+def marked(shared_data: Path, tmp_path: Path) -> Tokenizer:
+    """A tokenizer in which the marks of hermes are special tokens, which texts leave out."""
+    marks = {"512": {"content": "<tool_call>", "special": True}, "513": {"content": "</tool_call>", "special": True}}
+    shutil.copyfile(shared_data / "models/stories260K/tokenizer.json", tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": marks}))
+    return Tokenizer.from_folder(tmp_path)
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text(marked: Tokenizer):
+    ids = [512, *marked.encode('{"name": "f"}', add_special_tokens=False), 513]
+    shown = IncrementalDetokenizer(marked, [1], shown_ids=frozenset({512, 513})).feed(ids)
+    assert shown.startswith("<tool_call>") and shown.endswith("</tool_call>")
+    assert "tool_call" not in IncrementalDetokenizer(marked, [1]).feed(ids)
+    assert pieces(FORMS["hermes"], [shown]) == [("call", "f", 0), ("arguments", "{}", 0)]
+
+
+def test_a_mark_that_is_a_token_is_forced_as_that_token(marked: Tokenizer):
+    grammar = forced_calls(TOOL_FORMATS["hermes"], {"f": ({"type": "object"}, True)}, marked, parallel=False)
+    state = GrammarCompiler(marked, 514, frozenset({2})).compile(StructuredOutputsParams(grammar=grammar)).start()
+
+    def allowed() -> set[int]:
+        return {
+            token_id
+            for token_id in range(514)
+            if state.mask()[token_id // 64] >> np.uint64(token_id % 64) & np.uint64(1)
+        }
+
+    assert allowed() == {512}
+    assert not state.accept(512) and 512 not in allowed() and 513 not in allowed()
