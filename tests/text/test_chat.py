@@ -201,7 +201,7 @@ def test_tool_calls_content_parts_documents_and_variables():
     ]
     documents = [{"title": "A", "text": "a"}, {"title": "B", "text": "b"}]
     ours = ChatTemplate({"default": THINKING_LIKE}, TOKENS).render(
-        parts, documents=documents, variables={"enable_thinking": False}
+        parts, variables={"documents": documents, "enable_thinking": False}
     )
     expected = reference(THINKING_LIKE, parts, documents=documents, enable_thinking=False, add_generation_prompt=True)
     assert ours == expected

@@ -59,6 +59,16 @@ TEXTS = {
         ("[TOOL_CALLS]f", [], [("content", "[TOOL_CALLS]f")]),
     ],
     "granite": [('<|tool_call|>[{"name": "f", "arguments": {"a": "x}"}}]', [F], [])],
+    "openai": [
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+            '<|constrain|>json<|message|>{"a": "x}"}',
+            [F],
+            [("reasoning", "hm")],
+        ),
+        ("<|channel|>final<|message|>Hi<|return|>", [], [("content", "Hi")]),
+        ("Hi", [], [("content", "Hi")]),
+    ],
 }
 MARKERS = sorted({marker for form in FORMS.values() for marker in form.markers if marker})
 SCRAPS = st.sampled_from(

@@ -17,7 +17,7 @@ from ridgeline.text.template_limits import Budget, RefusedError
 from ridgeline.text.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
 
 MAX_OUTPUT_CHARS = 4 * 2**20
-_OURS = ("messages", "tools", "documents", "add_generation_prompt")
+_OURS = ("messages", "tools", "add_generation_prompt")
 
 
 class ChatTemplate:
@@ -56,7 +56,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -75,7 +74,6 @@ class ChatTemplate:
             values[name] = _plain(value, "chat_template_kwargs")
         values["messages"] = _plain(messages, "messages")
         values["tools"] = _plain(tools, "tools")
-        values["documents"] = _plain(documents, "documents")
         values["add_generation_prompt"] = add_generation_prompt
         values[BUDGET_KEY] = Budget()
         template = self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]

@@ -107,9 +107,6 @@ class Tokenizer:
         self.joins_bytes = [step.get("type") for step in steps] == ["ByteLevel"]
         self.byte_fallback = "ByteFallback" in kinds
         self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
-        self.bos_id = self._named_id("bos_token")
-        self.eos_id = self._named_id("eos_token")
-        self.pad_id = self._named_id("pad_token")
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
@@ -196,14 +193,6 @@ class Tokenizer:
     def is_byte_token(self, token_id: int) -> bool:
         """Tell whether this is a sentencepiece byte token such as <0xE2>, which the decoder joins with its like."""
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
-
-    def token_text(self, token_id: int) -> str:
-        """Return `token_bytes` as text for display; bytes that are no whole character show as U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
-
-    def _named_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self._raw.token_to_id(token)
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -87,8 +87,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    names = TokenNames(service.tokenizer)
-    return _Chat(model, int(time.time()), body, request, dialogue.form, names, usage_chunk)
+    return _Chat(model, int(time.time()), body, request, dialogue.form, TokenNames(service.tokenizer), usage_chunk)
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:

@@ -37,7 +37,7 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
     """
     tools = {} if body.tool_choice == "none" else _offered(body.tools or [])
     wanted = _wanted(body.tool_choice, tools)
-    calls = service.calls if tools else None
+    calls = service.calls if tools or (service.calls is not None and service.calls.always) else None
     if tools and calls is None:
         raise RequestError("tools need a tool call parser: this server was started with none", param="tools")
     prompt = _prompt(service, body, tools)

@@ -26,6 +26,7 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self.special_ids = frozenset[int]() if tokenizer is None else tokenizer.special_ids  # a text may lack them
 
     def raw(self, token_id: int) -> bytes:
         """Return the token's bytes inside a text."""
@@ -39,10 +40,6 @@ class TokenNames:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def is_special(self, token_id: int) -> bool:
-        """Tell whether the text of an output may leave the token out."""
-        return self._tokenizer is not None and token_id in self._tokenizer.special_ids
 
 
 def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
@@ -112,7 +109,7 @@ class CompletionLogprobsWriter:
         return lists
 
     def _left_out(self, token_id: int) -> bool:
-        return self._skip_special and self._names.is_special(token_id)
+        return self._skip_special and token_id in self._names.special_ids
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """Return the likely tokens and, like OpenAI, the chosen one if it is not among them."""

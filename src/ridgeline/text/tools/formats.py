@@ -1,11 +1,14 @@
 """How models write tool calls: a table of formats, with what reads them."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
 
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.:-]+)")
+_MESSAGE_ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _ARGUMENTS = ("arguments", "parameters")
 INSTRUCTIONS = """You can call these functions:
 $TOOLS
@@ -16,9 +19,9 @@ To call one, reply with nothing but {"name": its name, "parameters": a JSON obje
 class ToolFormat:
     """Describe a format. `seen`: all of these stand in the chat templates of its models. `aliases` are vLLM's names.
 
-    `read` reads what follows a marker of `begin`; with `bare` also the beginning of an output. `end` stands behind a
-    call; `section` are markers that mean nothing more. A grammar forces `opening`, `call` with $NAME and $ARGS, more
-    calls behind `separator` (None: one alone), `closing`.
+    `read` reads what follows a marker of `begin`; with `bare` also the beginning of an output, with `always` also where
+    there are no tools. `end` stands behind a call; `section` are markers that mean nothing more. A grammar forces
+    `opening`, `call` with $NAME and $ARGS, more calls behind `separator` (None: one alone), `closing`.
     """
 
     seen: tuple[str, ...]
@@ -28,6 +31,7 @@ class ToolFormat:
     end: str = ""
     section: tuple[str, ...] = ()
     bare: bool = False
+    always: bool = False
     opening: str = ""
     separator: str | None = None
     closing: str = ""
@@ -98,6 +102,16 @@ def _mistral(reader: Reader) -> Steps[None]:
     yield from reader.value(reader.arguments)
 
 
+def _harmony(reader: Reader) -> Steps[None]:
+    """Read a message; its header has a channel and, if it is a call, to which function."""
+    header = yield from reader.text_until("<|message|>")
+    write = reader.reasoning if "analysis" in header else reader.content
+    if (recipient := _RECIPIENT.search(header)) is not None:
+        reader.call(recipient[1])
+        write = reader.arguments
+    yield from reader.until(_MESSAGE_ENDS, write)
+
+
 _CALL = '{"name": "$NAME", "arguments": $ARGS}'
 _BARE_CALL = '{"name": "$NAME", "parameters": $ARGS}'
 FORMATS: Mapping[str, ToolFormat] = {
@@ -139,6 +153,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         aliases=("llama4_json",),
     ),
     "generic": ToolFormat(seen=(), read=_json_sequence, bare=True, call=_BARE_CALL, separator="; "),
+    "openai": ToolFormat(
+        seen=("<|channel|>",),
+        read=_harmony,
+        begin=("<|channel|>", "<|start|>"),
+        section=(*_MESSAGE_ENDS, "<|message|>", "<|constrain|>"),
+        always=True,
+        call="<|channel|>commentary to=functions.$NAME <|constrain|>json<|message|>$ARGS",
+    ),
 }
 
 
