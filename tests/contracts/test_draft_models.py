@@ -214,15 +214,15 @@ def test_a_prompt_is_not_delayed_and_its_draft_model_catches_up_in_chunks(tmp_pa
     drafting = LLM(str(tmp_path), **TINY | {"max_num_batched_tokens": 16}, speculate=f"draft:{tmp_path}", **FIXED)
     companion = drafter_of(drafting)._companion
     sizes, first = [], []
-    compute = companion.executor.submit
+    compute = companion.compute
 
-    def submit(plan):
+    def watched(plan):
         sizes.append(plan.num_tokens)
         if not first:
             first.extend(drafting.engine.loop.scheduler.running()[0].token_ids[len(prompt) :])
-        compute(plan)
+        return compute(plan)
 
-    object.__setattr__(companion.executor, "submit", submit)
+    companion.compute = watched
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     drafting.generate([prompt], params, use_tqdm=False)
     assert len(first) == 1, "the draft model computed before the first token was out"
@@ -241,16 +241,16 @@ def test_a_second_request_finds_its_prefix_in_the_draft_models_cache(tmp_path):
 
 def test_a_failing_draft_model_harms_no_request_and_is_left_alone(tmp_path):
     prompts, params, plain, drafting = drafts_for_itself(tmp_path, 30)
-    executor, calls = drafter_of(drafting)._companion.executor, []
+    companion, calls = drafter_of(drafting)._companion, []
+    compute = companion.compute
 
-    def collect():
+    def failing(plan):
         calls.append(1)
         if len(calls) % 4 == 0 or len(calls) > 20:
-            executor._plan = None
             raise MemoryError("planted")
-        return type(executor).collect(executor)
+        return compute(plan)
 
-    object.__setattr__(executor, "collect", collect)
+    companion.compute = failing
     assert completions(drafting.generate(prompts, params, use_tqdm=False)) == plain
     num_calls = len(calls)
     assert num_calls > 4 + MAX_FAILURES
@@ -288,7 +288,7 @@ def test_tokens_that_the_draft_model_lacks_silence_it_for_their_sequence(tmp_pat
     prompts, params, plain, drafting = drafts_for_itself(tmp_path, 30)
     companion = drafter_of(drafting)._companion
     largest = max(max(prompts[1]), max(plain[1][0]))
-    object.__setattr__(companion, "vocab_size", largest)  # one less than the second sequence uses
+    companion.vocab_size = largest  # one less than the second sequence uses
     assert completions(drafting.generate(prompts, params, use_tqdm=False)) == plain
     check_caches(drafting)
 

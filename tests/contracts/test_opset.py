@@ -74,6 +74,10 @@ def linear(rng: Random, rows: str = "T") -> Case:
     return Case(Plain(), [(rows, wide)], [(tall, wide), (tall,)][: rng.randint(1, 2)])
 
 
+def concat(rng: Random) -> Case:
+    return Case(Plain(), [("T", rng.randint(1, 7)), ("T", rng.randint(1, 7))])
+
+
 def split_heads(rng: Random) -> Case:
     heads = rng.randint(1, 4)
     return Case(SplitHeadsAttrs(heads), [("T", heads * rng.randint(1, 5))])
@@ -147,8 +151,8 @@ def softcap(rng: Random) -> Case:
 CASES: dict[str, Callable[[Random], Case]] = {
     case.__name__.removesuffix("_columns"): case
     for case in (
-        embed, rmsnorm, layernorm, linear, split_heads, slice_columns, scale, rope_angles, rope, kv_write, attention,
-        add, add_row, activation, gated_activation, select_rows, lm_head, softcap,
+        embed, rmsnorm, layernorm, linear, split_heads, slice_columns, scale, concat, rope_angles, rope, kv_write,
+        attention, add, add_row, activation, gated_activation, select_rows, lm_head, softcap,
     )
 }  # fmt: skip
 for area in sorted(Path(__file__).parent.glob("op_cases_*.py")):

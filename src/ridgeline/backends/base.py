@@ -5,12 +5,15 @@ A backend is a folder `backends/<name>/` with a module `backend` that has a `BAC
 module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from ridgeline.cache.layout import CacheLayout, StateSize
 from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.dtypes import Array
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program, State
 from ridgeline.spec.spec import DecoderSpec
@@ -23,13 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The model to be computed: its `program` is `base` with adapters, and `folder` has the weights of `base`."""
+    """The model to be computed: its `program` is `base` with adapters, and `folder` has the weights of `base`.
+
+    `tensors` gives them in place of the folder, with matrices of a type: those of a head beside the model.
+    """
 
     folder: ModelFolder
     spec: DecoderSpec
     base: Program
     program: Program
     adapters: Sequence[Adapter] = ()
+    tensors: Callable[[np.dtype[Any]], Mapping[str, Array]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

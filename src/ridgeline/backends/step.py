@@ -199,6 +199,7 @@ class StepOutput:
 
     logits_RV: Array  # float32; numpy from backends that compute on CPUs
     sampled_token_ids: IntArray | None = None
+    taps: Sequence[Array] = ()  # the program's, float32 [T, H] each, good as long as the logits
 
 
 class Executable(Protocol):
@@ -209,8 +210,8 @@ class Executable(Protocol):
         """Return the size of the weights in memory."""
         ...
 
-    def run(self, step: StepBatch) -> StepOutput:
-        """Compute the step and update the cache."""
+    def run(self, step: StepBatch, features_TW: Array | None = None) -> StepOutput:
+        """Compute the step and update the cache; `features_TW` are those that the program reads."""
         ...
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:

@@ -78,8 +78,6 @@ class CacheLayout:
             raise ConfigError(f"block_size must be a power of two from 1 to {MAX_BLOCK_SIZE}, got {self.block_size}")
         if self.max_span_tokens is not None and self.max_span_tokens < 1:
             raise ConfigError(f"max_span_tokens must be at least 1, got {self.max_span_tokens}")
-        if not self.groups:
-            raise ConfigError("a cache needs at least one group; the program declares no KV state")
 
     def block_bytes(self, group: int) -> int:
         """Return the bytes of one block of `group`."""

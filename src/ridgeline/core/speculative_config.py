@@ -17,7 +17,8 @@ SAME = (
     "suffix_decoding_min_token_prob",
     "draft_sample_method",
 )
-METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "draft_model": "draft", "auto": "auto"}
+METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "auto": "auto"}
+WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
 NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard"}
@@ -57,15 +58,15 @@ def _keys(given: str | Mapping[str, object]) -> Mapping[str, Any]:
 
 def _speculate(keys: Mapping[str, Any]) -> str:
     """Return what drafts; where `method` is not said, the draft model that is named."""
-    method, model = keys.get("method"), keys.get("model")
+    method, model, known = keys.get("method"), keys.get("model"), [*METHODS, *WITH_MODEL]
     if method is None:
         if model is None:
-            raise ConfigError(f"speculative_config lacks its method: one of {', '.join(METHODS)}")
+            raise ConfigError(f"speculative_config lacks its method: one of {', '.join(known)}")
         method = model if model == "[ngram]" else "draft_model"
-    if not isinstance(method, str) or method not in METHODS:
-        raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}, got {method!r:.100}")
-    if method != "draft_model":
+    if not isinstance(method, str) or method not in known:
+        raise ConfigError(f"speculative_config: method must be one of {', '.join(known)}, got {method!r:.100}")
+    if method in METHODS:
         return METHODS[method]
     if not isinstance(model, str) or not model:
-        raise ConfigError("speculative_config: method draft_model needs model, the smaller model that drafts")
-    return f"draft:{model}"
+        raise ConfigError(f"speculative_config: method {method} needs model, the model or the head that drafts")
+    return f"{WITH_MODEL[method]}:{model}"

@@ -201,6 +201,7 @@ class StepPlan(NamedTuple):
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
     follows: int = 0  # the step that this one is with every span, of one token, one token on; 0: nothing is promised
+    features_TW: Vectors | None = None  # hidden states of another model that the program reads
 
     @property
     def num_tokens(self) -> int:
@@ -220,7 +221,8 @@ class SampledToken(NamedTuple):
 class StepResult(NamedTuple):
     """All that a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
 
-    `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell.
+    `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell. `taps`
+    are the hidden states that the program keeps, [T, H] each, good until the executor's next step.
     """
 
     step: int
@@ -229,6 +231,7 @@ class StepResult(NamedTuple):
     vectors: tuple[Vectors, ...] = ()
     batch_s: float = math.nan
     sample_s: float = math.nan
+    taps: Sequence[Vectors] = ()
 
 
 class DraftStats(NamedTuple):

@@ -5,6 +5,7 @@ Called by `engine/build.py`. The memory for keys and values is divided so that b
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ridgeline.backends.base import Backend, BackendPlan, ModelSource, StepLimits
 from ridgeline.backends.select import select
@@ -14,6 +15,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, SpeculationConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
@@ -23,22 +25,6 @@ from ridgeline.program.passes.context import for_context
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCompanion:
-    """A second model that computes steps when it is asked to; see `decoding/drafters`."""
-
-    cache: CacheManager
-    vocab_size: int
-    max_model_len: int
-    max_step_tokens: int
-    choices: Mapping[str, Choice]
-    executor: InlineExecutor
-
-    def compute(self, plan: StepPlan) -> StepResult:
-        self.executor.submit(plan)
-        return self.executor.collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +50,7 @@ class CompanionPlan:
         taken_bytes = self.plan.weight_bytes + self.plan.workspace_bytes(limits)
         return Beside(taken_bytes, bytes_per_token(self.plan, self.model.program.states))
 
-    def open(self, target: Sizing, target_bytes_per_token: int, executable: Executable, clock: Clock) -> DraftCompanion:
+    def open(self, target: Sizing, target_bytes_per_token: int, executable: Executable, clock: Clock) -> Companion:
         """Load the model beside the target's `executable`, with as many tokens of cache as the target has.
 
         Raises ConfigError where nothing fits, ModelLoadError for broken weights.
@@ -77,36 +63,40 @@ class CompanionPlan:
         sizing = choose_sizes(self.plan, config, states, length, all_rows=False)
         caches = CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching)
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
-        return DraftCompanion(
+        executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
+        return Companion(
             caches,
             self.vocab_size,
             sizing.max_model_len,
             config.scheduler.max_num_batched_tokens,
             self._choices(target, sizing),
-            InlineExecutor(opened, Sampler(), sizing.layout, clock),
+            partial(computed, executor),
         )
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
-        length, total_bytes = own.max_model_len, own.layout.total_bytes
+        length = own.max_model_len
         why_length = "that of the model" if length == target.max_model_len else "no drafts for what is longer"
         return {
             "draft_model": Choice(self.model.folder.name, f"as asked; {self.plan.weight_bytes:,} bytes of weights"),
             "draft_backend": self.why_backend,
             "draft_max_model_len": Choice(str(length), why_length),
-            "draft_kv_cache_bytes": Choice(f"{total_bytes:,}", "as many tokens as the model's own cache"),
+            "draft_kv_cache_bytes": Choice(f"{own.layout.total_bytes:,}", "as many tokens as the model's own cache"),
         }
 
 
-def plan_companion(config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan | None:
-    """Return the model that drafts for `target`; None where none is asked for.
+def computed(executor: InlineExecutor, plan: StepPlan) -> StepResult:
+    """Compute a plan now."""
+    executor.submit(plan)
+    return executor.collect()
+
+
+def plan_companion(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:
+    """Return the model that drafts for `target`.
 
     It has the target's options where they concern it, quantization included.
 
     Raises ConfigError for one that cannot draft for the target, ModelLoadError for broken files.
     """
-    if config.speculation.drafter is None:
-        return None
-    _, name = config.speculation.drafter
     asked = replace(config.model, model=name, revision=None, task="generate", max_model_len=None)
     own = replace(config, model=asked, speculation=SpeculationConfig(), adapters={})
     model = open_model(own)

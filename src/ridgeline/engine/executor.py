@@ -111,7 +111,7 @@ class InlineExecutor:
         if observer is not None and observer.times_ops:
             output, ops = self._executable.timed(batch)
         else:
-            output = self._executable.run(batch)
+            output = self._executable.run(batch, plan.features_TW)
         ran_s = self._clock()
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         batch_s, run_s, sample_s = built_s - start_s, ran_s - built_s, self._clock() - ran_s
@@ -119,4 +119,4 @@ class InlineExecutor:
             observer.observe(plan, StepTimes(batch_s, run_s, sample_s, ops))
         rows_RH = output.logits_RV
         vectors = tuple(rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows)
-        return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s)
+        return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps)

@@ -16,6 +16,7 @@ POSITIONS = "positions"  # int [T]
 ADAPTERS = "adapters"  # int [T], 0: none, else the number of the adapter, from 1
 LOGIT_ROWS = "logit_rows"  # int [R], indices into T
 LOGITS = "logits"  # float32 [R, V]
+FEATURES = "features"  # [T, W], hidden states of another program; an input of the programs that read it
 STEP_INPUTS: Mapping[str, Shape] = {TOKEN_IDS: ("T",), POSITIONS: ("T",), ADAPTERS: ("T",), LOGIT_ROWS: ("R",)}
 
 
@@ -105,6 +106,7 @@ class Program:
     states: tuple[State, ...]
     vocab_size: int
     context_length: int
+    taps: tuple[str, ...] = ()  # values [T, H] that are retained to the end of a step, beside its result
 
     @property
     def result(self) -> str:

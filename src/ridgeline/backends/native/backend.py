@@ -145,6 +145,8 @@ class NativePlan:
     def _load(self) -> Mapping[str, Array]:
         """Return the checkpoint's tensors, each read when it is asked for: memory holds what is packed of them."""
         model, dtype = self._model, DTYPES[self.settings.dtype]
+        if model.tensors is not None:
+            return model.tensors(dtype)
         weights = StreamedWeights(model.folder, model.spec, model.base, dtype)
         if not model.adapters:
             return weights
@@ -204,7 +206,8 @@ class NativeBackend:
             _check_int8(model.program)
         level, why_level = _choose_level(config.backend.isa, self._native.module)
         num_threads, why_threads = choose_threads(config)
-        stored = prequantized(model.folder, model.spec, model.base) if config.quantize.scheme is None else None
+        as_stored = config.quantize.scheme is None and model.tensors is None
+        stored = prequantized(model.folder, model.spec, model.base) if as_stored else None
         forms = stored.formats if stored is not None else {}
         formats = prequantized_formats(forms, model.base, chosen_inputs(config.quantize.inputs))
         stored = stored if formats else None

@@ -15,7 +15,7 @@ from ridgeline.backends.native.memory import CacheMemory, address
 from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
-from ridgeline.program.op import LOGITS, KvState, Op, Program, dims_of
+from ridgeline.program.op import FEATURES, LOGITS, KvState, Op, Program, dims_of
 from ridgeline.program.ops.dense import MATRIX_OPS, NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
@@ -86,6 +86,7 @@ class Compiler:
         self._widths: dict[int, int] = {}
         self._parts: list[Part] = []
         self._now = 0
+        self.features: Place | None = None  # where the step's features go, of a program that reads them
 
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
         """Return the parts of the step in order. Groups that `native` lacks are split, ops that it lacks fall back.
@@ -93,7 +94,9 @@ class Compiler:
         So are groups whose matrices are stored otherwise than one another.
         """
         groups = [part for group in fuse(self.program) for part in self._known(group, native)]
-        self._lives = liveness([group.ops for group in groups], self.program.result)
+        self._lives = liveness([group.ops for group in groups], self.program.result, *self.program.taps)
+        if FEATURES in self.program.shapes:
+            self.features = self.new(FEATURES)
         for self._now, group in enumerate(groups):
             emit = native.get(group.kind)
             if emit is None:

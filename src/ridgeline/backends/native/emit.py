@@ -255,6 +255,14 @@ def scale(compiler: Compiler, op: Op, attrs: ScaleAttrs) -> None:
     compiler.tape.scale(attrs.factor, x, compiler.output(op))
 
 
+def concat(compiler: Compiler, op: Op, attrs: Attrs) -> None:
+    out, offset = compiler.new(op.outputs[0]), 0
+    for name in op.inputs:
+        x = compiler.place(name)
+        compiler.tape.scale(1.0, x.buffer, compiler.slice(out, offset, x.width).buffer)
+        offset += x.width
+
+
 def add(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     x, y = compiler.inputs(op)
     compiler.tape.add(x, y, compiler.output(op))

@@ -58,6 +58,8 @@ class NativeExecutable:
         )
         compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
         self._parts = compiler.compile(native)
+        self._features = compiler.features
+        self._taps = [compiler.place(name) for name in program.taps]
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         self._fallback = self._open_fallback()
         self._weights.release()
@@ -101,8 +103,13 @@ class NativeExecutable:
             fastest_s = min(fastest_s, time.perf_counter() - started)
         return num_bytes / fastest_s
 
-    def run(self, step: StepBatch) -> StepOutput:
+    def run(self, step: StepBatch, features_TW: Array | None = None) -> StepOutput:
         """Compute the step, update the cache, and sample the tokens of `step.sampling`."""
+        if self._features is not None:
+            assert features_TW is not None, "this program reads features"
+            logits, ids = self._room(len(step.logit_rows_R)), np.empty(len(step.sampling.logit_row), np.int64)
+            self._tape.run(step.block, logits, 0, 0, ids)  # sizes the buffers
+            self._rows(self._features, step)[:] = features_TW
         return self._run(step, None, None)
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
@@ -139,7 +146,8 @@ class NativeExecutable:
             self._tape.run(step.block, logits, self._sample_at, self._sample_at + 1, sampled_token_ids, seconds)
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
-        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids)
+        taps = [self._rows(place, step) for place in self._taps]
+        return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, taps)
 
     def _room(self, num_rows: int) -> np.ndarray:
         """Return memory for the step's logits, that of the last step where it has as many rows."""

@@ -4,7 +4,7 @@ KINDS_BY_FILE = {
     "emit": (
         *("norm_qkv", "norm_q", "attention", "linear_add", "norm_gated", "norm_activated", "norm_head", "norm_linears"),
         *("embed", "rope_angles", "rope", "kv_write", "rmsnorm", "layernorm", "linear"),
-        *("split_heads", "slice", "scale", "add", "add_row", "lora"),
+        *("split_heads", "slice", "scale", "concat", "add", "add_row", "lora"),
         *("activation", "gated_activation", "select_rows"),
     ),
     "emit_latent": ("latent_write", "latent_attention"),

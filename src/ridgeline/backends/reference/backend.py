@@ -88,7 +88,11 @@ class ReferencePlan:
         torch.set_num_threads(self.num_threads)
         program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
         model, dtype, quantize = self.model, DTYPES[self.dtype], self.config.quantize
-        weights = {**load_weights(model.folder, model.spec, model.base, dtype), **stacked(model.adapters, dtype)}
+        if model.tensors is not None:
+            given = model.tensors(dtype)
+            weights = {name: given[name] for name in program.weights}
+        else:
+            weights = {**load_weights(model.folder, model.spec, model.base, dtype), **stacked(model.adapters, dtype)}
         if quantize.scheme is not None:
             form = chosen_format(quantize)
             weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)
@@ -141,5 +145,5 @@ def _integers(model: ModelSource, quantize: QuantizeConfig) -> Mapping[str, Stor
     if quantize.scheme is not None:
         names = quantized_names(model.program, embeddings=quantize.embeddings)
         return dict.fromkeys(names, chosen_format(quantize))
-    stored = prequantized(model.folder, model.spec, model.base)
+    stored = prequantized(model.folder, model.spec, model.base) if model.tensors is None else None
     return {} if stored is None else prequantized_matrices(stored.formats, model.base)

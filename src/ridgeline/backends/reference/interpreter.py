@@ -19,7 +19,7 @@ REFERENCE_OPS: Mapping[str, ReferenceOp] = {
 def interpret(
     program: Program, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], memory: StepMemory
 ) -> dict[str, torch.Tensor]:
-    """Run the program's ops in order and return what is left: the result, and inputs that no op reads."""
+    """Run the program's ops in order and return what is left: the result, the taps, and inputs that no op reads."""
     values = dict(inputs)
     for _ in interpret_each(program, weights, values, memory):
         pass
@@ -30,7 +30,7 @@ def interpret_each(
     program: Program, weights: Mapping[str, torch.Tensor], values: dict[str, torch.Tensor], memory: StepMemory
 ) -> Iterator[Op]:
     """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed."""
-    lives = liveness([(op,) for op in program.ops], program.result)
+    lives = liveness([(op,) for op in program.ops], program.result, *program.taps)
     for op, ends in zip(program.ops, lives.ends, strict=True):
         outputs = REFERENCE_OPS[op.kind](
             op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], memory

@@ -24,6 +24,7 @@ from ridgeline.core.dtypes import Array
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import (
     ADAPTERS,
+    FEATURES,
     LOGIT_ROWS,
     POSITIONS,
     TOKEN_IDS,
@@ -50,7 +51,8 @@ class ReferenceExecutable:
         tensors = as_tensors(weights)
         self._program, self._weights = pack_matrices(program, tensors)
         self._layout = layout
-        dtype = tensors["embed.weight"].dtype
+        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.ndim > 1), torch.float32)
+        self._dtype = dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
         self._memories: dict[int, StateMemory] = {}
@@ -70,10 +72,10 @@ class ReferenceExecutable:
         return {}
 
     @torch.inference_mode()
-    def run(self, step: StepBatch) -> StepOutput:
+    def run(self, step: StepBatch, features_TW: Array | None = None) -> StepOutput:
         """Compute the step and update the cache; sample no tokens."""
-        values, memory = self._start(step)
-        return _output(interpret(self._program, self._weights, values, memory)[self._program.result])
+        values, memory = self._start(step, features_TW)
+        return self._output(interpret(self._program, self._weights, values, memory))
 
     @torch.inference_mode()
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
@@ -86,9 +88,15 @@ class ReferenceExecutable:
             inputs = "bf16" if self._is_bf16 and op.kind in (*MATRIX_OPS, "attention") else "f32"
             timings.append(OpTiming(op.label, op.kind, (op.label,), now - since, self._element, inputs))
             since = time.perf_counter()
-        return _output(values[self._program.result]), timings
+        return self._output(values), timings
 
-    def _start(self, step: StepBatch) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
+    def _output(self, values: Mapping[str, torch.Tensor]) -> StepOutput:
+        taps = [values[name].float().numpy() for name in self._program.taps]
+        return StepOutput(values[self._program.result].float().numpy(), taps=taps)
+
+    def _start(
+        self, step: StepBatch, features_TW: Array | None = None
+    ) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
         """Return the program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
         inputs = {
@@ -97,6 +105,8 @@ class ReferenceExecutable:
             LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
             ADAPTERS: torch.from_numpy(step.adapters_or_none_T),
         }
+        if features_TW is not None:
+            inputs[FEATURES] = torch.from_numpy(features_TW).to(self._dtype)
         return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
 
     def _copy_blocks(self, step: StepBatch) -> None:
@@ -104,10 +114,6 @@ class ReferenceExecutable:
             for state in self._layout.groups[group].states:
                 for memory in self._memories[state]:
                     memory[target] = memory[source]
-
-
-def _output(result_RV: torch.Tensor) -> StepOutput:
-    return StepOutput(result_RV.float().numpy())
 
 
 def _gather(memory: torch.Tensor, tables_SB: torch.Tensor) -> torch.Tensor:

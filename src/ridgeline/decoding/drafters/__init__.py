@@ -4,33 +4,32 @@ They cost time of the machine that verifies, so they are asked for many sequence
 as are worth it. As with every proposer, what they draft changes no token of the output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.step import StepPlan, StepResult, Weights
+from ridgeline.core.config import Choice
+from ridgeline.core.step import StepPlan, StepResult, Vectors, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
-class Companion(Protocol):
-    """A model beside the target, with weights and a cache of its own, whose steps no scheduler plans."""
+@dataclass(slots=True)
+class Companion:
+    """A model or a head beside the target, with weights and a cache of its own, whose steps no scheduler plans.
 
-    @property
-    def cache(self) -> CacheManager: ...
-    @property
-    def vocab_size(self) -> int:
-        """Token ids below this mean the same to both models; others are neither computed nor drafted."""
-        ...
+    Token ids below `vocab_size` mean the same to both models; others are neither computed nor drafted. `compute`
+    computes a step over `cache`; `fold` returns what a head computes with, of the target's hidden states side by side.
+    """
 
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def max_step_tokens(self) -> int: ...
-
-    def compute(self, plan: StepPlan) -> StepResult:
-        """Compute a step over the companion's cache."""
-        ...
+    cache: CacheManager
+    vocab_size: int
+    max_model_len: int
+    max_step_tokens: int
+    choices: Mapping[str, Choice]
+    compute: Callable[[StepPlan], StepResult]
+    fold: Callable[[Vectors], Vectors] | None = None
 
 
 class DraftRequest(NamedTuple):
@@ -56,6 +55,10 @@ class Drafter(Protocol):
 
     def max_tokens(self, view: SequenceView) -> int:
         """Return how many tokens may be asked for, at most; 0 where the model cannot draft for the sequence."""
+        ...
+
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+        """Take in the target's last step and what now runs; the step's arrays are good until the next one."""
         ...
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ridgeline.core.log import get_logger
+from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.drafters import Drafted, Drafter, DraftRequest
 from ridgeline.decoding.strategy import SequenceView
 
@@ -22,6 +23,13 @@ class Shielded:
 
     def max_tokens(self, view: SequenceView) -> int:
         return self._drafter.max_tokens(view) if self._failures < MAX_FAILURES else 0
+
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+        try:
+            self._drafter.observe(running, plan, result)
+        except Exception:
+            self._failures = MAX_FAILURES
+            log.exception("hidden states could not be taken in, and what drafts from them is left alone")
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         try:

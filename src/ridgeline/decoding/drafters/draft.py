@@ -16,7 +16,17 @@ from itertools import takewhile
 import numpy as np
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import BlockCopy, BlockTable, SampledToken, SampleRow, Span, StepPlan, Weights
+from ridgeline.core.step import (
+    BlockCopy,
+    BlockTable,
+    SampledToken,
+    SampleRow,
+    Span,
+    StepPlan,
+    StepResult,
+    Vectors,
+    Weights,
+)
 from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
 from ridgeline.decoding.rejection import PROPOSAL
 from ridgeline.decoding.strategy import SequenceView, sample_row
@@ -47,12 +57,15 @@ class _Chain:
     view: SequenceView
     num_tokens: int
     row: SampleRow
+    features_1W: Vectors | None = None  # what a head reads beside the last token
     token_ids: list[int] = field(default_factory=list[int])
     weights: list[Weights] = field(default_factory=list[Weights])  # of each, where they are told
 
 
 class DraftModel:
     """Drafter over `companion`; the order of the residents is that of their last round, the latest last."""
+
+    _max_right = 64  # positions of the last draft that hold the text's keys and values, if the text came so
 
     def __init__(self, companion: Companion) -> None:
         self._companion = companion
@@ -65,6 +78,9 @@ class DraftModel:
         if view.seq_id in self._silent:
             return 0
         return max(self._companion.max_model_len - len(view.token_ids) + 1, 0)  # the last one is never computed
+
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+        """Do nothing: the text says it all."""
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         members = {request.view.seq_id for request in asked}
@@ -84,19 +100,28 @@ class DraftModel:
                 chains.append(_Chain(view, num_tokens, self._row(view, len(chains), by_rejection)))
         if not spans:
             return {}
-        self._compute(spans, copies, chains)
-        by_id = {request.view.seq_id: request.view for request in asked}
+        tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
+        self._run(spans, copies, chains, [chain.row for chain in chains], tables, 0, self._features(spans))
+        by_id = {request.view.seq_id: self._text(request.view) for request in asked}
         for span in spans:
             resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
             resident.num_computed = final
             resident.drafted.extend(span.token_ids[final - span.start :])
-            self._cache.commit(span.seq_id, by_id[span.seq_id].token_ids, final)
+            self._cache.commit(span.seq_id, by_id[span.seq_id], final)
         self._follow(chains)
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
     def forget(self, view: SequenceView) -> None:
         self._silent.discard(view.seq_id)
         self._release(view.seq_id)
+
+    def _text(self, view: SequenceView) -> Sequence[int]:
+        """Return the tokens whose keys and values are in the cache, or will be."""
+        return view.token_ids
+
+    def _features(self, spans: Sequence[Span]) -> Vectors | None:
+        """Return what is read beside the tokens of `spans`."""
+        return None
 
     def _catch_up(
         self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]
@@ -105,7 +130,7 @@ class DraftModel:
 
         None where the sequence has to do without drafts for now.
         """
-        seq_id, token_ids = view.seq_id, view.token_ids
+        seq_id, token_ids = view.seq_id, self._text(view)
         resident = self._resident(view, members)
         if resident is None or max_tokens <= 0:
             return None
@@ -120,7 +145,7 @@ class DraftModel:
 
     def _resident(self, view: SequenceView, members: set[int]) -> _Resident | None:
         """Return the sequence as the cache has it now, what was drafted and came about included."""
-        seq_id, token_ids = view.seq_id, view.token_ids
+        seq_id, token_ids = view.seq_id, self._text(view)
         resident = self._residents.pop(seq_id, None)
         if resident is None:
             if seq_id in self._silent or not self._knows(view, 0):
@@ -137,7 +162,9 @@ class DraftModel:
             self._release(seq_id)
             return None
         came = token_ids[resident.num_computed : len(token_ids) - 1]  # the newest token's row is needed anew
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(resident.drafted, came)))
+        right = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(resident.drafted[: self._max_right], came))
+        )
         if right:
             resident.num_computed += right
             self._cache.commit(seq_id, token_ids, resident.num_computed)
@@ -147,10 +174,10 @@ class DraftModel:
 
     def _row(self, view: SequenceView, row: int, by_rejection: bool) -> SampleRow:
         """Return the row that decides the first token of a draft."""
-        asked = sample_row(view, row)
+        asked, params = sample_row(view, row), self._residents[view.seq_id].params
         return asked._replace(
-            params=self._residents[view.seq_id].params,
-            stop_ids=[token for token in asked.stop_ids if token < self._companion.vocab_size],
+            params=params,
+            stop_ids=[t for t in asked.stop_ids if t < self._companion.vocab_size] if params.min_tokens else (),
             seed=asked.seed ^ PROPOSAL if by_rejection else asked.seed,
             tells_weights=by_rejection,
             allowed=None,  # a grammar's masks are the target's: where it says no, verifying does
@@ -177,7 +204,7 @@ class DraftModel:
             spans: list[Span] = []
             for chain in chains:
                 seq_id, drafted = chain.view.seq_id, chain.token_ids
-                start = len(chain.view.token_ids) + len(drafted) - 1
+                start = len(self._text(chain.view)) + len(drafted) - 1
                 spans.append(Span(seq_id, start, (drafted[-1],), 1))
                 self._residents[seq_id].drafted.append(drafted[-1])
             if len(chains) != len(last):
@@ -187,13 +214,10 @@ class DraftModel:
             rows = [_row_after(chain, row) for row, chain in enumerate(chains)]
             if any(r.tells_weights or r.params.needs_history or r.num_output <= r.params.min_tokens for r in rows):
                 followed = 0
-            followed = self._run(spans, (), chains, rows, tables, followed)
+            features = [x for chain in chains if (x := chain.features_1W) is not None]
+            features_TW = np.concatenate(features) if features else None
+            followed = self._run(spans, (), chains, rows, tables, followed, features_TW)
             last = chains
-
-    def _compute(self, spans: Sequence[Span], copies: Sequence[BlockCopy], chains: Sequence[_Chain]) -> None:
-        """Compute known tokens, and sample the first token of each chain."""
-        tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
-        self._run(spans, copies, chains, [chain.row for chain in chains], tables, 0)
 
     def _run(
         self,
@@ -203,11 +227,19 @@ class DraftModel:
         rows: Sequence[SampleRow],
         tables: tuple[tuple[BlockTable, ...], ...],
         followed: int,
+        features_TW: Vectors | None,
     ) -> int:
         """Compute a step, extend the chains by what was sampled in it, and return its number."""
         self._step += 1
-        plan = StepPlan(self._step, tuple(spans), tables, tuple(copies), tuple(rows), follows=followed)
-        for chain, token in zip(chains, self._companion.compute(plan).samples, strict=True):
+        plan = StepPlan(
+            self._step, tuple(spans), tables, tuple(copies), tuple(rows), follows=followed, features_TW=features_TW
+        )
+        result = self._companion.compute(plan)
+        ends = np.cumsum([span.num_tokens for span in spans])[[span.num_logit_rows > 0 for span in spans]]
+        for tap_TH in result.taps:
+            for chain, end in zip(chains, ends, strict=True):
+                chain.features_1W = tap_TH[end - 1 : end].copy()
+        for chain, token in zip(chains, result.samples, strict=True):
             if _is_sound(token, self._companion.vocab_size):
                 chain.token_ids.append(token.token_id)
                 if token.weights is not None:

@@ -12,16 +12,17 @@ The last step of a block and the first of the next are one span of two runs. Cal
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import DiffusionParams, SamplingParams
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import SampledToken, SampleRow, Span
 from ridgeline.decoding.random_sample import random_word
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Accepted, SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 STEP_STRIDE = 0xD1342543DE82EF95  # odd: every step of a block has a random stream of its own
@@ -46,7 +47,7 @@ class _Block:
         return [offset for offset, token in enumerate(self.decided) if token is None]
 
 
-class MaskedDiffusion:
+class MaskedDiffusion(Autoregressive):
     """Strategy of models that fill in masks; `mask_id` is their mask token."""
 
     rolls_back = True  # a block is computed again until it is whole
@@ -55,9 +56,6 @@ class MaskedDiffusion:
     def __init__(self, mask_id: int) -> None:
         self._mask_id = mask_id
         self._blocks: dict[int, _Block] = {}  # by sequence; it survives preemption
-
-    def begin(self, running: Sequence[SequenceView], room: Room) -> None:
-        """Do nothing: blocks have a size of their own."""
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         start, known, num_prompt = view.num_computed, view.token_ids, len(view.prompt_ids)
@@ -110,15 +108,6 @@ class MaskedDiffusion:
             return Accepted((), num_final)
         del self._blocks[view.seq_id]
         return Accepted([token for token in block.decided if token is not None], num_final)
-
-    def pool(self, view: SequenceView, span: Span, rows_RH: Vectors) -> Vectors | None:
-        """Return None: no span is pooled."""
-
-    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Do nothing: there is nothing to learn."""
-
-    def drafts(self) -> Mapping[str, DraftStats] | None:
-        """Return None: nothing is drafted."""
 
     def salt(self, view: SequenceView) -> str:
         """Return a salt of the whole run: a token's keys depend on all of the prompt and on how the output is cut."""

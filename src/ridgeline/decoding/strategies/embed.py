@@ -3,15 +3,16 @@
 A decoder's prompt may be cut into spans; an encoder's is one, in which every token sees every other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import PoolingParams
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView
+from ridgeline.core.step import SampleRow, Span, Vectors
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import SequenceView
 from ridgeline.spec.spec import DecoderSpec
 
 
@@ -19,18 +20,14 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock) -> "Embed":
     return Embed(whole=spec.head is None)
 
 
-class Embed:
+class Embed(Autoregressive):
     """Strategy of models whose result is the last layer's output. `whole`: a prompt is one span."""
 
-    rolls_back = False
     one_token = False
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._sums: dict[int, Vectors] = {}  # by sequence, [H]: of the outputs so far, or the one that is wanted
-
-    def begin(self, running: Sequence[SequenceView], room: Room) -> None:
-        """Do nothing: prompts take what they get."""
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         start, end = view.num_computed, min(view.num_computed + max_tokens, len(view.prompt_ids))
@@ -52,9 +49,6 @@ class Embed:
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         return ()
 
-    def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
-        return Accepted(sampled, span.num_tokens)
-
     def pool(self, view: SequenceView, span: Span, rows_RH: Vectors) -> Vectors | None:
         kind = _pooling(view).pooling
         if span.start == 0:  # also after a preemption
@@ -70,15 +64,6 @@ class Embed:
             vector_H = (vector_H / len(view.prompt_ids)).astype(np.float32)
         length = float(np.linalg.norm(vector_H))
         return vector_H / np.float32(length) if _pooling(view).normalize and length > 0 else np.array(vector_H)
-
-    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Do nothing: there is nothing to learn."""
-
-    def drafts(self) -> Mapping[str, DraftStats] | None:
-        """Return None: nothing is drafted."""
-
-    def salt(self, view: SequenceView) -> str:
-        return ""
 
     def forget(self, view: SequenceView) -> None:
         self._sums.pop(view.seq_id, None)

@@ -49,21 +49,20 @@ class _Counts:
 
     drafts: int = 0
     draft_tokens: int = 0
-    accepted_tokens: int = 0
     accepted_by_position: list[int] = field(default_factory=list[int])
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """Take in a verified draft."""
         self.drafts += 1
         self.draft_tokens += num_drafted
-        self.accepted_tokens += num_accepted
         by_position = self.accepted_by_position
         by_position.extend([0] * (num_accepted - len(by_position)))
         for position in range(num_accepted):
             by_position[position] += 1
 
     def stats(self) -> DraftStats:
-        return DraftStats(self.drafts, self.draft_tokens, self.accepted_tokens, tuple(self.accepted_by_position))
+        by_position = tuple(self.accepted_by_position)
+        return DraftStats(self.drafts, self.draft_tokens, sum(by_position), by_position)
 
 
 class _Guess(NamedTuple):
@@ -107,6 +106,7 @@ class Speculative(Autoregressive):
         self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
         self._counts = {name: _Counts() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
+        self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
         self._asked = False  # whether a sequence that runs is drafted for
         self._began_s = self._observed_s = 0.0
 
@@ -118,6 +118,9 @@ class Speculative(Autoregressive):
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
         self._drafts.clear()
+        if self._last is not None and self._drafter is not None:
+            (plan, result), self._last = self._last, None
+            self._drafter.observe(running, plan, result)
         self._asked = any(self._asks(view) for view in running)
         if not self._asked:
             return
@@ -203,6 +206,7 @@ class Speculative(Autoregressive):
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
+        self._last = (plan, result) if result.taps else None
         if not self._asked:
             return
         now_s = self._clock()

@@ -56,7 +56,7 @@ def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool 
     (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
     x = _optional_norm(b, "final_norm", spec.final_norm, x)
     if spec.head is not None and not hidden:
-        _head(b, spec.head, x)
+        lower_head(b, spec.head, x)
     return b.program()
 
 
@@ -142,7 +142,8 @@ def _scaled(b: Builder, prefix: str, factor: float, x: str) -> str:
     return x if factor == 1.0 else b.emit("scale", prefix, (x,), (), ScaleAttrs(factor))[0]
 
 
-def _head(b: Builder, head: Head, x: str) -> None:
+def lower_head(b: Builder, head: Head, x: str) -> None:
+    """Add the logits of `x` over the vocabulary of the builder's spec."""
     x = _scaled(b, "head.scale", head.scale, x)
     table = "embed.weight" if head.tied else b.weight("head.weight", b.spec.vocab_size, b.spec.hidden_size)
     weights = (table, b.weight("head.bias", b.spec.vocab_size)) if head.bias else (table,)

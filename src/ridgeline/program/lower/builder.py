@@ -30,8 +30,8 @@ class Builder:
         self._angles: dict[Rope, tuple[str, str]] = {}
         self.layer_kv: dict[str, LayerKv] = {}  # by the label of the attention that writes it
 
-    def program(self) -> Program:
-        """Return the program written so far."""
+    def program(self, taps: tuple[str, ...] = ()) -> Program:
+        """Return the program written so far, with values that are retained."""
         return Program(
             tuple(self._ops),
             self.shapes,
@@ -39,6 +39,7 @@ class Builder:
             tuple(self._states),
             self.spec.vocab_size,
             self.context_length,
+            taps,
         )
 
     def width(self, x: str) -> int:

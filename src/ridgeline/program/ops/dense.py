@@ -151,6 +151,13 @@ def _columns(attrs: SliceAttrs, inputs: Sequence[Shape], weights: Sequence[Weigh
     return ((inputs[0][0], attrs.size),)
 
 
+def _side_by_side(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
+    (rows, width), (other_rows, other_width) = inputs
+    if rows != other_rows or not isinstance(width, int) or not isinstance(other_width, int):
+        raise ConfigError(f"operands differ in rows: {inputs[0]} and {inputs[1]}")
+    return ((rows, width + other_width),)
+
+
 def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     rows: Dim = inputs[1][0]
     return ((rows, *inputs[0][1:]),)
@@ -165,6 +172,7 @@ ROWS: Mapping[str, OpRow] = {
     "slice": OpRow(SliceAttrs, 1, (0,), "x [T,W] -> some of its columns [T,S], a view", _columns, free),
     "scale": OpRow(ScaleAttrs, 1, (0,), "x -> c * x", _same, pointwise(1)),
     "add_row": OpRow(AddRowAttrs, 1, (1,), "x [T,H], table [N,H] -> x + table[row]", _same_width, _add_row_cost),
+    "concat": OpRow(Plain, 2, (0,), "x [T,W], y [T,U] -> side by side [T,W+U]", _side_by_side, pointwise(0)),
     "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, pointwise(1)),
     "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, pointwise(8)),
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, pointwise(9)),

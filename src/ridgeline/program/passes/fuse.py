@@ -81,6 +81,7 @@ class _Dataflow:
         self._position = {op.label: at for at, op in enumerate(program.ops)}
         self._producer: dict[str, Op] = {name: op for op in program.ops for name in op.outputs}
         self._consumers: dict[str, list[Op]] = {}
+        self._retained = {LOGITS, *program.taps}
         for op in program.ops:
             for name in dict.fromkeys(op.inputs):
                 self._consumers.setdefault(name, []).append(op)
@@ -94,7 +95,7 @@ class _Dataflow:
 
     def next(self, op: Op, kind: str) -> Op | None:
         """Return the op of `kind` that alone reads what `op` alone makes."""
-        if len(op.outputs) != 1 or op.outputs[0] == LOGITS:
+        if len(op.outputs) != 1 or op.outputs[0] in self._retained:
             return None
         consumers = self.consumers(op.outputs[0])
         return consumers[0] if len(consumers) == 1 and consumers[0].kind == kind else None
@@ -102,7 +103,7 @@ class _Dataflow:
     def source(self, name: str, kinds: Sequence[str], readers: Sequence[Op]) -> Op | None:
         """Return the op of one of `kinds` that makes `name`, where nobody but `readers` reads it."""
         op = self._producer.get(name)
-        if op is None or op.kind not in kinds or len(op.outputs) != 1 or name == LOGITS:
+        if op is None or op.kind not in kinds or len(op.outputs) != 1 or name in self._retained:
             return None
         labels = {reader.label for reader in readers}
         return op if all(consumer.label in labels for consumer in self.consumers(name)) else None

@@ -13,17 +13,17 @@ from ridgeline.program.op import Op
 class Liveness:
     """Lives of values over parts that run one after the other, each of one or more ops.
 
-    `ends[i]` are the values that part i makes or reads and no later part does. The result of the program never ends.
+    `ends[i]` are the values that part i makes or reads and no later part does. What is retained never ends.
     """
 
     ends: tuple[tuple[str, ...], ...]
-    last_reader: Mapping[str, int]  # by value the number of the part; the result's is beyond the last part
+    last_reader: Mapping[str, int]  # by value the number of the part; that of what is retained is beyond the last part
 
 
-def liveness(parts: Sequence[Sequence[Op]], result: str) -> Liveness:
-    """Return the lives of the values of `parts`, of which the caller reads `result` at the end."""
+def liveness(parts: Sequence[Sequence[Op]], *retained: str) -> Liveness:
+    """Return the lives of the values of `parts`, of which the caller reads those `retained` at the end."""
     last_reader = {name: number for number, ops in enumerate(parts) for op in ops for name in op.inputs}
-    last_reader[result] = len(parts)
+    last_reader |= dict.fromkeys(retained, len(parts))
     touched = [dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs)) for ops in parts]
     ends = tuple(
         tuple(name for name in names if last_reader.get(name, -1) <= number) for number, names in enumerate(touched)

@@ -79,6 +79,10 @@ def gated_activation(attrs: ActivationAttrs, inputs: Tensors, weights: Tensors, 
     return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
 
 
+def concat(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+    return (torch.cat((inputs[0], inputs[1]), dim=-1),)
+
+
 def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0].index_select(0, inputs[1]),)
 

@@ -1,0 +1,109 @@
+"""Predict with an EAGLE head: a layer over a token and the hidden state before it (arXiv 2401.15077, 2503.01840).
+
+It drafts as a model does, over a cache of such pairs, counted from where it began to follow the sequence. What it never
+saw, as a prefix that the model had cached, is missing there and harms nothing else. Drafts go on with the head's own
+hidden states; once the true ones are there their pairs are computed again:
+
+    known  a b c d | hidden  a b c | pairs  (h_a b) (h_b c) (h_c d) → e, y | drafts  (y e) → f, (y' f) → g
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import BlockCopy, Span, StepPlan, StepResult, Vectors
+from ridgeline.decoding.drafters import Companion
+from ridgeline.decoding.drafters.draft import DraftModel
+from ridgeline.decoding.strategy import SequenceView
+
+MAX_WAITING = 512  # hidden states of a sequence that wait until it is drafted for, and at most as many more
+
+
+def build(companion: Companion) -> "Eagle":
+    return Eagle(companion)
+
+
+@dataclass(slots=True)
+class _Hidden:
+    """The hidden states of the tokens `first .. end` of a sequence that is followed from token `begin` on."""
+
+    begin: int
+    first: int
+    end: int
+    chunks: list[Vectors] = field(default_factory=list[Vectors])
+
+    def rows(self, start: int, end: int) -> Vectors:
+        """Return those of tokens `start .. end`, and forget those before."""
+        joined_NW = np.concatenate(self.chunks)[start - self.first :]
+        self.first, self.chunks = start, [joined_NW]
+        return joined_NW[: end - start]
+
+
+class Eagle(DraftModel):
+    """Drafter over `companion`, a head with a cache of its own."""
+
+    _max_right = 1  # the newest known token's: its hidden state was a true one
+
+    def __init__(self, companion: Companion) -> None:
+        super().__init__(companion)
+        self._hidden: dict[int, _Hidden] = {}
+
+    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+        """Take in the hidden states of all tokens that came to stay."""
+        views = {view.seq_id: view for view in running}
+        at = 0
+        for span in plan.spans:
+            rows, view = slice(at, at + span.num_tokens), views.get(span.seq_id)
+            at += span.num_tokens
+            if view is None:
+                continue
+            hidden = self._hidden.get(span.seq_id)
+            if hidden is None or span.start > hidden.end:  # tokens in between were not seen
+                hidden = self._follow_from(view, span.start)
+            end = min(span.end, view.num_computed)
+            if end > hidden.end:
+                added_NW = np.concatenate([tap_TH[rows] for tap_TH in result.taps], axis=1)
+                hidden.chunks.append(added_NW[hidden.end - span.start : end - span.start])
+                hidden.end = end
+            if hidden.end - hidden.first > 2 * MAX_WAITING:
+                waiting_NW = hidden.rows(end - MAX_WAITING, end)
+                hidden = self._follow_from(view, end - MAX_WAITING)
+                hidden.end, hidden.chunks = end, [waiting_NW]
+
+    def forget(self, view: SequenceView) -> None:
+        super().forget(view)
+        self._hidden.pop(view.seq_id, None)
+
+    def _follow_from(self, view: SequenceView, begin: int) -> _Hidden:
+        self.forget(view)
+        hidden = self._hidden[view.seq_id] = _Hidden(begin, begin, begin)
+        return hidden
+
+    def _text(self, view: SequenceView) -> Sequence[int]:
+        return view.token_ids[self._hidden[view.seq_id].begin + 1 :]
+
+    def _features(self, spans: Sequence[Span]) -> Vectors:
+        parts: list[Vectors] = []
+        for span in spans:
+            hidden = self._hidden[span.seq_id]
+            parts.append(hidden.rows(hidden.begin + span.start, hidden.begin + span.end))
+        assert self._companion.fold is not None, "a head computes with hidden states"
+        return self._companion.fold(np.concatenate(parts))
+
+    def _catch_up(
+        self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]
+    ) -> Span | None:
+        hidden = self._hidden.get(view.seq_id)
+        if hidden is None or hidden.end != len(view.token_ids) - 1 or hidden.begin == hidden.end:
+            return None
+        if view.seq_id not in self._residents and hidden.first > hidden.begin:  # its blocks were lost: begin anew
+            hidden.begin = hidden.first
+        return super()._catch_up(view, num_tokens, max_tokens, members, copies)
+
+    def _own_params(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters without those that name tokens: the head may have another vocabulary."""
+        return SamplingParams(
+            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
+        )

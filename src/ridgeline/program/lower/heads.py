@@ -1,0 +1,92 @@
+"""Lower heads that draft: programs that read hidden states of a model beside its tokens.
+
+`FEATURES` are hidden states, one row a token. A head's own weights are named `draft.*`; the others are the model's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ridgeline.program.lower import lower_head
+from ridgeline.program.lower.attention import lower_attention
+from ridgeline.program.lower.builder import Builder
+from ridgeline.program.lower.feed_forward import lower_gated_mlp
+from ridgeline.program.op import FEATURES, LOGIT_ROWS, LOGITS, TOKEN_IDS, Program
+from ridgeline.program.ops.dense import EmbedAttrs, ScaleAttrs
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """Declares one decoder layer over the embedding of a token and the hidden state before it.
+
+    `layers` are those of the model whose inputs it reads, the number of layers standing for the output of the last.
+    Version 3 reads several through one product, and norms what its layer reads; earlier ones read the output of the
+    final norm, and have the product over embedding and hidden state. `vocab_size` is that of its logits.
+    """
+
+    is_version_3: bool
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[int, ...]
+    attention: GroupedQueryAttention
+    feed_forward: GatedMlp
+    norm: RmsNorm
+    norm_before_residual: bool
+    fc_bias: bool
+    own_embedding: bool
+    own_head: bool
+
+
+def lower_eagle(head: EagleHead, target: DecoderSpec) -> tuple[Program, Program]:
+    """Return the programs of a head that drafts for `target`: from the model's hidden states, side by side, to its
+    features; and its step, whose tap takes the features' place behind the first drafted token."""
+    b = _builder(target, head.hidden_size, head.vocab_size, head.hidden_size)
+    table = "draft.embed.weight" if head.own_embedding else "embed.weight"
+    table = b.weight(table, target.vocab_size, head.hidden_size)
+    (e,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(1.0))
+    x = FEATURES
+    if head.is_version_3:
+        e = b.norm("draft.embed_norm", head.norm, e)
+        g = b.norm("draft.hidden_norm", head.norm, x)
+        x = g if head.norm_before_residual else x
+        (inputs,) = b.emit("concat", "draft.inputs", (e, g))
+    else:
+        (joined,) = b.emit("concat", "draft.inputs", (e, x))
+        inputs = x = b.linear("draft.fc", joined, head.hidden_size, head.fc_bias)
+    (x,) = b.emit("add", "draft.mixer_sum", (x, lower_attention(b, "draft.attn", head.attention, inputs)))
+    h = lower_gated_mlp(b, "draft.ffn", head.feed_forward, b.norm("draft.ffn_norm", head.norm, x))
+    (own,) = b.emit("add", "draft.ffn_sum", (x, h))
+    (x,) = b.emit("select_rows", "rows", (own, LOGIT_ROWS))
+    if head.is_version_3:
+        x = b.norm("draft.final_norm", head.norm, x)
+    if head.own_head:
+        b.emit("lm_head", LOGITS, (x,), (b.weight("draft.head.weight", head.vocab_size, head.hidden_size),))
+    else:
+        assert target.head is not None, "only a model with a head has drafts"
+        lower_head(b, target.head, x)
+    return _fold(head, target), b.program((own,))
+
+
+def tapped(program: Program, layers: Sequence[int]) -> Program:
+    """Return a model's program that retains the inputs of `layers` to the end of a step, as its taps."""
+    before = [f"layers.{layer - 1}." if layer else "embed" for layer in layers]
+    made = [[op for op in program.ops if op.label.startswith(label)][-1] for label in before]
+    return replace(program, taps=tuple(op.outputs[0] for op in made))
+
+
+def _fold(head: EagleHead, target: DecoderSpec) -> Program:
+    b = _builder(target, target.hidden_size, target.vocab_size, len(head.layers) * target.hidden_size)
+    if head.is_version_3:
+        b.linear("draft.fc", FEATURES, head.hidden_size, head.fc_bias)
+    elif target.final_norm is None:
+        b.emit("scale", "same", (FEATURES,), (), ScaleAttrs(1.0))
+    else:
+        b.norm("final_norm", target.final_norm, FEATURES)
+    return b.program()
+
+
+def _builder(target: DecoderSpec, hidden_size: int, vocab_size: int, num_features: int) -> Builder:
+    spec = DecoderSpec(target.model_type, vocab_size, hidden_size, target.max_positions, (), None, None)
+    b = Builder(spec, target.max_positions)
+    b.shapes[FEATURES] = ("T", num_features)
+    return b

@@ -1,0 +1,157 @@
+"""Published heads that draft: they load, guess what a plain torch implementation guesses, and change no output."""
+
+from importlib.util import find_spec
+
+import oracle_heads
+import pytest
+import torch
+from test_drafts_in_the_engine import completions
+from tiny_models import build
+
+from cache_invariants import check_cache
+from preemption import generate_with_preemption
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ConfigError, ModelLoadError
+
+pytestmark = pytest.mark.skipif(
+    find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
+)
+TINY = {
+    "dtype": "float32",
+    "max_model_len": 64,
+    "max_num_seqs": 16,
+    "num_threads": 1,
+    "deterministic": True,
+    "block_size": 4,
+    "max_num_batched_tokens": 24,
+}
+FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3}
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+HEADS = {
+    "eagle-1": lambda model: oracle_heads.Eagle(model, 1, ()),
+    "eagle-3": lambda model: oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer."),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return build("llama", 3, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    return LLM(str(target.folder.path), **TINY)
+
+
+def drafter_of(llm):
+    return llm.engine.loop.scheduler._strategy._drafter._drafter
+
+
+def prompts_of(target, count=3):
+    return [row.tolist() for row in target.prompt(9, batch=count)]
+
+
+def recorded(llm):
+    """What is drafted behind which tokens, as it goes on."""
+    drafter, found = drafter_of(llm), []
+    draft = drafter.draft
+
+    def recording(asked, max_catch_up):
+        drafts = draft(asked, max_catch_up)
+        found.extend(
+            (list(r.view.token_ids), list(drafts[r.view.seq_id].token_ids)) for r in asked if r.view.seq_id in drafts
+        )
+        return drafts
+
+    drafter.draft = recording
+    return found
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_drafts_what_a_plain_implementation_drafts(name, target, tmp_path):
+    """Round after round: so what was drafted and rejected has left nothing behind."""
+    head = HEADS[name](target)
+    llm = LLM(str(target.folder.path), **TINY, speculate=f"eagle:{head.write(tmp_path)}", **FIXED)
+    found = recorded(llm)
+    llm.generate(prompts_of(target), GREEDY, use_tqdm=False)
+    assert len(found) > 60
+    for token_ids, drafted in found[::5]:
+        assert drafted == head.greedy(token_ids, len(drafted)), f"behind {len(token_ids)} tokens"
+    assert max(len(drafted) for _, drafted in found) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 5, "max_num_seqs": 5}], ids=["", "chunked"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_changes_no_output(name, options, target, plain, tmp_path):
+    """Alone, batched, in chunks, from cached prefixes, preempted; greedy and seeded, with several outputs."""
+    folder = HEADS[name](target).write(tmp_path)
+    llm = LLM(str(target.folder.path), **TINY | options, speculate=f"eagle:{folder}", **FIXED)
+    prompts = prompts_of(target)
+    for sampling in ({"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "top_p": 0.9, "n": 2}):
+        params = SamplingParams(max_tokens=30, ignore_eos=True, presence_penalty=0.2, logit_bias={3: 0.5}, **sampling)
+        expected = completions(plain.generate(prompts, params, use_tqdm=False))
+        assert completions(llm.generate(prompts, params, use_tqdm=False)) == expected
+        assert completions(llm.generate(prompts[:1], params, use_tqdm=False)) == expected[: params.n]
+    before = llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens
+    expected = completions(plain.generate(prompts, GREEDY, use_tqdm=False))
+    assert completions(generate_with_preemption(llm, prompts, GREEDY)) == expected
+    assert llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens > before
+    stats = llm.engine.loop.scheduler._strategy.drafts()["eagle"]
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    drafter = drafter_of(llm)
+    assert not drafter._hidden
+    check_cache(drafter._companion.cache, {})
+    assert all(group.used == 0 for group in drafter._companion.cache.stats().groups)
+
+
+def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
+    """Both backends draft the same; sampled drafts are of the distribution that is told of them."""
+    pytest.importorskip("torch")
+    head = HEADS["eagle-3"](target)
+    folder = head.write(tmp_path)
+    sizes = {key: value for key, value in TINY.items() if key != "deterministic"}
+    llm = LLM(str(target.folder.path), **sizes, backend="reference", speculate=f"eagle:{folder}", **FIXED)
+    found = recorded(llm)
+    llm.generate(prompts_of(target, 1), GREEDY, use_tqdm=False)
+    for token_ids, drafted in found[::3]:
+        assert drafted == head.greedy(token_ids, len(drafted))
+    llm = LLM(
+        str(target.folder.path),
+        **sizes,
+        speculate=f"eagle:{folder}",
+        **FIXED,
+        draft_sample_method="probabilistic",
+    )
+    found = recorded(llm)
+    llm.generate(prompts_of(target), SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True), use_tqdm=False)
+    drafted = {token for _, tokens in found for token in tokens}
+    assert drafted <= set(head.ids.tolist())
+    assert len(drafted) > 10
+    stats = llm.engine.loop.scheduler._strategy.drafts()["eagle"]
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda head: {"config": {"no_such_key": 3}}, ConfigError, "no_such_key=3"),
+        (lambda head: {"config": {"norm_output": True}}, ConfigError, "norm_output=True is not supported"),
+        (lambda head: {"config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 99]}}, ConfigError, "99"),
+        (lambda head: {"tensors": {"d2t": None}}, ModelLoadError, "lacks d2t"),
+        (lambda head: {"tensors": {"d2t": head.t["d2t"] + 2}}, ModelLoadError, "token ids are not those of"),
+        (lambda head: {"tensors": {"midlayer.other.weight": torch.ones(2)}}, ModelLoadError, "other.weight is not"),
+        (lambda head: {"tensors": {"norm.weight": None}}, ModelLoadError, "final_norm.weight is missing"),
+        (lambda head: {"config": {"vocab_size": 7}}, ConfigError, "hidden size .* and 7 tokens"),
+        (
+            lambda head: {"tensors": {"fc.weight": torch.ones(16, 48)}},
+            ConfigError,
+            "it is for a model of hidden size 16",
+        ),
+    ],
+    ids=["key", "unsupported", "layer", "no d2t", "d2t", "tensor", "missing", "vocabulary", "hidden size"],
+)
+def test_a_head_that_does_not_fit_is_refused_in_one_line(change, error, message, target, tmp_path):
+    head = HEADS["eagle-3"](target)
+    with pytest.raises(error, match=message) as caught:
+        LLM(str(target.folder.path), **TINY, speculate=f"eagle:{head.write(tmp_path, **change(head))}", **FIXED)
+    assert "\n" not in str(caught.value)
