@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from live_server import PATIENCE_S, LiveServer, new_engine, serving
+from pydantic import BaseModel
 
 TEMPLATE = """\
 {%- if tools %}<tool_call> tools: {{ tools | tojson }} {% endif %}\
@@ -84,6 +85,21 @@ def test_a_forced_call_is_valid_and_streams_the_same(client: openai.OpenAI, choi
     message, how = streamed(client, **body)
     assert message["tool_calls"] == [[call.function.name, call.function.arguments]] and how == reason
     assert message["content"] == ""
+
+
+class First(BaseModel):
+    ok: bool
+
+
+def test_the_helpers_of_the_client(client: openai.OpenAI):
+    tools = [openai.pydantic_function_tool(First, name="first")]
+    body = {"model": "thinker", "messages": MESSAGES, "max_tokens": 100, "tools": tools, "tool_choice": "required"}
+    body["parallel_tool_calls"] = False
+    parsed = client.chat.completions.parse(**body, seed=1).choices[0].message.tool_calls[0]
+    assert isinstance(parsed.function.parsed_arguments, First)
+    with client.chat.completions.stream(**body, seed=1) as stream:
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert call.function.parsed_arguments == parsed.function.parsed_arguments
 
 
 def test_calls_among_text_stream_the_same(client: openai.OpenAI):

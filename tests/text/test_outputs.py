@@ -35,6 +35,7 @@ TEXTS = {
             [F, ("g", "{}")],
             [("reasoning", "hm"), ("content", "Hi")],
         ),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\\\\\"}"}}</tool_call>', [("f", '{"a": "\\\\\\"}"}')], []),
         ("<tool_call>oops</tool_call> x", [], [("content", "<tool_call>oops</tool_call> x")]),
         ('<tool_call>{"name": "f"}', [("f", "{}")], []),
         ('<tool_call>{"name": "f", "arguments": {"a"', [("f", '{"a"')], []),
@@ -59,6 +60,14 @@ TEXTS = {
         ("[TOOL_CALLS]f", [], [("content", "[TOOL_CALLS]f")]),
     ],
     "granite": [('<|tool_call|>[{"name": "f", "arguments": {"a": "x}"}}]', [F], [])],
+    "deepseek_v3": [
+        (
+            'Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x}"}\n```'
+            "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [F, ("g", "{}")],
+            [("content", "Hi")],
+        )
+    ],
     "openai": [
         (
             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "

@@ -102,6 +102,15 @@ def _mistral(reader: Reader) -> Steps[None]:
     yield from reader.value(reader.arguments)
 
 
+def _deepseek(reader: Reader) -> Steps[None]:
+    """Read a name and JSON; before V3.1 it is in a fence, behind the word function."""
+    name = yield from reader.text_until("<｜tool▁sep｜>")
+    if name == "function":
+        name = yield from reader.text_until("```json")
+    reader.call(name)
+    yield from reader.value(reader.arguments)
+
+
 def _harmony(reader: Reader) -> Steps[None]:
     """Read a message; its header has a channel and, if it is a call, to which function."""
     header = yield from reader.text_until("<|message|>")
@@ -153,6 +162,18 @@ FORMATS: Mapping[str, ToolFormat] = {
         aliases=("llama4_json",),
     ),
     "generic": ToolFormat(seen=(), read=_json_sequence, bare=True, call=_BARE_CALL, separator="; "),
+    "deepseek_v3": ToolFormat(
+        seen=("<｜tool▁calls▁begin｜>",),
+        read=_deepseek,
+        begin=("<｜tool▁call▁begin｜>",),
+        end="<｜tool▁call▁end｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>"),
+        opening="<｜tool▁calls▁begin｜>",
+        call="<｜tool▁call▁begin｜>$NAME<｜tool▁sep｜>$ARGS<｜tool▁call▁end｜>",
+        separator="",
+        closing="<｜tool▁calls▁end｜>",
+        aliases=("deepseek_v31",),
+    ),
     "openai": ToolFormat(
         seen=("<|channel|>",),
         read=_harmony,
