@@ -61,6 +61,7 @@ def streamed(client: openai.OpenAI, **body: object) -> tuple[dict, str]:
     for chunk in ask(client, stream=True, **body):
         (choice,) = chunk.choices
         delta = choice.delta
+        assert delta.to_dict() or choice.finish_reason
         message["content"] += delta.content or ""
         message["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
         for call in delta.tool_calls or ():

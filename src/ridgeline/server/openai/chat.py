@@ -149,7 +149,8 @@ class _Chat:
                 if reader is None:
                     reader = readers[delta.index] = OutputReader(self.form)
                     opening = event(self._opening(delta.index))
-                yield opening + b"".join(event(self._chunk([choice])) for choice in self._added(delta, reader))
+                if chunks := opening + b"".join(event(self._chunk([choice])) for choice in self._added(delta, reader)):
+                    yield chunks
         if self.usage_chunk:
             message = self._chunk([])
             message.usage = reply.usage
@@ -189,9 +190,10 @@ class _Chat:
     def _added(self, delta: OutputDelta, reader: OutputReader) -> list[ChatChunkChoice]:
         """Return a part of the choice for each piece of its output; what belongs to the tokens is with the last."""
         pieces = reader.feed(delta.text, last=delta.finish is not None)
-        choices = [ChatChunkChoice(index=delta.index, delta=_delta(piece)) for piece in pieces]
-        if not choices:
-            choices.append(ChatChunkChoice(index=delta.index, delta=ChatDelta()))
+        if not pieces and delta.finish is None and not (self.body.logprobs or self.body.return_token_ids):
+            return []  # what came may be a part of a mark
+        parts = [_delta(piece) for piece in pieces] or [ChatDelta()]
+        choices = [ChatChunkChoice(index=delta.index, delta=part) for part in parts]
         last = choices[-1]
         last.logprobs = self._logprobs(delta.logprobs) if delta.token_ids else None
         last.token_ids = delta.token_ids if self.body.return_token_ids else UNSET
