@@ -32,7 +32,7 @@ COMMANDS = {
     "bench latency": bench_latency,
 }
 # What a command decides itself, or what has no meaning for it.
-QUEUE = {"task", "scheduling_policy", "max_itl_s", "max_queued_requests"}
+QUEUE = {"task", "scheduling_policy", "max_itl_s"}
 WITHOUT = {
     "generate": QUEUE | {"seed"},  # --seed is the sampling parameter
     "chat": QUEUE | {"seed"},

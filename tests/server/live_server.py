@@ -151,11 +151,9 @@ def serving(engine: ThreadEngine, listener: socket.socket | None = None, **setti
 
 
 @contextmanager
-def gated_serving(
-    model: Path, max_queued_requests: int = 1024, **settings: object
-) -> Iterator[tuple[LiveServer, GatedExecutor]]:
+def gated_serving(model: Path, **settings: object) -> Iterator[tuple[LiveServer, GatedExecutor]]:
     """A server whose engine computes a step only when the test says so; the gate opens at the end, come what may."""
-    engine = new_engine(model, max_queued_requests=max_queued_requests)
+    engine = new_engine(model, max_num_seqs=2)
     gate = put_in_front(engine, GatedExecutor)
     with serving(engine, **settings) as server:
         try:

@@ -95,6 +95,7 @@ def test_a_client_without_room_is_a_503_and_a_caller_that_leaves_is_an_abort(cha
         eventually(lambda: len(engine.aborted) == 1)
         assert live.post("completions", prompt=[[1], [2], [3]], max_tokens=1).status_code == 503
         assert live.client.get("/ready").status_code == 200
+        live.server._signalled = True  # else the server ends with its engine
         engine.stop()
         assert live.client.get("/ready").status_code == 503
         assert live.client.get("/health").status_code == 200

@@ -198,7 +198,7 @@ def test_a_deadline_is_a_503_with_retry_after(chat_model: Path) -> None:
 
 
 def test_a_full_queue_is_a_503_at_once(gated: tuple[LiveServer, GatedExecutor]) -> None:
-    live, gate = gated
+    live, gate = gated  # two run, two wait
     with ThreadPoolExecutor() as pool:
         taken = [post_in_background(pool, live, prompt=[1], max_tokens=2) for _ in range(4)]
         eventually(lambda: live.engine.num_unfinished == 4)

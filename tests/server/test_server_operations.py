@@ -76,12 +76,12 @@ def test_api_key(chat_model: Path) -> None:
 
 def test_hosts_that_others_reach_need_a_key() -> None:
     for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost"):
-        require_safe_host(host, api_key=None, insecure_no_auth=False)
+        require_safe_host(host, has_keys=False, insecure_no_auth=False)
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org", ""):
         with pytest.raises(ConfigError, match="--api-key"):
-            require_safe_host(host, api_key=None, insecure_no_auth=False)
-        require_safe_host(host, api_key="k", insecure_no_auth=False)
-        require_safe_host(host, api_key=None, insecure_no_auth=True)
+            require_safe_host(host, has_keys=False, insecure_no_auth=False)
+        require_safe_host(host, has_keys=True, insecure_no_auth=False)
+        require_safe_host(host, has_keys=False, insecure_no_auth=True)
     with pytest.raises(ConfigError, match="empty"):
         ServerSettings(api_key=" ")
     assert "secret-key" not in repr(ServerSettings(api_key="secret-key"))

@@ -47,7 +47,7 @@ bench = typer.Typer(name="bench", help=__doc__, no_args_is_help=True)
 
 
 # What these measurements leave alone: they generate, and put everything into the queue at once.
-ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_itl_s", "max_queued_requests"})
+ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_itl_s"})
 
 
 @bench.command()

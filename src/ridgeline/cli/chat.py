@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 512
 
 
 @with_options(
-    without={"task", "max_itl_s", "max_queued_requests", "scheduling_policy", "n", "logprobs", "prompt_logprobs"},
+    without={"task", "max_itl_s", "scheduling_policy", "n", "logprobs", "prompt_logprobs"},
     default=default_chat_model,
     defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or half of a shorter context"},
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Options that change no number of a text that is scored alone.
 WITHOUT = {
     "task", "max_model_len", "prefix_caching", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens",
-    "scheduling_policy", "max_itl_s", "max_queued_requests", "speculate", "num_speculative_tokens",
+    "scheduling_policy", "max_itl_s", "speculate", "num_speculative_tokens",
     "adaptive_speculation", "prompt_lookup_min", "prompt_lookup_max", "pack_cache", "seed",
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @with_options(
-    without={"task", "max_itl_s", "max_queued_requests", "scheduling_policy"},
+    without={"task", "max_itl_s", "scheduling_policy"},
     defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or what the context has room for"},
     prompt="prompt",
     default=default_model,

@@ -9,7 +9,7 @@ from ridgeline.bench.load import Load
 from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
-LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task", "max_queued_requests", "max_num_seqs"}
+LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task", "max_num_seqs"}
 
 
 @with_options(without=LEFT_OUT | {"max_num_batched_tokens"})

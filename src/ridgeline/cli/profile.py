@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SETTLED = ("max_model_len", "prefix_caching", "max_num_seqs", "max_num_batched_tokens")  # by what is profiled
 
 
-@with_options(without={*SETTLED, "task", "scheduling_policy", "max_itl_s", "max_queued_requests", "seed"})
+@with_options(without={*SETTLED, "task", "scheduling_policy", "max_itl_s", "seed"})
 def profile(
     config: EngineConfig,
     batch: Annotated[

@@ -46,7 +46,7 @@ def serve(
     logging.getLogger("ridgeline").setLevel(log_level.upper())
     settings = replace(settings, api_key=api_key)
     if uds is None:
-        require_safe_host(host, api_key=api_key, insecure_no_auth=insecure_no_auth)
+        require_safe_host(host, has_keys=settings.has_keys, insecure_no_auth=insecure_no_auth)
         settings = only_local_names(settings, host)
     try:
         listener = bind(host, port) if uds is None else bind_unix(Path(uds))

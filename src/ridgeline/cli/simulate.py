@@ -9,7 +9,7 @@ from ridgeline.bench.load import Load
 from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
-LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task", "max_queued_requests"}  # of a simulation
+LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task"}  # of a simulation
 HardwareOption = Annotated[
     str, typer.Option(help="this: the machine here, as it was calibrated; or a datasheet, NAME or NAME:COUNT.")
 ]

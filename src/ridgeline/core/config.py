@@ -146,7 +146,6 @@ class SchedulerConfig:
         above=0,
         high=60,
     )
-    max_queued_requests: int = option(1024, "Maximum number of waiting requests; a server refuses more.", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -348,7 +347,6 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     scheduling_policy: SchedulingPolicy
     max_itl_s: float | None
-    max_queued_requests: int
     quantize: str | None
     quantize_group_size: int | None
     quantize_zero_points: bool

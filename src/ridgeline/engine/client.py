@@ -84,15 +84,11 @@ class EngineClient(Protocol):
         """Requests whose outputs are still being read."""
         ...
 
-    def require_room(self, num_requests: int = 1) -> None:
-        """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
-        ...
-
     def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
         """Queue `requests`, whose ids are new, and yield the deltas of all their outputs until each has finished.
 
-        Closing the generator aborts what has not. Raises OverloadedError at the first delta, with none queued, where
-        `require_room` does, and later if the engine stops before all have finished.
+        Closing the generator aborts what has not. Raises OverloadedError at the first delta where the engine takes no
+        more, and later if it stops before all have finished.
         """
         ...
 

@@ -62,6 +62,7 @@ OUTPUT_FIELDS = (
     *((name, "i4") for name in ("index", "num_prompt", "num_cached", "num_output", "num_preemptions")),
     *((name, "i4") for name in ("max_tokens", "adapter", "greedy", "logprobs", "needs_history")),
     ("priority", "i4"),
+    ("client", "i8"),
     ("num_tokens", "i4"),  # prompt and output, with tokens that callers do not get
     ("first_step", "i8"),  # how many steps there had been when it came, and when it ended
     ("last_step", "i8"),
@@ -235,6 +236,7 @@ class Journal:
             -1 if params.logprobs is None else params.logprobs,
             params.needs_history,
             request.priority,
+            request.client,
             len(event.token_ids),
             first_step,
             self.steps.num_written,

@@ -5,35 +5,73 @@ from collections.abc import Iterator
 
 from ridgeline.engine.request import Sequence
 
+Key = tuple[int, float, int]
+MAX_REMEMBERED = 10_000  # clients that wait no more
+
 
 class WaitingQueue:
-    """Sorted by priority, then arrival: a preempted sequence returns to where its arrival puts it, not to the end.
+    """Sorted by priority; then the client goes first that was served the fewest tokens, each client's by arrival.
 
-    First come, first served is the same order with all priorities equal, which is what `use_priority=False` makes.
+    Served are the tokens of what is admitted and of what ends while others wait; a client that comes starts at the
+    count of the one served last, so that nobody saves up turns (virtual token counter, OSDI 2024). A preempted sequence
+    returns to where its arrival puts it, whoever's it is. With one client this is first come, first served.
     """
 
     def __init__(self, *, use_priority: bool) -> None:
         self._use_priority = use_priority
-        self._entries: list[tuple[tuple[int, float, int], Sequence]] = []
+        self._waiting: dict[int, list[tuple[Key, Sequence]]] = {}  # by client, without empty lists
+        self._served: dict[int, int] = {}  # tokens, by client
+        self._level = 0  # what the client served last had
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._waiting.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (seq for _, seq in self._entries)
+        return (seq for entries in self._waiting.values() for _, seq in entries)
 
-    def key(self, seq: Sequence) -> tuple[int, float, int]:
+    def key(self, seq: Sequence) -> Key:
         """Return the sort key of a sequence, by which the running ones are served too."""
         return seq.order if self._use_priority else (0, *seq.order[1:])
 
     def push(self, seq: Sequence) -> None:
-        bisect.insort(self._entries, (self.key(seq), seq), key=lambda entry: entry[0])
+        client = seq.request.client
+        if client not in self._waiting:
+            if len(self._served) > MAX_REMEMBERED:
+                self._served = {c: n for c, n in self._served.items() if c in self._waiting}
+            self._waiting[client] = []
+            self._served[client] = max(self._served.get(client, 0), self._level)
+        bisect.insort(self._waiting[client], (self.key(seq), seq), key=lambda entry: entry[0])
 
     def peek(self) -> Sequence | None:
-        return self._entries[0][1] if self._entries else None
+        return self._waiting[min(self._waiting, key=self._rank)][0][1] if self._waiting else None
 
     def pop(self) -> Sequence:
-        return self._entries.pop(0)[1]
+        """Take the sequence that `peek` shows, which is admitted."""
+        client = min(self._waiting, key=self._rank)
+        seq = self._waiting[client][0][1]
+        self._level = self._served[client]
+        self.charge(client, len(seq.token_ids))
+        self.remove(seq)
+        return seq
+
+    def charge(self, client: int, num_tokens: int) -> None:
+        """Count tokens that a client was served; nobody keeps count while nobody waits."""
+        if client in self._served:
+            self._served[client] += num_tokens
 
     def remove(self, seq: Sequence) -> None:
-        self._entries = [entry for entry in self._entries if entry[1] is not seq]
+        client = seq.request.client
+        entries = [entry for entry in self._waiting.get(client, ()) if entry[1] is not seq]
+        if entries:
+            self._waiting[client] = entries
+        else:
+            self._waiting.pop(client, None)
+        if not self._waiting:
+            self._served.clear()
+            self._level = 0
+
+    def _rank(self, client: int) -> tuple[int, bool, int, float, int]:
+        """Return the sort key of a client: that of its first sequence, behind what it was served."""
+        (priority, arrival_s, seq_id), seq = self._waiting[client][0]
+        is_new = seq.num_preemptions == 0
+        return (priority, is_new, self._served[client] if is_new else 0, arrival_s, seq_id)

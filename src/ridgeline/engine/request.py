@@ -42,6 +42,7 @@ class Request:
     stop_ids: frozenset[int]
     priority: int = 0  # lower runs first
     deadline_s: float | None = None
+    client: int = 0  # whose it is: the waiting queue is fair between clients
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None  # what the outputs must follow

@@ -381,6 +381,7 @@ class Scheduler:
     ) -> None:
         """Remove an output wherever it is: queued, running, or still to be forked."""
         request = seq.request
+        self._waiting.charge(request.client, seq.num_output)
         members = self._unfinished.remove(seq)
         self.events.append(seq.finished(reason, self._clock(), stop_token_id, error))
         carrier = next((other for other in members if seq in other.siblings), None)

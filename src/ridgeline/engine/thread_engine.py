@@ -29,7 +29,6 @@ class ThreadEngine:
     """Owns an Engine and its thread. Build it anywhere, `start` it on the event loop that will read the outputs."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._max_queued = config.scheduler.max_queued_requests
         self.engine = build_engine(config, self._deliver)
         self._queues: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
         self._stopping = threading.Event()
@@ -79,21 +78,14 @@ class ThreadEngine:
         """Requests whose outputs are still being read."""
         return len(self._queues)
 
-    def require_room(self, num_requests: int = 1) -> None:
-        """Raise OverloadedError if `num_requests` more would overfill the queue or the engine is shutting down."""
-        if not self.accepting:
-            raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
-        waiting, unfinished = self.engine.loop.scheduler.num_waiting, len(self._queues)
-        if waiting + num_requests > self._max_queued or unfinished + num_requests > 2 * self._max_queued:
-            raise OverloadedError(f"the queue is full ({self._max_queued} requests); retry later")
-
     async def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
         """Queue `requests` and yield the deltas of all their outputs until each has finished.
 
-        Closing the generator aborts what has not. Raises OverloadedError before anything is queued if they do not fit
-        or the engine is shutting down, and later if it stops before they have finished.
+        Closing the generator aborts what has not. Raises OverloadedError if the engine is shutting down,
+        and later if it stops before they have finished.
         """
-        self.require_room(len(requests))
+        if not self.accepting:
+            raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
         queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()  # one for all of them
         self._queues.update((request.request_id, queue) for request in requests)
         for request in requests:

@@ -94,6 +94,7 @@ def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:
         max_tokens=max_tokens,
         stop_ids=frozenset((STOP_ID,)),
         priority=int(output["priority"]),
+        client=int(output["client"]),
         adapter=int(output["adapter"]),
         salt=f"adapter {output['adapter']}" if output["adapter"] else "",
     )

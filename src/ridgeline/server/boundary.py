@@ -1,8 +1,6 @@
 """Put RequestBoundary around every route. Id, key, error mapping and the log line of each request."""
 
 import asyncio
-import hashlib
-import hmac
 import re
 import time
 
@@ -12,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.core.log import get_logger
+from ridgeline.server.clients import Client
 from ridgeline.server.service import RequestNote, Service, new_request_id
 
 log = get_logger("server.access")
@@ -29,8 +28,6 @@ class RequestBoundary:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        key = service.settings.api_key
-        self._key_digest = None if key is None else _digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,7 +45,7 @@ class RequestBoundary:
 
         try:
             self._require_host(headers)
-            self._authorize(scope["path"], headers)
+            note.client = self._client(scope, headers)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             note.status = CLIENT_GONE_STATUS
@@ -61,6 +58,7 @@ class RequestBoundary:
                 raise
             await reply.response()(scope, receive, send_with_id)
         finally:
+            self._service.release(note)
             if scope["path"] not in UNLOGGED_PATHS:
                 _log(scope, note)
 
@@ -71,20 +69,20 @@ class RequestBoundary:
         if allowed and name not in allowed:
             raise HTTPException(421, f"host {name[:100]!r} is not served here: start the server with --allowed-host")
 
-    def _authorize(self, path: str, headers: Headers) -> None:
-        if self._key_digest is None or path in PUBLIC_PATHS:
-            return
+    def _client(self, scope: Scope, headers: Headers) -> Client:
+        """Return whose request it is, counted where it may be refused for their number. Raises HTTPException."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-        if not hmac.compare_digest(_digest(given), self._key_digest):
+        address = scope["client"][0] if scope["client"] else ""
+        client = self._service.keys.client_of(key.strip() if scheme.lower() == "bearer" else "", address)
+        if scope["path"] in PUBLIC_PATHS:
+            return Client()
+        if client is None:
             raise HTTPException(
                 401, "a valid API key is needed: send it as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
             )
-
-
-def _digest(key: bytes) -> bytes:
-    """Hash to equal length for every key, so that the comparison takes the same time for all."""
-    return hashlib.sha256(key).digest()
+        if scope["method"] == "POST":
+            client.begin()
+        return client
 
 
 def _request_id(headers: Headers) -> str:

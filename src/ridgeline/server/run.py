@@ -113,6 +113,7 @@ class DrainingServer(uvicorn.Server):
     def _reload(self) -> None:
         try:
             self._read_certificate()
+            self._service.keys.read()
         except ConfigError as error:
             log.error("SIGHUP: nothing changes: %s", error)
 

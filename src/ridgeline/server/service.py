@@ -4,15 +4,18 @@ import asyncio
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from starlette.requests import Request
 
-from ridgeline.core.errors import ContextLengthError, ModelNotFoundError
+from ridgeline.core.errors import ContextLengthError, ModelNotFoundError, OverloadedError, RequestError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
+from ridgeline.engine.request import Request as EngineRequest
+from ridgeline.server.clients import Client, Keys
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.settings import ServerSettings
@@ -35,6 +38,10 @@ class RequestNote:
 
     request_id: str
     started_s: float = field(default_factory=time.monotonic)
+    client: Client = field(default_factory=Client)
+    salt: str = ""  # prefixes are shared only among requests of equal salt
+    slots: int = 0  # outputs that it may have at once, of those that the server takes
+    queued_tokens: int = 0  # of its prompts
     status: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -64,6 +71,9 @@ class Service:
         self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings
         self.metrics = Metrics(engine)
+        self.keys = Keys(settings.api_key, settings.api_key_file)
+        self.num_slots = 0  # taken
+        self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
         self.chat_template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
@@ -94,6 +104,39 @@ class Service:
                 f"{self._max_prompt_chars}: shorten it"
             )
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
+
+    def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
+        """Take the slots of a request, before anything is computed for it; `release` gives them back.
+
+        Cached prefixes are shared among the client's requests of equal `cache_salt`.
+
+        Raises OverloadedError where they are taken or the engine is stopping, RequestError for more than there are.
+        """
+        if not self.engine.accepting:
+            raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
+        room = self.info.max_num_seqs + self.settings.max_queued_requests
+        if num_outputs > room:
+            raise RequestError(f"{num_outputs} outputs in one request; this server takes {room} at once", param="n")
+        if self.num_slots + max(1, num_outputs) > room:
+            raise OverloadedError(f"the queue is full ({room} outputs); retry later")
+        self.num_slots += num_outputs
+        note.slots += num_outputs
+        note.salt = note.client.salt + (cache_salt or "")
+
+    def admit(self, note: RequestNote, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
+        """Return the requests as their client's. Raises OverloadedError where too many tokens of prompts wait."""
+        num_tokens = sum(len(request.prompt_ids) for request in requests)
+        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.settings.max_queued_tokens:
+            raise OverloadedError(f"prompts of {self.num_queued_tokens} tokens are in the queue; retry later")
+        self.num_queued_tokens += num_tokens
+        note.queued_tokens += num_tokens
+        return [replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests]
+
+    def release(self, note: RequestNote) -> None:
+        """Give back what a request had taken, and count what it used."""
+        self.num_slots -= note.slots
+        self.num_queued_tokens -= note.queued_tokens
+        note.client.use("tokens", note.prompt_tokens + note.completion_tokens)
 
     def explain(self, error: BaseException, request_id: str) -> ErrorReply:
         """Return the error as a reply, counted, and logged if it was not expected."""

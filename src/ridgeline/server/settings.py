@@ -30,6 +30,9 @@ class ServerSettings:
         "auto", "How the model marks its reasoning: none, or a parser's name. Default: what its chat template shows."
     )
     api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = option(
+        None, "TOML file of clients, their keys and limits; SIGHUP reads it again.", metavar="FILE"
+    )
     max_body_bytes: int = option(2 * 2**20, "Maximum size of a request's body in bytes.", low=1)
     max_bodies_bytes: int = option(128 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)
     max_connections: int = option(4096, "Maximum number of open connections; more get 503.", low=1)
@@ -56,6 +59,10 @@ class ServerSettings:
     tls_key: str | None = option(None, "Key of the certificate in PEM. Default: in the same file.", metavar="FILE")
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
     max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
+    max_queued_requests: int = option(
+        1024, "Maximum number of outputs that wait beside those that run; more get 503.", low=1
+    )
+    max_queued_tokens: int = option(2**22, "Maximum tokens of the prompts of open requests; more get 503.", low=1)
     request_timeout_s: float = option(
         600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
     )
@@ -69,6 +76,11 @@ class ServerSettings:
         30.0, "Seconds that open requests get after SIGTERM.", low=0.0, flag="--shutdown-timeout"
     )
 
+    @property
+    def has_keys(self) -> bool:
+        """Tell whether clients must send a key."""
+        return self.api_key is not None or self.api_key_file is not None
+
     def __post_init__(self) -> None:
         check(self, lambda name, message: ConfigError(message))
         if self.api_key is not None and not self.api_key.strip():
@@ -79,16 +91,16 @@ class ServerSettings:
 
 def only_local_names(settings: ServerSettings, host: str) -> ServerSettings:
     """Return settings that allow this machine's names alone, where neither a key nor `host` keeps web pages out."""
-    if settings.allowed_hosts or settings.api_key is not None or not _is_loopback(host):
+    if settings.allowed_hosts or settings.has_keys or not _is_loopback(host):
         return settings
     return replace(settings, allowed_hosts=tuple({"localhost", "127.0.0.1", "[::1]", host.lower()}))
 
 
-def require_safe_host(host: str, *, api_key: str | None, insecure_no_auth: bool) -> None:
+def require_safe_host(host: str, *, has_keys: bool, insecure_no_auth: bool) -> None:
     """Raise ConfigError for a host that others can reach when nothing asks them for a key."""
-    if api_key is None and not insecure_no_auth and not _is_loopback(host):
+    if not has_keys and not insecure_no_auth and not _is_loopback(host):
         raise ConfigError(
-            f"host {host} can be reached by others and no API key is set: give --api-key, "
+            f"host {host} can be reached by others and no API key is set: give --api-key or --api-key-file, "
             "or --insecure-no-auth if something in front of the server checks who may use it"
         )
 

@@ -47,10 +47,12 @@ _DECODER = msgspec.json.Decoder(with_parameters(ChatRequest))
 
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/chat/completions. Raises what errors.py maps."""
-    service.engine.require_room()
+    note = note_of(http)
+    service.reserve(note, 0)
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    service.reserve(note, body.n or 1, body.cache_salt)
     chat = await asyncio.to_thread(_prepare, service, body)
-    return await respond(chat, Reply(service, [chat.request], note_of(http)), http, stream=bool(body.stream))
+    return await respond(chat, Reply(service, [chat.request], note), http, stream=bool(body.stream))
 
 
 def _prepare(service: Service, body: ChatRequest) -> "_Chat":

@@ -37,10 +37,17 @@ _DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
-    service.engine.require_room()
+    note = note_of(http)
+    service.reserve(note, 0)
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
     completion = await asyncio.to_thread(_prepare, service, body)
-    return await respond(completion, Reply(service, completion.requests, note_of(http)), http, stream=bool(body.stream))
+    return await respond(completion, Reply(service, completion.requests, note), http, stream=bool(body.stream))
+
+
+def num_prompts(prompt: str | list[str | int | list[int]]) -> int:
+    """Return how many prompts there will be, without a look at each."""
+    return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list[Prompt]:

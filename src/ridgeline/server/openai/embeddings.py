@@ -16,7 +16,7 @@ from ridgeline.core.step import Vectors
 from ridgeline.engine.client import embed
 from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.completions import split_prompts
+from ridgeline.server.openai.completions import num_prompts, split_prompts
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import while_connected
 
@@ -61,14 +61,16 @@ _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 
 async def create_embedding(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
-    service.engine.require_room()
+    note = note_of(http)
+    service.reserve(note, 0)
     body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    service.reserve(note, num_prompts(body.input))
     model = service.require_model(body.model)
     requests = await asyncio.to_thread(_prepare, service, body)
-    vectors = await while_connected(http.receive, embed(service.engine, *requests))
+    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests)))
     num_tokens = sum(len(request.prompt_ids) for request in requests)
     service.metrics.prompt_tokens.inc(num_tokens)
-    note_of(http).prompt_tokens = num_tokens
+    note.prompt_tokens = num_tokens
     return Response(await asyncio.to_thread(_write, body, model, vectors, num_tokens), media_type="application/json")
 
 

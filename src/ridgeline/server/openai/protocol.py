@@ -70,6 +70,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | bool | None = None

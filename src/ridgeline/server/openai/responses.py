@@ -41,7 +41,7 @@ class Reply:
         metrics = self.service.metrics
         indices = {request.request_id: index for index, request in enumerate(self.requests)}
         started: set[int] = set()
-        async with aclosing(self.service.engine.stream(*self.requests)) as stream:
+        async with aclosing(self.service.engine.stream(*self.service.admit(self.note, self.requests))) as stream:
             async for delta in stream:
                 index = indices[delta.request_id]
                 if delta.token_ids and index not in started:
