@@ -86,7 +86,7 @@ class Keys:
         for name, table in _tables(self._file).items():
             per_minute = {"requests": table.requests_per_minute, "tokens": table.tokens_per_minute}
             allowances = {what: Allowance(number) for what, number in per_minute.items() if number is not None}
-            client = Client(_number(f"key {name}"), f"client {name} ", allowances)
+            client = Client(_number(f"key {name}"), name, allowances)
             clients |= {_digest(key): client for key in ([table.key] if isinstance(table.key, str) else table.key)}
         self._clients = clients
 

@@ -121,7 +121,7 @@ class Service:
             raise OverloadedError(f"the queue is full ({room} outputs); retry later")
         self.num_slots += num_outputs
         note.slots += num_outputs
-        note.salt = note.client.salt + (cache_salt or "")
+        note.salt = f"{note.client.salt!r} {cache_salt!r}"  # quoted: no salt can pass for another client's
 
     def admit(self, note: RequestNote, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the requests as their client's. Raises OverloadedError where too many tokens of prompts wait."""
