@@ -17,7 +17,6 @@ from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
-from ridgeline.text.tokenizer import Tokenizer
 
 log = get_logger("engine")
 
@@ -30,6 +29,7 @@ class ThreadEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, self._deliver)
+        self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
         self._queues: dict[str, asyncio.Queue[OutputDelta | None]] = {}  # None: the engine has stopped
         self._stopping = threading.Event()
         self._draining = False
@@ -43,11 +43,6 @@ class ThreadEngine:
         self._event_loop = asyncio.get_running_loop()
         atexit.register(self.stop)  # a thread that the interpreter's end meets within native code aborts the process
         self._thread.start()
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's, which a server in this process need not load again."""
-        return self.engine.tokenizer
 
     def info(self) -> EngineInfo:
         """Return what the engine serves."""

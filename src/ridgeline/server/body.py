@@ -54,24 +54,21 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_byte
 
 async def _read(request: Request, service: Service, body: bytearray, max_bytes: int) -> None:
     """Append the body to `body`, in time and while there is room for it. Raises TimeoutError and as `read_json`."""
+    too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large
     deadline_s = asyncio.get_running_loop().time() + service.settings.body_timeout_s
     async with asyncio.timeout_at(deadline_s) as timeout:
         async for chunk in request.stream():
             if len(body) + len(chunk) > max_bytes:
-                raise _too_large(max_bytes)
+                raise too_large
             if len(chunk) > service.body_room_bytes:
                 raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
             service.body_room_bytes -= len(chunk)
             body += chunk
             deadline_s += len(chunk) / MIN_BYTES_PER_S
             timeout.reschedule(deadline_s)
-
-
-def _too_large(max_bytes: int) -> HTTPException:
-    return HTTPException(413, f"the body is larger than {max_bytes} bytes")
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytearray) -> T:

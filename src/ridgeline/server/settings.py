@@ -59,9 +59,7 @@ class ServerSettings:
     tls_key: str | None = option(None, "Key of the certificate in PEM. Default: in the same file.", metavar="FILE")
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
     max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
-    max_queued_requests: int = option(
-        1024, "Maximum number of outputs that wait beside those that run; more get 503.", low=1
-    )
+    max_queued_requests: int = option(1024, "Maximum outputs that wait beside those that run; more get 503.", low=1)
     max_queued_tokens: int = option(2**22, "Maximum tokens of the prompts of open requests; more get 503.", low=1)
     request_timeout_s: float = option(
         600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
