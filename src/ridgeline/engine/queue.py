@@ -1,7 +1,6 @@
 """The waiting queue: sequences not yet, or no longer, in the cache, in the order in which they will be admitted."""
 
 import bisect
-from collections.abc import Iterator
 
 from ridgeline.engine.request import Sequence
 
@@ -25,9 +24,6 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (seq for entries in self._waiting.values() for _, seq in entries)
 
     def key(self, seq: Sequence) -> Key:
         """Return the sort key of a sequence, by which the running ones are served too."""

@@ -1,11 +1,6 @@
 """Clients: whose a request is, by its key or else its address, and what each may ask for.
 
-A key file is TOML, one table a client:
-
-    [alice]
-    key = "secret"                # or a list, while keys are changed
-    requests_per_minute = 60
-    tokens_per_minute = 100_000   # of prompts and outputs
+A key file is TOML, one table a client; docs/howto/serve.md shows one.
 """
 
 import hashlib
