@@ -6,10 +6,8 @@ from quantized_folder import EXAMPLE, LLAMA, PHI3, change, check_bits, check_log
 from small_checkpoint import described
 
 from ridgeline import quant
-from ridgeline.core.dtypes import BFLOAT16, FLOAT32
-from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.dtypes import BFLOAT16
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import load_weights
 from ridgeline.weights.stored import prequantized
 
 OUTPUT_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ's order_map
@@ -86,43 +84,6 @@ def test_scales_that_float16_cannot_hold_are_decoded(tmp_path):
     assert check_bits(tmp_path, expected).scale == "float32"
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     assert "14 are dequantized to float32: float16 cannot hold its scales" in check_logits(tmp_path, stays=False)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"version": "gemv"}, "version='gemv' .*another program"),
-        ({"version": "GEMV_fast"}, "version='gemv_fast'"),
-        ({"format": "marlin"}, "format='marlin'"),
-        ({"bits": 8}, "bits=8"),
-        ({"bits": None}, "bits is missing"),
-        ({"group_size": 0}, "group_size=0"),
-        ({"unheard_of": 1}, "unheard_of"),
-    ],
-)
-def test_settings_that_are_not_supported(tmp_path, changed, said):
-    awq(tmp_path, changed=changed)
-    with pytest.raises(ConfigError, match=said):
-        load_weights(tmp_path, *described(LLAMA), FLOAT32)
-
-
-@pytest.mark.parametrize(
-    ("part", "make", "said"),
-    [
-        ("scales", lambda x: None, "has no .*scales"),
-        ("qweight", lambda x: x[:, 0], "must be a matrix"),
-        ("qweight", lambda x: x[:, :0], "must be a matrix"),
-        ("qweight", lambda x: x.astype(np.int64), "I64"),
-        ("qzeros", lambda x: x[:, :-1], "I32 .*needs I32"),
-        ("scales", lambda x: x[:-1], "beside"),
-        ("scales", lambda x: x.astype(np.int32), "needs F32 or F16"),
-    ],
-)
-def test_parts_that_do_not_fit(tmp_path, part, make, said):
-    awq(tmp_path)
-    change(tmp_path, f"{EXAMPLE}.{part}", make)
-    with pytest.raises(ModelLoadError, match=rf"model\.safetensors: {EXAMPLE}.*{said}"):
-        load_weights(tmp_path, *described(LLAMA), FLOAT32)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
