@@ -262,7 +262,7 @@ def test_both_backends_say_the_same_of_superblocks(kind, of_superblocks):
     agree(path)
 
 
-def test_members_of_one_product_that_are_stored_otherwise_run_apart(of_superblocks):
+def test_members_of_one_product_that_are_stored_otherwise_run_apart(of_superblocks, monkeypatch):
     """As in files of mixed types (Q4_K_M): queries and keys of four bits, values of six, in every other layer."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     path = of_superblocks("Q4_K", {"blk.0.attn_v.weight": "Q6_K", "blk.1.ffn_up.weight": "Q5_K"})
@@ -272,6 +272,18 @@ def test_members_of_one_product_that_are_stored_otherwise_run_apart(of_superbloc
     assert found["layers.0.attn.v.weight"] == "int8_super"
     assert found["layers.1.ffn.up.weight"] == "int8_super_minima"
     agree(path)
+    from ridgeline.backends.native.compile import Compiler
+
+    multiplied, matrix = set(), Compiler.matrix
+
+    def spied(self, ops, **options):
+        multiplied.add(tuple(op.weights[0].removesuffix(".weight") for op in ops))
+        return matrix(self, ops, **options)
+
+    monkeypatch.setattr(Compiler, "matrix", spied)
+    LLM(str(path), backend="native", quantize_inputs="int16", num_threads=1)
+    assert {("layers.0.attn.q",), ("layers.0.attn.v",), ("layers.1.ffn.gate",), ("layers.1.ffn.up",)} <= multiplied
+    assert {tuple(f"layers.1.attn.{x}" for x in "qkv"), ("layers.0.ffn.gate", "layers.0.ffn.up")} <= multiplied
 
 
 def agree(path):
