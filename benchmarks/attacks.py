@@ -1,10 +1,10 @@
 """What attacks on the transport of `ridgeline serve` do to it and to the clients beside them; loopback, bounded.
 
-usage: python -m benchmarks.attacks [--python ENV/bin/python] [--model python-1m] [--seconds 65]
+usage: python -m benchmarks.attacks [--other ENV/bin/python] [--model python-1m] [--seconds 65] [--out DIR]
 
-Starts a server of the given environment with room for 1,024 open files, and attacks it in turn: more connections than
-that, chunks of one byte, bodies that never end, garbage, heads without end; last, heads and bodies that dribble beside
-silent connections, counted after `--seconds`. A polite client asks for /health all the while.
+Starts a server with room for 1,024 open files, beside it in turn one of the `--other` environment, and attacks them:
+more connections than that, chunks of one byte, bodies that never end, garbage, heads without end; last, heads and
+bodies that dribble beside silent connections, counted after `--seconds`. A polite client asks for /health all along.
 """
 
 import resource
@@ -18,9 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import option_parser
+from benchmarks.common import option_parser, save
+
+from ridgeline.bench.report import Report
 
 FILES = 1024
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -183,7 +186,7 @@ def slow(server: Server, seconds: float) -> dict[str, object]:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Tell whether the server has not closed it; an reply before its end does not count as open."""
+    """Tell whether the server has not closed it; a reply before its end does not count as open."""
     with connection, suppress(OSError):
         connection.setblocking(False)
         while select.select([connection], [], [], 0)[0]:
@@ -193,29 +196,76 @@ def is_open(connection: socket.socket) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """What an attack did to the server of one build; None in place of a time: no reply."""
+
+    attack: str
+    build: str
+    found: dict[str, object]
+    health_p50_ms: float
+    health_max_ms: float | None
+    log_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackReport(Report):
+    """Every attack on every build."""
+
+    model: str
+    attacks: list[Attack]
+
+
+def attacked(build: str, python: str, model: str, name: str, attack: Callable[[Server], dict[str, object]]) -> Attack:
+    """Attack a server of its own."""
+    server = Server(python, model, "--log-level", "warning", "--num-threads", "1")
+    try:
+        with server.watched() as waits:
+            time.sleep(0.3)
+            found = attack(server)
+        p50, worst = statistics.median(waits) * 1000, max(waits) * 1000
+        log_bytes = server.log_bytes
+    finally:
+        server.close()
+    row = Attack(
+        attack=name,
+        build=build,
+        found=found,
+        health_p50_ms=p50,
+        health_max_ms=None if worst == float("inf") else worst,
+        log_bytes=log_bytes,
+    )
+    words = ", ".join(f"{key}: {value}" for key, value in found.items())
+    print(
+        f"{name}, {build}: {words}; /health p50 {p50:.1f} ms, max {worst:.0f} ms; log {log_bytes / 1000:.0f} KB",
+        flush=True,
+    )
+    return row
+
+
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--python", default=sys.executable, help="of the environment with the server to attack")
+    parser.add_argument("--other", help="Python of an environment with another build, to be attacked too")
     parser.add_argument("--model", default="python-1m")
     parser.add_argument("--seconds", type=float, default=65, help="how long the slow clients go on")
     options = parser.parse_args()
-    attacks: list[Callable[[Server], dict[str, object]]] = [
-        length_beside_chunks, garbage, endless_heads, one_byte_chunks, unfinished_bodies, too_many_connections,
-        lambda server: slow(server, options.seconds),
-    ]  # fmt: skip
-    for attack in attacks:
-        server = Server(options.python, options.model, "--log-level", "warning", "--num-threads", "1")
-        try:
-            with server.watched() as waits:
-                time.sleep(0.3)
-                found = attack(server)
-            name = getattr(attack, "__name__", "").replace("<lambda>", "slow clients: still open").replace("_", " ")
-            p50, worst = statistics.median(waits) * 1000, max(waits) * 1000
-            words = ", ".join(f"{key}: {value}" for key, value in found.items())
-            log = f"log {server.log_bytes / 1000:.0f} KB"
-            print(f"{name}: {words}; /health p50 {p50:.1f} ms, max {worst:.0f} ms; {log}", flush=True)
-        finally:
-            server.close()
+    attacks: dict[str, Callable[[Server], dict[str, object]]] = {
+        "length beside chunks": length_beside_chunks,
+        "garbage": garbage,
+        "endless heads": endless_heads,
+        "one-byte chunks": one_byte_chunks,
+        "unfinished bodies": unfinished_bodies,
+        "too many connections": too_many_connections,
+        "slow clients, still open": lambda server: slow(server, options.seconds),
+    }
+    builds = {"other": options.other} if options.other else {}
+    builds["this"] = sys.executable
+    rows = [
+        attacked(build, python, options.model, name, attack)
+        for name, attack in attacks.items()
+        for build, python in builds.items()
+    ]
+    save(options.out, AttackReport(name="attacks", model=options.model, attacks=rows))
 
 
 if __name__ == "__main__":

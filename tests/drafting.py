@@ -4,6 +4,17 @@ from ridgeline.core.step import Span
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, sample_row
 
+# Engine options of small models: chunks, preemption and full batches come soon, and rows are alike in every batch.
+TINY = {
+    "dtype": "float32",
+    "max_model_len": 64,
+    "max_num_seqs": 16,
+    "num_threads": 1,
+    "deterministic": True,
+    "block_size": 4,
+    "max_num_batched_tokens": 24,
+}
+
 
 class Drafting(Autoregressive):
     """Verifies what `draft(view, max_tokens)` guesses: a token counts if the row before it drew it."""

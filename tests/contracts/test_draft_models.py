@@ -12,6 +12,7 @@ from test_drafts_in_the_engine import PROPOSED, STORY, completions
 from tiny_models import build
 
 from cache_invariants import check_cache
+from drafting import TINY
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
@@ -130,15 +131,6 @@ def test_requests_without_a_seed_are_verified_by_rejection_where_that_is_asked_f
 
 
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
-TINY = {
-    "dtype": "float32",
-    "max_model_len": 64,
-    "max_num_seqs": 16,
-    "num_threads": 1,
-    "deterministic": True,
-    "block_size": 4,
-    "max_num_batched_tokens": 24,
-}
 FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5}
 
 

@@ -10,6 +10,7 @@ from test_drafts_in_the_engine import completions
 from tiny_models import build
 
 from cache_invariants import check_cache
+from drafting import TINY
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
@@ -20,15 +21,6 @@ from ridgeline.engine import heads
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
-TINY = {
-    "dtype": "float32",
-    "max_model_len": 64,
-    "max_num_seqs": 16,
-    "num_threads": 1,
-    "deterministic": True,
-    "block_size": 4,
-    "max_num_batched_tokens": 24,
-}
 FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 3}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 HEADS = {
