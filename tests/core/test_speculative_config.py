@@ -48,7 +48,8 @@ def test_one_bound_of_a_lookup_moves_the_other():
     [
         ({"method": "ngram", "promt_lookup_max": 4}, "unknown key 'promt_lookup_max'; did you mean prompt_lookup_max"),
         ({"method": "ngram", "xyz": 4}, "unknown key 'xyz'; there is method"),
-        ({"method": "eagle3", "model": "x"}, "method must be one of ngram, .*, got 'eagle3'"),
+        ({"method": "mtp", "model": "x"}, "method must be one of ngram, .*, got 'mtp'"),
+        ({"method": "eagle3"}, "method eagle3 needs model"),
         ({"method": "draft_model"}, "draft_model needs model"),
         ({"num_speculative_tokens": 4}, "lacks its method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be between 1 and 64, got 0"),

@@ -14,6 +14,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ContextLengthError, EngineError, ModelLoadError, RequestError
 from ridgeline.core.params import PoolingParams
+from ridgeline.engine.client import embed
 from ridgeline.engine.thread_engine import ThreadEngine
 
 VOCAB = 97
@@ -143,14 +144,14 @@ def test_an_event_loop_gets_vectors_with_deadlines_and_aborts(folders):
         engine.start()
         try:
             intake, how = engine.engine.intake, PoolingParams(pooling=engine.info().pooling, normalize=False)
-            vectors = await engine.embed(*(intake.embedding(prompt, how) for prompt in PROMPTS))
+            vectors = await embed(engine, *(intake.embedding(prompt, how) for prompt in PROMPTS))
             for prompt, vector in zip(PROMPTS, vectors, strict=True):
                 expected = hidden_states(folders["qwen3"], prompt)[-1]
                 np.testing.assert_allclose(vector, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
             with pytest.raises(EngineError, match="deadline"):
-                await engine.embed(intake.embedding(PROMPTS[0], how, deadline_s=-1.0))
+                await embed(engine, intake.embedding(PROMPTS[0], how, deadline_s=-1.0))
             with contextlib.suppress(asyncio.TimeoutError):
-                leaving = engine.embed(*(intake.embedding([7] * 60, how) for _ in range(20)))
+                leaving = embed(engine, *(intake.embedding([7] * 60, how) for _ in range(20)))
                 await asyncio.wait_for(leaving, timeout=0.001)
             for _ in range(1000):
                 if not engine.engine.loop.scheduler.has_work:

@@ -112,6 +112,8 @@ def plan_layout(
     """
     if max_model_len < 1:
         raise ConfigError(f"max_model_len must be at least 1, got {max_model_len}")
+    if not states:
+        raise ConfigError("a cache needs at least one group; the program declares no KV state")
     # One sequence's worth of blocks first: this also validates every size.
     single = CacheLayout(
         block_size,

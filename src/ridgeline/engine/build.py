@@ -5,7 +5,6 @@ Open the model, ask a backend what it would take, divide the memory, load, put t
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
@@ -17,7 +16,7 @@ from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
-from ridgeline.engine.heads import HeadPlan, plan_drafter
+from ridgeline.engine.heads import plan_drafter
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
@@ -25,7 +24,6 @@ from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
-from ridgeline.program.lower.heads import tapped
 from ridgeline.program.passes.context import for_context
 
 
@@ -42,9 +40,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     spec = model.spec
     backend, why_backend = select(model, config, offered)
     all_rows = embeds(config.model, spec) or spec.diffusion is not None
-    draft = plan_drafter(config, model, offered)
-    if isinstance(draft, HeadPlan):
-        model = replace(model, program=tapped(model.program, draft.source.layers))
+    draft, model = plan_drafter(config, model, offered)
     plan = backend.plan(model, config)
     beside = None if draft is None else draft.needs
     states = model.program.states

@@ -23,6 +23,7 @@ from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.companion import CompanionPlan, computed, plan_companion
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.sizing import Beside, Sizing
+from ridgeline.program.lower.heads import tapped
 from ridgeline.program.op import Program
 from ridgeline.weights.heads import HeadSource, open_eagle
 from ridgeline.weights.load import StreamedWeights
@@ -81,12 +82,18 @@ class HeadPlan:
 
 def plan_drafter(
     config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
-) -> CompanionPlan | HeadPlan | None:
-    """Return the model or the head that drafts for `target`; None where none is asked for. Raises as these say."""
+) -> tuple[CompanionPlan | HeadPlan | None, ModelSource]:
+    """Return the model or the head that drafts, None where none is asked for; and `target`, with a head's taps.
+
+    Raises as these say.
+    """
     if config.speculation.drafter is None:
-        return None
+        return None, target
     kind, name = config.speculation.drafter
-    return (_plan_head if kind == "eagle" else plan_companion)(name, config, target, offered)
+    if kind != "eagle":
+        return plan_companion(name, config, target, offered), target
+    head = _plan_head(name, config, target, offered)
+    return head, replace(target, program=tapped(target.program, head.source.layers))
 
 
 def _plan_head(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> HeadPlan:

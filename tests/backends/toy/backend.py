@@ -18,9 +18,9 @@ class CountingExecutable:
         self._inner, self.num_steps = inner, 0
         self.weight_bytes = inner.weight_bytes
 
-    def run(self, step):
+    def run(self, step, features_TW=None):
         self.num_steps += 1
-        return self._inner.run(step)
+        return self._inner.run(step, features_TW)
 
     def timed(self, step):
         return self._inner.timed(step)
