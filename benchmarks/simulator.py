@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.probe import Moment, ceilings, find_native
-from ridgeline.bench.arrivals import Arrivals
+from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT, calibration
 from ridgeline.bench.metrics import Results, summarize
 from ridgeline.bench.profile import Profiler, scheduler_config
@@ -26,11 +26,12 @@ from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.config import EngineConfig
 from ridgeline.cost.hardware import save_calibration
 from ridgeline.engine.build import build_engine
-from ridgeline.engine.journal import SECONDS
+from ridgeline.engine.journal import SECONDS, Records
 from ridgeline.engine.recording import Recording, read_recording
 from ridgeline.explain.machine import SimulatedMachine, simulated_machine
 from ridgeline.explain.replay import replay
-from ridgeline.explain.simulation import load_of_spans, run_simulated
+from ridgeline.explain.simulation import run_simulated
+from ridgeline.program.pricing import Load
 
 LATENCIES = tuple((name, quantile) for name in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99"))
 STEP_PARTS = ("plan_s", "run_s", "commit_s", "render_s")  # run_s has batch_s and sample_s in it
@@ -89,12 +90,18 @@ def requests_of(kind: str, path: Path, options: argparse.Namespace, machine: Sim
 
 def run(config: EngineConfig, requests: list[BenchRequest], journal: Path) -> tuple[Results, Recording]:
     """Run the requests, after one that warms up."""
-    arrivals = Arrivals(time.monotonic, lambda until_s: time.sleep(max(0.0, until_s - time.monotonic())))
+    arrivals = Arrivals()
     engine = build_engine(replace(config, journal=str(journal)), arrivals.deliver)
-    arrivals.run(engine.loop, [BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1)
-    log = arrivals.run(engine.loop, requests)
+    arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1))
+    log = arrivals.run(engine.loop, greedy_requests(requests))
     engine.loop.close()
     return summarize(log), read_recording(journal)
+
+
+def load_of_spans(spans: Records) -> Load:
+    """What a recorded step computed."""
+    pairs = zip(spans["num_tokens"].tolist(), (spans["start"] + spans["num_tokens"]).tolist())
+    return Load(tuple(pairs), int(spans["num_rows"].sum()))
 
 
 def compare(name: str, machine: SimulatedMachine, requests: list[BenchRequest], config: EngineConfig) -> Comparison:

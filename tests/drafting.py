@@ -16,6 +16,16 @@ TINY = {
 }
 
 
+def drafter_of(llm):
+    """The drafter of an engine that drafts with a model or a head."""
+    return llm.engine.loop.scheduler._strategy._drafter
+
+
+def prompts_of(model, count=3):
+    """Random prompts of nine tokens for one of `tiny_models`."""
+    return [row.tolist() for row in model.prompt(9, batch=count)]
+
+
 class Drafting(Autoregressive):
     """Verifies what `draft(view, max_tokens)` guesses: a token counts if the row before it drew it."""
 

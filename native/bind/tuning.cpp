@@ -49,7 +49,7 @@ uint64_t read_all(const std::string& level, Pool& pool, uintptr_t address, int64
 }  // namespace
 
 void bind_tuning(nb::module_& module) {
-  module.def("cpu_family", &cpu_family, "Whose cores these are: amd, intel or other.");
+  module.def("cpu_family", &cpu_family, "Whose cores these are: amd, zen5, intel or other.");
   module.def(
       "variants_of",
       [](const std::string& level, const NativeMatrix& matrix) {

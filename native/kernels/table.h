@@ -7,7 +7,8 @@
 
 namespace ridgeline {
 
-struct SampleRow;  // kernels/sample/types.h
+struct SampleRow;   // kernels/sample/types.h
+struct SampleTeam;  // kernels/sample/types.h
 struct AttentionItem;
 struct Columns;  // this and the following: kernels/recurrent/types.h
 struct RecurrentSpan;
@@ -101,6 +102,10 @@ struct SampleKernels {
   // Decides one row; see kernels/sample/types.h.
   void (*sample)(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch);
   int64_t (*scratch_bytes)(int64_t vocab_size);
+  // Decides one row at a temperature and without top_k, called by all of a team: `own` is the caller's scratch, `all`
+  // one that they share.
+  void (*sample_share)(SampleRow& row, const float* logits, int64_t vocab_size, void* own, void* all,
+                       const SampleTeam& team);
 };
 
 struct ProbeKernels {

@@ -4,6 +4,6 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-void fill_sample(SampleKernels& kernels) { kernels = {sample, sample_scratch_bytes}; }
+void fill_sample(SampleKernels& kernels) { kernels = {sample, sample_scratch_bytes, sample_share}; }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -94,6 +94,26 @@ class Planner {
   int64_t part_keys_ = 0;
 };
 
+int64_t cost_of(const AttentionItem& item) {
+  return (item.row_end - item.row_begin) * (item.key_end - item.key_begin);
+}
+
+// The costliest first, so that the last item to finish is a short one, and every worker's share alike: of items that
+// cost the same, each worker gets neighbours, which read the same keys.
+void deal(int workers, std::vector<AttentionItem>& items) {
+  const auto costlier = [](const AttentionItem& a, const AttentionItem& b) { return cost_of(a) > cost_of(b); };
+  std::stable_sort(items.begin(), items.end(), costlier);
+  std::vector<std::vector<AttentionItem>> shares((size_t)workers);
+  size_t turn = 0;  // who gets the larger part of a run
+  for (size_t begin = 0, end; begin < items.size(); begin = end, turn++) {
+    for (end = begin + 1; end < items.size() && cost_of(items[end]) == cost_of(items[begin]);) end++;
+    for (size_t i = begin; i < end; i++)
+      shares[((i - begin) * shares.size() / (end - begin) + turn) % shares.size()].push_back(items[i]);
+  }
+  items.clear();
+  for (const auto& share : shares) items.insert(items.end(), share.begin(), share.end());
+}
+
 }  // namespace
 
 void plan_attention(const PlanKey& key, const Step& step, int workers, bool fixed_split, AttentionPlan& plan) {
@@ -101,10 +121,7 @@ void plan_attention(const PlanKey& key, const Step& step, int workers, bool fixe
   plan.merges.clear();
   plan.partial_floats = 0;
   Planner(key, step, workers, fixed_split, plan).run();
-  // The costliest first, so that the last item to finish is a short one.
-  std::stable_sort(plan.items.begin(), plan.items.end(), [](const AttentionItem& a, const AttentionItem& b) {
-    return (a.row_end - a.row_begin) * (a.key_end - a.key_begin) > (b.row_end - b.row_begin) * (b.key_end - b.key_begin);
-  });
+  deal(workers, plan.items);
 }
 
 // Where the split is fixed, every row has a partial result for each part that its keys lie in. Otherwise there are fewer

@@ -76,6 +76,7 @@ struct Worker {
   int index;
   int count;
   void* scratch;  // of this worker alone; tape.h: need_scratch
+  void* first_scratch;  // worker 0's, which it may lend
 
   // [begin, end) of this worker's even share of `total`, in whole multiples of `unit`.
   struct Share {

@@ -20,6 +20,9 @@ constexpr int64_t kIdleSpinNs = 400'000;
 constexpr int64_t kBarrierSpinNs = 100'000;
 constexpr int kPausesPerLook = 64;
 constexpr int kMaxThreads = 4096;
+// So many wait at a barrier for the count of those that have come, which takes one transfer between cores less than
+// waiting for the last one's word; more of them would slow down those that are coming.
+constexpr int kFewThreads = 4;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -32,6 +35,23 @@ void pause() {
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
 #endif
+}
+
+// Whether done() came true before `spin_ns` were over.
+template <class Done>
+bool spin_until(const Done& done, int64_t spin_ns) {
+  for (int i = 0; i < kPausesPerLook; i++) {
+    if (done()) return true;
+    pause();
+  }
+  const int64_t deadline = now_ns() + spin_ns;
+  do {
+    for (int i = 0; i < kPausesPerLook; i++) {
+      if (done()) return true;
+      pause();
+    }
+  } while (now_ns() < deadline);
+  return false;
 }
 
 // Flushes subnormal numbers to zero, as the matrix units do, so that all kernels agree and none is slow; restores on
@@ -121,39 +141,41 @@ void Pool::run(void (*body)(void*, int), void* context) {
 
 void Pool::barrier() {
   if (num_threads_ == 1 || alone_) return;
-  const uint32_t phase = phase_.load();
-  if (arrived_.fetch_add(1) + 1 == (uint32_t)num_threads_) {
-    arrived_.store(0);
+  const bool few = num_threads_ <= kFewThreads;
+  const uint32_t phase = few ? 0 : phase_.load();
+  const uint64_t threads = (uint64_t)num_threads_, arrival = arrived_.fetch_add(1);
+  const uint64_t all = (arrival / threads + 1) * threads;
+  if (arrival + 1 == all) {
+    if (few && parked_.load() == 0) return;
     phase_.fetch_add(1);
     phase_.notify_all();
-  } else {
-    if (const int64_t held_up_ns = wait_while(phase_, phase, kBarrierSpinNs)) held_up_ns_.fetch_add(held_up_ns);
+    return;
   }
+  // A new phase alone may be the word of the barrier before, which workers that had parked leave without it.
+  const auto passed = [&] { return (few || phase_.load() != phase) && arrived_.load() >= all; };
+  if (spin_until(passed, kBarrierSpinNs)) return;
+  const int64_t start = now_ns();
+  parked_.fetch_add(1);
+  for (;;) {
+    const uint32_t seen = phase_.load();
+    if (arrived_.load() >= all) break;
+    phase_.wait(seen);
+  }
+  parked_.fetch_sub(1);
+  held_up_ns_.fetch_add(now_ns() - start);
 }
 
 void Pool::work(int worker) {
   const FlushSubnormals flush;
   uint32_t seen = 0;
   while (true) {
-    wait_while(call_, seen, kIdleSpinNs);
+    if (!spin_until([&] { return call_.load() != seen; }, kIdleSpinNs))
+      while (call_.load() == seen) call_.wait(seen);
     seen++;
     if (stop_.load()) return;
     body_(context_, worker);
     barrier();
   }
-}
-
-int64_t Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns) {
-  const int64_t deadline = now_ns() + spin_ns;
-  do {
-    for (int i = 0; i < kPausesPerLook; i++) {
-      if (value.load() != seen) return 0;
-      pause();
-    }
-  } while (now_ns() < deadline);
-  const int64_t start = now_ns();
-  while (value.load() == seen) value.wait(seen);
-  return now_ns() - start;
 }
 
 }  // namespace ridgeline

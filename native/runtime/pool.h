@@ -42,8 +42,6 @@ class Pool {
   void work(int worker);
   void stop();
   bool is_orphan() const;
-  // Returns how long it waited in the kernel after spinning.
-  int64_t wait_while(const std::atomic<uint32_t>& value, uint32_t seen, int64_t spin_ns);
 
   const int num_threads_;
   const pid_t process_;
@@ -52,8 +50,9 @@ class Pool {
   void* context_ = nullptr;
   bool alone_ = false;  // changed only while the others wait for a call
   alignas(64) std::atomic<uint32_t> call_{0};      // changes when there is something to run
-  alignas(64) std::atomic<uint32_t> arrived_{0};   // workers at the current barrier
-  alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived
+  alignas(64) std::atomic<uint64_t> arrived_{0};   // arrivals at all barriers so far
+  alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived and some wait for it to change
+  std::atomic<uint32_t> parked_{0};                // workers that have stopped spinning at a barrier
   alignas(64) std::atomic<int64_t> held_up_ns_{0};  // of all workers together
   alignas(64) std::atomic<bool> stop_{false};
   std::unique_ptr<std::vector<std::thread>> threads_;

@@ -7,6 +7,7 @@ namespace ridgeline {
 namespace {
 
 constexpr int64_t kTokensPerWorker = 16;
+constexpr int64_t kMinSharedVocab = 4096;  // tokens that take longer to weigh than workers to meet
 
 void copy_row(const Table& table, const KernelTable& kernels, int64_t id, int64_t width, float* out) {
   if (table.packed) {
@@ -145,11 +146,30 @@ void Sample::prepare(const KernelTable&, const Step& step, int workers) {
 }
 
 void Sample::run(const Worker& worker) {
+  if (worker.step.num_sample_rows < worker.count && vocab_size_ >= kMinSharedVocab) {
+    run_shared(worker);
+    return;
+  }
   int64_t index, end;
   while (rows_.next(worker.index, index, end)) {
     SampleRow& row = worker.step.sample_rows[index];
     const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
     worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);
+  }
+}
+
+void Sample::run_shared(const Worker& worker) {
+  const auto barrier = [](void* pool) { static_cast<Pool*>(pool)->barrier(); };
+  const SampleTeam team{worker.index, worker.count, barrier, &worker.pool};
+  for (int64_t index = 0; index < worker.step.num_sample_rows; index++) {
+    SampleRow& row = worker.step.sample_rows[index];
+    const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
+    if (row.temperature > 0 && (row.top_k <= 0 || row.top_k >= vocab_size_)) {
+      if (index > 0) worker.pool.barrier();  // worker 0 has used its scratch for the row before
+      worker.kernels.sample.sample_share(row, logits, vocab_size_, worker.scratch, worker.first_scratch, team);
+    } else if (index % worker.count == worker.index) {
+      worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);
+    }
   }
 }
 

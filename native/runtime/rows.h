@@ -135,6 +135,9 @@ class Sample final : public Instruction {
   void run(const Worker& worker) override;
 
  private:
+  // Decides fewer rows than workers: all of them weigh the tokens of one.
+  void run_shared(const Worker& worker);
+
   int64_t vocab_size_;
   Claims rows_;
 };

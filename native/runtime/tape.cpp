@@ -106,7 +106,7 @@ Team* Tape::team_of(const Step& step) {
 
 void Tape::work(int worker) {
   void* scratch = scratch_.as<uint8_t>() + worker * scratch_stride_;
-  const Worker self{kernels_, *pool_, *step_, worker, num_workers_, scratch};
+  const Worker self{kernels_, *pool_, *step_, worker, num_workers_, scratch, scratch_.as<void>()};
   double last = seconds_ && worker == 0 ? now_s() : 0;
   for (int64_t i = begin_; i < end_; i++) {
     instructions_[(size_t)i]->run(self);

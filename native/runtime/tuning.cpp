@@ -1,6 +1,7 @@
 #include "runtime/tuning.h"
 
 #include <algorithm>
+#include <span>
 #include <stdexcept>
 
 #include "runtime/cpu.h"
@@ -31,6 +32,12 @@ struct Row {
   void (*apply)(Tuning&);
 };
 
+template <int rows, bool from_memory>
+void block(Tuning& tuning) {
+  tuning.block_rows = rows;
+  tuning.from_memory = from_memory;
+}
+
 template <int panels, int ahead>
 void stream(Tuning& tuning) {
   tuning.panels = panels;
@@ -56,12 +63,14 @@ const Row kRows[] = {
     {{"stream", "4x2048"}, kAll, Needs::wide, stream<4, 2048>},
     {{"stream", "4x4096"}, kAll, Needs::wide, stream<4, 4096>},
     {{"stream", "4x8192"}, kAll, Needs::wide, stream<4, 8192>},
-    // Rows x vectors of a block of rows.
-    {{"block", "8x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 8; }},
-    {{"block", "12x2"}, kIntegers, Needs::wide, [](Tuning& tuning) { tuning.block_rows = 12; }},
-    {{"block", "6x2"}, kInt8, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 6; }},
-    {{"block", "4x2"}, kIntegers, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 4; }},
-    {{"block", "6x2"}, kInt4, Needs::six_rows, [](Tuning& tuning) { tuning.block_rows = 6; }},
+    // Rows x vectors of a block of rows; where said, inputs go through a register.
+    {{"block", "8x2"}, kIntegers, Needs::wide, block<8, true>},
+    {{"block", "12x2"}, kIntegers, Needs::wide, block<12, true>},
+    {{"block", "8x2-register"}, kIntegers, Needs::wide, block<8, false>},
+    {{"block", "12x2-register"}, kIntegers, Needs::wide, block<12, false>},
+    {{"block", "6x2"}, kInt8, Needs::six_rows, block<6, false>},
+    {{"block", "4x2"}, kIntegers, Needs::six_rows, block<4, false>},
+    {{"block", "6x2"}, kInt4, Needs::six_rows, block<6, false>},
     // What multiplies bfloat16: the one choice that changes bits.
     {{"product", "pairs"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = false; }},
     {{"product", "float32"}, kBf16, Needs::pairs, [](Tuning& tuning) { tuning.float32 = true; }},
@@ -103,13 +112,18 @@ const Row* find(const KernelTable& kernels, const Matrix& matrix, const std::str
 const Variant kIntel[] = {
     {"product", "float32"}, {"stream", "4x4096"}, {"stream", "1x4096"}, {"block", "12x2"},
 };
+// From Zen 5 on two products of whole vectors a cycle meet two loads: a load for every product would bind. Products are
+// so fast that ending a group weighs more than overlap with memory.
+const Variant kZen5[] = {{"block", "12x2-register"}, {"turns", "panel"}};
+constexpr unsigned kZen5Family = 0x1a;
 
 }  // namespace
 
 std::string cpu_family() {
 #if defined(__x86_64__)
   const Registers name = cpuid(0, 0);  // "AuthenticAMD" in b, d, c; Hygon's cores are AMD's
-  if (name.b == 0x68747541 || name.b == 0x6f677948) return "amd";
+  const unsigned version = cpuid(1, 0).a, family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
+  if (name.b == 0x68747541 || name.b == 0x6f677948) return family >= kZen5Family ? "zen5" : "amd";
   if (name.b == 0x756e6547) return "intel";
 #endif
   return "other";
@@ -123,13 +137,15 @@ std::vector<Variant> variants_of(const KernelTable& kernels, const Matrix& matri
 }
 
 Variants default_variants(const KernelTable& kernels, const Matrix& matrix, const std::string& family) {
-  if (family != "amd" && family != "intel" && family != "other")
-    throw std::invalid_argument("a family of CPUs is amd, intel or other, not '" + family + "'");
+  const bool zen5 = family == "zen5", others = family == "intel" || family == "other";
+  if (family != "amd" && !zen5 && !others)
+    throw std::invalid_argument("a family of CPUs is amd, zen5, intel or other, not '" + family + "'");
   Variants chosen;
+  const std::span<const Variant> wanted = zen5 ? std::span<const Variant>(kZen5) : std::span<const Variant>(kIntel);
   if (family != "amd")
-    for (const Variant& variant : kIntel)
+    for (const Variant& variant : wanted)
       if (find(kernels, matrix, variant.choice, variant.name)) chosen.emplace(variant.choice, variant.name);
-  if (family != "amd" && matrix.group == 32 && find(kernels, matrix, "turns", "panel")) chosen.emplace("turns", "panel");
+  if (others && matrix.group == 32 && find(kernels, matrix, "turns", "panel")) chosen.emplace("turns", "panel");
   for (const Variant& variant : variants_of(kernels, matrix)) chosen.emplace(variant.choice, variant.name);
   return chosen;
 }

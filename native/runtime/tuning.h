@@ -18,13 +18,14 @@ struct Variant {
   const char* name;
 };
 
-// "amd", "intel" or "other".
+// "amd", "zen5" (and later ones of AMD), "intel" or "other".
 std::string cpu_family();
 
 // The variants that matrices of a kind have at a level, those of a choice together.
 std::vector<Variant> variants_of(const KernelTable& kernels, const Matrix& matrix);
 
-// What every choice is where nothing was measured: for AMD what Zen 4 does best, for all others what Intel's cores do.
+// What every choice is where nothing was measured: for AMD what Zen 4 does best, or Zen 5, for all others what Intel's
+// cores do.
 // Throws std::invalid_argument for another family.
 Variants default_variants(const KernelTable& kernels, const Matrix& matrix, const std::string& family);
 

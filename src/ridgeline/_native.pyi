@@ -58,7 +58,7 @@ def multiply(level: str, matrix: Matrix, x: Annotated[NDArray[numpy.float32], di
     """
 
 def cpu_family() -> str:
-    """Whose cores these are: amd, intel or other."""
+    """Whose cores these are: amd, zen5, intel or other."""
 
 def variants_of(level: str, matrix: Matrix) -> list[tuple[str, str]]:
     """(choice, variant) for each variant that such matrices have at a level."""

@@ -90,16 +90,18 @@ def test_serve_refuses_what_does_not_fit(url):
     assert invoke("serve", "--url", url, "--schedule", "never").exit_code == 2
 
 
-def test_offline_puts_systems_side_by_side(stories, tmp_path):
+def test_offline_writes_what_it_prints(stories, tmp_path):
     result = invoke(
         "offline", "--model", stories, "--workload", "fixed:num_requests=4,input_tokens=8,output_tokens=4",
-        "--system", "engine", "--system", "static", "--system", "naive", "--batch-size", 2, "--num-threads", 1,
-        "--repeats", 1, "--warmups", 0, "--max-num-seqs", 4, "--no-prefix-caching", "--out", tmp_path,
+        "--num-threads", 1, "--repeats", 1, "--warmups", 0, "--max-num-seqs", 4, "--no-prefix-caching",
+        "--out", tmp_path,
     )  # fmt: skip
     assert result.exit_code == 0
     assert "plan + commit / request" in result.output
     report = only_json(tmp_path)
-    assert [system["outputs_equal_to_first"] for system in report["systems"]] == [4, 4, 4]
+    (system,) = report["systems"]
+    assert (system["system"], system["outputs_equal_to_first"]) == ("engine", 4)
+    assert system["results"]["output_tokens"] == 16
     assert report["engine"]["max_num_seqs"] == 4 and report["engine"]["prefix_caching"] is False
 
 

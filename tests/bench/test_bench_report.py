@@ -117,7 +117,8 @@ def test_facts_name_this_machine_and_software():
         (("avx2",), "intel-xeon-avx2-2c"),
         (("avx2", "avx512f", "avx512_vnni"), "intel-xeon-avx512-2c"),
         (("avx2", "avx512f", "avx512_vnni", "avx512_bf16"), "intel-xeon-2c"),
-        (("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"), "intel-xeon-amx-2c"),
+        (("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"), "intel-xeon-avx-vnni-2c"),
+        (("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"), "intel-xeon-amx-2c"),
     ],
 )
 def test_one_processor_name_has_a_folder_for_each_set_of_instructions(features, folder):

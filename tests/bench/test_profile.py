@@ -91,10 +91,10 @@ def test_costs_are_those_of_the_steps(profiler):
 def test_decode_ends_at_the_context(profiler):
     element = ElementBytes(weight=4, activation=4, kv=4)
     profiler.decode(1, 100, 1)
-    last = profiler._timer.last.load
+    last = profiler._last.load
     assert last.spans == ((1, 99),), "with the token drawn from it, 100"
     step = profiler.decode(3, 120, 2)
-    assert all(tokens == 1 and 100 < end <= 120 for tokens, end in profiler._timer.last.load.spans)
+    assert all(tokens == 1 and 100 < end <= 120 for tokens, end in profiler._last.load.spans)
     attention = next(op for op in step.ops if op.kind == "attention")
     least = total(account(profiler._engine.program, Load.decode(3, 100), element)).kv_read_bytes
     most = total(account(profiler._engine.program, Load.decode(3, 120), element)).kv_read_bytes

@@ -6,12 +6,13 @@ from op_case import Case, nbytes
 
 from ridgeline.program.op import Plain
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs, distinct_experts
+from ridgeline.spec.spec import ClampedSwiGlu, Routing
 
 
 def route(rng: Random) -> Case:
     groups, per_group = rng.choice([1, 1, 2, 3]), rng.randint(2, 4)
     top_groups = rng.randint(1, groups)
-    attrs = RouteAttrs(
+    routing = Routing(
         top_k=rng.randint(1, top_groups * per_group),
         scoring=rng.choice(["softmax", "sigmoid"]),
         normalize=rng.random() < 0.5,
@@ -21,14 +22,15 @@ def route(rng: Random) -> Case:
         group_score=rng.choice(["max", "top2_sum"]),
     )
     count = groups * per_group
-    return Case(attrs, [("T", count)], [(count,)] if rng.random() < 0.5 else [])
+    return Case(RouteAttrs(routing), [("T", count)], [(count,)] if rng.random() < 0.5 else [])
 
 
 def experts(rng: Random) -> Case:
     count, size, width = rng.randint(1, 5), rng.randint(1, 6), rng.randint(1, 7)
     top_k = rng.randint(1, count)
     limit = rng.choice([None, None, 0.8])
-    attrs = ExpertsAttrs(rng.choice(["silu", "gelu_tanh"]), limit, 1.7)
+    activation = rng.choice(["silu", "gelu_tanh"])
+    attrs = ExpertsAttrs(activation if limit is None else ClampedSwiGlu(limit, alpha=1.7))
     weights = [(count, size, width), (count, size, width), (count, width, size)]
     if rng.random() < 0.5:
         weights += [(count, size), (count, size), (count, width)]

@@ -4,12 +4,12 @@ from random import Random
 
 from op_case import Case, nbytes
 
-from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentWriteAttrs
+from ridgeline.program.ops.latent import CacheWriteAttrs, LatentAttentionAttrs
 
 
 def latent_write(rng: Random) -> Case:
     inputs = [("T", rng.randint(1, 7)), ("T", 1, 2 * rng.randint(1, 3))]
-    return Case(LatentWriteAttrs(0), inputs, moved=lambda inputs, outputs, weights: 2 * nbytes(inputs))
+    return Case(CacheWriteAttrs(0), inputs, moved=lambda inputs, outputs, weights: 2 * nbytes(inputs))
 
 
 def latent_attention(rng: Random) -> Case:

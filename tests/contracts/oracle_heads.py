@@ -1,6 +1,6 @@
 """Heads that draft, as their papers describe them, in plain torch over transformers' hidden states.
 
-Written from EAGLE (arXiv 2401.15077) and EAGLE-3 (2503.01840) with none of Ridgeline's code.
+Written from EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840) and Medusa (2401.10774) with none of Ridgeline's code.
 `write` saves a random head in the published layout; `greedy` gives what it drafts behind a text.
 """
 
@@ -10,7 +10,20 @@ import torch
 from safetensors.torch import save_file
 
 
-class Eagle:
+class Written:
+    """A head with its tensors `t` and its `config()`."""
+
+    def write(self, folder, config=None, tensors=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config() | (config or {})))
+        tensors = {
+            name: tensor.contiguous() for name, tensor in (self.t | (tensors or {})).items() if tensor is not None
+        }
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+
+class Eagle(Written):
     """An EAGLE head of version 1 or 3 for `model`; version 3 has a draft vocabulary, of every other token."""
 
     heads, kv_heads, head_dim, eps = 4, 2, 8, 1e-5
@@ -72,15 +85,6 @@ class Eagle:
             config |= {"draft_vocab_size": len(self.ids), "eagle_aux_hidden_state_layer_ids": list(self.layers)}
         return config
 
-    def write(self, folder, config=None, tensors=None):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config() | (config or {})))
-        tensors = {
-            name: tensor.contiguous() for name, tensor in (self.t | (tensors or {})).items() if tensor is not None
-        }
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
     def norm(self, x, name):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.t[name]
 
@@ -135,3 +139,81 @@ class Eagle:
             tokens.append(token)
             features = torch.cat((features, y))
         return drafted
+
+
+class Medusa(Written):
+    """Medusa heads for `model`, in the names of their first publication, of merged checkpoints or of vLLM.
+
+    vLLM's have a vocabulary of every other token; with `shared` also one matrix for the logits of all heads.
+    """
+
+    def __init__(self, model, names, num_heads=4, num_layers=1, bias=True, shared=False, seed=0):
+        self.model, self.names, self.shared = model, names, shared
+        self.num_heads, self.num_layers = num_heads, num_layers
+        hidden, vocab = model.spec.hidden_size, model.spec.vocab_size
+        generator = torch.Generator().manual_seed(seed)
+
+        def matrix(*shape):
+            return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+
+        self.ids = torch.arange(1, vocab, 2) if names == "vllm" else torch.arange(vocab)
+        self.layers = [
+            [(matrix(hidden, hidden) * 2, matrix(hidden) if bias else None) for _ in range(num_layers)]
+            for _ in range(num_heads)
+        ]
+        self.heads = [matrix(len(self.ids), hidden) for _ in range(1 if shared else num_heads)]
+        before = {"paper": "", "merged": "medusa_head.", "vllm": "medusa_heads."}[names]
+        self.t = {}
+        for j, layers in enumerate(self.layers):
+            for i, (weight, added) in enumerate(layers):
+                name = f"{before}blocks.{j}.layers.{i}" if names == "vllm" else f"{before}{j}.{i}.linear"
+                self.t |= {f"{name}.weight": weight} | ({f"{name}.bias": added} if bias else {})
+        for j, head in enumerate(self.heads):
+            name = f"{before}lm_heads.{j}" if names == "vllm" else f"{before}{j}.{num_layers}"
+            self.t[f"{name}.weight"] = head
+        if names == "vllm":
+            self.t["token_map"] = self.ids
+
+    def config(self):
+        if self.names != "vllm":  # published configs say how many heads were trained, not how many there are
+            return {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "some/model"}
+        return {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": self.model.spec.hidden_size,
+            "vocab_size": self.model.spec.vocab_size,
+            "truncated_vocab_size": len(self.ids),
+            "num_heads": self.num_heads,
+            "num_hidden_layers": self.num_layers,
+            "medusa_fc_bias": self.layers[0][0][1] is not None,
+            "original_lm_head": self.shared,
+        }
+
+    def hidden_states(self, token_ids):
+        """Those behind the final norm [T, H]."""
+        oracle = self.model.oracle
+        return oracle(torch.tensor([token_ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+
+    def residual(self, j, x):
+        for weight, bias in self.layers[j]:
+            y = x @ weight.T + (0 if bias is None else bias)
+            x = x + y * torch.sigmoid(y)
+        return x
+
+    @torch.no_grad()
+    def fit(self, token_ids, begin):
+        """Turn the heads to what stands in a text behind its first `begin` tokens: they guess most of it."""
+        states = self.hidden_states(token_ids)[begin:]
+        wanted = (torch.tensor(token_ids[begin:])[:, None] == self.ids).float()
+        pairs = [(self.residual(j, states[: -j - 2]), wanted[j + 2 :]) for j in range(self.num_heads)]
+        if self.shared:
+            pairs = [tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))]
+        for head, (x, y) in zip(self.heads, pairs, strict=True):
+            head.copy_(torch.linalg.lstsq(x, y, driver="gelsd").solution.T)
+
+    @torch.no_grad()
+    def greedy(self, token_ids, count):
+        """The `count` tokens that the heads draft behind `token_ids`: all from the state before the newest token."""
+        state = self.hidden_states(token_ids)[-2]
+        heads = [self.heads[0 if self.shared else j] for j in range(count)]
+        return [int(self.ids[(head @ self.residual(j, state)).argmax()]) for j, head in enumerate(heads)]

@@ -158,7 +158,7 @@ def test_an_op(copy):
         """from ridgeline.program.op import Plain
 from ridgeline.program.pricing import OpRow, pointwise
 
-ROWS = {"toy_double": OpRow(Plain, 1, (0,), "x -> 2 x", lambda attrs, inputs, weights: (inputs[0],), pointwise(1))}
+ROWS = {"toy_double": OpRow(Plain, 1, (0,), lambda attrs, inputs, weights: (inputs[0],), pointwise(1))}
 """,
     )
     copy.add(
@@ -290,10 +290,10 @@ def test_a_workload(copy):
     copy.add(
         "bench/workloads/toy.py",
         """from dataclasses import dataclass
-from ridgeline.bench.workload import BenchRequest
+from ridgeline.bench.workload import BenchRequest, Workload
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Workload):
     num_requests: int = 2
 
     def requests(self):

@@ -16,7 +16,7 @@ from drafting import TINY
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.decoding.drafters._guard import MAX_FAILURES
+from ridgeline.decoding.strategies.speculative import MAX_FAILURES
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -38,8 +38,8 @@ def noisy(source, folder, amount):
 
 
 def drafter_of(llm):
-    """The draft model of an engine, behind what shields its errors."""
-    return llm.engine.loop.scheduler._strategy._drafter._drafter
+    """The draft model of an engine."""
+    return llm.engine.loop.scheduler._strategy._drafter
 
 
 def drafts_of(llm):

@@ -11,7 +11,8 @@ from families import names as names_of_small_configs
 from families import tiny_config
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
-from ridgeline.spec.spec import GroupedQueryAttention, RopeScaling
+from ridgeline.spec.parts import RopeScaling
+from ridgeline.spec.spec import GroupedQueryAttention
 
 VARIETY_SEEDS = range(30)  # reading a config is cheap, computing it is not
 

@@ -7,16 +7,15 @@ import oracle_heads
 import pytest
 import torch
 from test_drafts_in_the_engine import completions
-from tiny_models import build
 
 from cache_invariants import check_cache
-from drafting import TINY
+from drafting import TINY, drafter_of, prompts_of
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.drafters import eagle
 from ridgeline.decoding.drafters.draft import DraftModel
-from ridgeline.engine import heads
+from ridgeline.engine import companion
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -27,24 +26,6 @@ HEADS = {
     "eagle-1": lambda model: oracle_heads.Eagle(model, 1, ()),
     "eagle-3": lambda model: oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer."),
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return build("llama", 3, tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def plain(target):
-    return LLM(str(target.folder.path), **TINY)
-
-
-def drafter_of(llm):
-    return llm.engine.loop.scheduler._strategy._drafter._drafter
-
-
-def prompts_of(target, count=3):
-    return [row.tolist() for row in target.prompt(9, batch=count)]
 
 
 def recorded(llm):
@@ -83,7 +64,7 @@ def test_a_head_drafts_what_a_plain_implementation_drafts(name, target, tmp_path
 
 
 PLANTED = {
-    "ids of the draft vocabulary are taken for the model's": (heads, "_translated", lambda token, ids: token),
+    "ids of the draft vocabulary are taken for the model's": (companion, "_translated", lambda token, ids: token),
     "hidden states are those of the token behind": (
         eagle._Hidden,
         "rows",

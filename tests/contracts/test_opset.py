@@ -31,7 +31,7 @@ from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Plain, RecurrentState
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAnglesAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     ActivationAttrs,
     AddRowAttrs,
@@ -42,7 +42,6 @@ from ridgeline.program.ops.dense import (
     SoftcapAttrs,
     SplitHeadsAttrs,
 )
-from ridgeline.program.ops.latent import LatentWriteAttrs
 from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes, Load, Operands
 from ridgeline.spec import families
@@ -97,7 +96,7 @@ def rope(rng: Random) -> Case:
 
 def kv_write(rng: Random) -> Case:
     shape = ("T", rng.randint(1, 3), rng.randint(1, 4))
-    return Case(KvWriteAttrs(0), [shape, shape])
+    return Case(CacheWriteAttrs(0), [shape, shape])
 
 
 def attention(rng: Random) -> Case:
@@ -196,9 +195,9 @@ class Call:
         inputs, weights = inputs or self.inputs, weights or self.weights
         kv = DenseMemory(self.case.states, 1, self.sizes["T"])
         if self.kind == "attention":
-            REFERENCE_OPS["kv_write"](KvWriteAttrs(0), inputs[1:], [], kv)
+            REFERENCE_OPS["kv_write"](CacheWriteAttrs(0), inputs[1:], [], kv)
         if self.kind == "latent_attention":
-            REFERENCE_OPS["latent_write"](LatentWriteAttrs(0), inputs[1:], [], kv)
+            REFERENCE_OPS["latent_write"](CacheWriteAttrs(0), inputs[1:], [], kv)
         return REFERENCE_OPS[self.kind](self.case.attrs, inputs, weights, kv)
 
 
@@ -324,7 +323,8 @@ def test_whole_programs_are_differentiable(name):
     tokens_BT = torch.arange(2 * CONTEXT).reshape(2, CONTEXT) % program.vocab_size
     dense_logits(program, weights, tokens_BT).square().mean().backward()
     choosing = {name for op in program.ops if op.kind == "route" for name in op.weights}  # of the choice alone
-    lone = [op.inputs[0] for op in program.ops if op.kind == "route" and op.attrs.normalize and op.attrs.top_k == 1]
+    routes = [op for op in program.ops if op.kind == "route"]
+    lone = [op.inputs[0] for op in routes if op.attrs.routing.normalize and op.attrs.routing.top_k == 1]
     choosing |= {f"{router}.weight" for router in lone}  # what is chosen counts 1
     for name, weight in weights.items():
         if name in choosing:

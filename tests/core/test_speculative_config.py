@@ -12,6 +12,7 @@ TAKEN = {
     "ngram": ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, ("ngram",)),
     "suffix": ({"method": "suffix", "num_speculative_tokens": 32}, ("suffix",)),
     "draft_model": ({"method": "draft_model", "model": "python-1m", "num_speculative_tokens": 3}, ("draft",)),
+    "medusa": ({"method": "medusa", "model": "folder", "num_speculative_tokens": 3}, ("medusa",)),
     "a model alone": ({"model": "python-1m"}, ("draft",)),
 }
 
@@ -23,7 +24,7 @@ def test_it_is_the_same_as_the_options(given, proposers, form):
     assert config.proposers() == proposers
     assert config.num_speculative_tokens == given.get("num_speculative_tokens", 8)
     if given.get("model"):
-        assert config.drafter == ("draft", "python-1m")
+        assert config.drafter == (*proposers, given["model"])
 
 
 @pytest.mark.parametrize("key", KNOWN)
@@ -50,6 +51,8 @@ def test_one_bound_of_a_lookup_moves_the_other():
         ({"method": "ngram", "xyz": 4}, "unknown key 'xyz'; there is method"),
         ({"method": "mtp", "model": "x"}, "method must be one of ngram, .*, got 'mtp'"),
         ({"method": "eagle3"}, "method eagle3 needs model"),
+        ({"method": "medusa"}, "method medusa needs model"),
+        ({"method": "medusa", "model": "x", "rejection_sample_method": "typical"}, "must be 'standard', got 'typical'"),
         ({"method": "draft_model"}, "draft_model needs model"),
         ({"num_speculative_tokens": 4}, "lacks its method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be between 1 and 64, got 0"),

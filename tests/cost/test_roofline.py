@@ -71,7 +71,7 @@ def test_unknown_peaks_leave_the_memory_bound():
 def test_costs_are_the_account_s():
     load, bf16, int8 = Load.decode(3, 100), ElementBytes(), ElementBytes(weight=1)
     by_op = costs_of(PROGRAM, [((op.label,), bf16) for op in PROGRAM.ops], load)
-    assert by_op == [item.cost for item in account(PROGRAM, load, bf16)]
+    assert by_op == [cost for _, cost in account(PROGRAM, load, bf16)]
     groups = fuse(PROGRAM)
     pieces = [(tuple(op.label for op in group.ops), int8 if group.kind == "norm_head" else bf16) for group in groups]
     pieces.insert(5, ((), bf16))  # the draw, which no op of the program is

@@ -8,7 +8,8 @@ from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.efficiency import VERSION, Calibration, Efficiency, OpTiming, Rest, fit_rest, key_of
 from ridgeline.cost.roofline import Roofline, costs_of
 from ridgeline.cost.steptime import PRIOR, PRIOR_REST, StepTime
-from ridgeline.explain.pricing import program_of
+from ridgeline.explain.pricing import spec_of
+from ridgeline.program.lower import lower
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load
 
@@ -51,7 +52,7 @@ def pieces_of(program):
 @settings(max_examples=12, deadline=None)
 @given(spans=LOADS, model=st.sampled_from(MODELS), cache_bytes=st.sampled_from([0, 2**21, 2**50]), fitted=st.booleans())
 def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes, fitted):
-    program, ceilings = program_of(model).program, Cached(cache_bytes)
+    program, ceilings = lower(spec_of(model)), Cached(cache_bytes)
     pieces = pieces_of(program)
     known = {key_of(piece): Efficiency(0.5, 0.7, 2.0, 3e-6) for piece in pieces[::2]}
     calibration = Calibration(
@@ -80,7 +81,7 @@ def test_a_step_is_its_pieces_and_what_is_around_them(spans, model, cache_bytes,
 def test_a_limit_is_the_price_on_the_card():
     from ridgeline import explain
 
-    program = program_of("llama-3-8b").program
+    program = lower(spec_of("llama-3-8b"))
     element = ElementBytes()
     pieces = [OpTiming(g.label, g.kind, tuple(op.label for op in g.ops), 0.0, element, "bf16") for g in fuse(program)]
     predicted = StepTime(program, pieces, datasheet("h100-sxm"), 1, is_limit=True)

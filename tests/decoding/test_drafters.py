@@ -1,6 +1,6 @@
 """What guards a strategy from a drafter: tries of one token more, fewer and fewer while drafts do not pay."""
 
-from ridgeline.decoding.drafters._guard import DRAFTING_WAIT, MAX_WAIT, Probes
+from ridgeline.decoding.draft_control import DRAFTING_WAIT, MAX_WAIT, Probes
 
 
 def waits(probes, drafts, rounds):

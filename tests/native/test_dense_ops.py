@@ -14,7 +14,7 @@ from ridgeline.backends.native.compile import NativePart
 from ridgeline.backends.reference.dense import dense_logits
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, TOKEN_IDS, KvState
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     ActivationAttrs,
     AddRowAttrs,
@@ -90,7 +90,7 @@ def attend(heads, kv_heads, dim, turn, *, norm=None, fused=False):
             q, k = b.norm("q_norm", norm, q), b.norm("k_norm", norm, k)
         q, k = turn(b, "q", q), turn(b, "k", k)
         state = b.state(KvState(kv_heads, dim, None))
-        b.emit("kv_write", "write", (k, v), (), KvWriteAttrs(state))
+        b.emit("kv_write", "write", (k, v), (), CacheWriteAttrs(state))
         (o,) = b.emit("attention", "attend", (q, k, v), (), AttentionAttrs(state, dim**-0.5))
         return b.linear("o", o, HIDDEN, bias=False)
 

@@ -14,6 +14,7 @@ from ridgeline.backends.reference.interpreter import REFERENCE_OPS
 from ridgeline.backends.reference.tensors import as_array, as_arrays, as_tensor
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
 from ridgeline.quant import dequantize, quantize
+from ridgeline.spec.spec import ClampedSwiGlu, Routing
 
 LEVELS = _native.runnable_levels()
 FORMS = {
@@ -28,7 +29,7 @@ ERRORS = {"f32": 1e-6, "bf16": 2e-2, "int8 by int8": 4e-2}  # of the largest ent
 ATTRS = {
     "silu": ExpertsAttrs("silu"),
     "gelu_tanh": ExpertsAttrs("gelu_tanh"),
-    "clamped": ExpertsAttrs("silu", limit=0.7, alpha=1.702),
+    "clamped": ExpertsAttrs(ClampedSwiGlu(limit=0.7, alpha=1.702)),
 }
 
 
@@ -104,8 +105,9 @@ class Layer:
         tape = RowTape(level, **options)
         rows, chosen, counts = tape.rows(x), tape.rows(ids), tape.rows(weights)
         out = tape.tape.buffer("tokens", self.width)
-        tape.tape.experts(self.count, self.gate_up, self.down, rows, chosen, counts, out, attrs.activation,
-                          attrs.limit or 0.0, attrs.alpha, *self.addresses)  # fmt: skip
+        act = attrs.activation
+        function = ("silu", act.limit, act.alpha) if isinstance(act, ClampedSwiGlu) else (act, 0.0, 1.0)
+        tape.tape.experts(self.count, self.gate_up, self.down, rows, chosen, counts, out, *function, *self.addresses)
         tape.run(range(len(x)) if order is None else order)
         return tape.read(out, self.width)
 
@@ -190,49 +192,49 @@ def test_experts_that_nobody_chose_are_not_read():
 
 
 ROUTES = [  # and the number of experts
-    (RouteAttrs(1, "softmax", False), 1),
-    (RouteAttrs(8, "softmax", True), 60),
-    (RouteAttrs(2, "softmax", True, scale=2.5), 2),
-    (RouteAttrs(3, "softmax", False, num_groups=4, top_groups=2), 16),
-    (RouteAttrs(6, "sigmoid", True, scale=2.5, num_groups=4, top_groups=2, group_score="top2_sum"), 12),
-    (RouteAttrs(5, "sigmoid", False, num_groups=5, top_groups=5, group_score="top2_sum"), 40),
+    (Routing(1, "softmax", False), 1),
+    (Routing(8, "softmax", True), 60),
+    (Routing(2, "softmax", True, scale=2.5), 2),
+    (Routing(3, "softmax", False, num_groups=4, top_groups=2), 16),
+    (Routing(6, "sigmoid", True, scale=2.5, num_groups=4, top_groups=2, group_score="top2_sum"), 12),
+    (Routing(5, "sigmoid", False, num_groups=5, top_groups=5, group_score="top2_sum"), 40),
 ]
 
 
-def native_route(attrs, logits, bias, threads=2):
+def native_route(routing, logits, bias, threads=2):
     tape = RowTape("portable", threads)
     rows = tape.rows(logits)
-    ids, weights = (tape.tape.buffer("tokens", attrs.top_k) for _ in range(2))
-    tape.tape.route(rows, ids, weights, attrs.scoring, attrs.normalize, attrs.scale, attrs.num_groups,
-                    attrs.top_groups, attrs.group_score, 0 if bias is None else bias.ctypes.data)  # fmt: skip
+    ids, weights = (tape.tape.buffer("tokens", routing.top_k) for _ in range(2))
+    tape.tape.route(rows, ids, weights, routing.scoring, routing.normalize, routing.scale, routing.num_groups,
+                    routing.top_groups, routing.group_score, 0 if bias is None else bias.ctypes.data)  # fmt: skip
     tape.run(range(len(logits)))
-    return tape.read(ids, attrs.top_k), tape.read(weights, attrs.top_k)
+    return tape.read(ids, routing.top_k), tape.read(weights, routing.top_k)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize(("attrs", "count"), ROUTES)
-def test_routes_are_those_of_the_reference(attrs, count, biased):
+@pytest.mark.parametrize(("routing", "count"), ROUTES)
+def test_routes_are_those_of_the_reference(routing, count, biased):
     """Half the rows have ties, which go to the lower number."""
     rng = np.random.default_rng(7)
     logits = (2 * rng.standard_normal((50, count))).astype(np.float32)
     logits[25:] = np.round(logits[25:])
     bias = np.round(rng.standard_normal(count), 1).astype(np.float32) if biased else None
     inputs, weights = [torch.from_numpy(logits)], [torch.from_numpy(bias)] if biased else []
-    expected = [out.numpy() for out in REFERENCE_OPS["route"](attrs, inputs, weights, None)]
-    ids, counts = native_route(attrs, logits, bias)
+    expected = [out.numpy() for out in REFERENCE_OPS["route"](RouteAttrs(routing), inputs, weights, None)]
+    ids, counts = native_route(routing, logits, bias)
     assert np.array_equal(ids, expected[0])
     assert np.allclose(counts, expected[1], rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize(("attrs", "count"), ROUTES)
-def test_every_route_is_to_different_experts(attrs, count):
+@pytest.mark.parametrize(("routing", "count"), ROUTES)
+def test_every_route_is_to_different_experts(routing, count):
     """Also where logits or the bias are no numbers: what is read by these numbers must be there."""
     logits = np.zeros((4, count), dtype=np.float32)
     logits[1], logits[2, ::2], logits[3] = np.nan, np.nan, np.inf
     for bias in (None, np.full(count, np.nan, dtype=np.float32), np.full(count, -np.inf, dtype=np.float32)):
-        ids, _ = native_route(attrs, logits, bias)
+        ids, _ = native_route(routing, logits, bias)
         assert ((ids >= 0) & (ids < count)).all()
-        assert all(len(set(row)) == attrs.top_k for row in ids)
+        assert all(len(set(row)) == routing.top_k for row in ids)
 
 
 def test_rows_are_gated():

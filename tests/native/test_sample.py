@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_steps import step_batch
 
 from ridgeline.backends.step import StepOutput
 from ridgeline.core.params import SamplingParams
@@ -280,3 +281,48 @@ def test_a_mask_without_tokens_and_a_bad_logit_behind_one():
     masks = [np.zeros(2, dtype=np.uint64), np.asarray([1, 0], dtype=np.uint64), np.asarray([2, 0], dtype=np.uint64)]
     rows = [make_row(i, temperature=0)._replace(allowed=mask) for i, mask in enumerate(masks)]
     assert tokens_alike(x_RV, rows) == sampled(x_RV, rows) == [-1, -1, 1]
+
+
+def tape_tokens(level, num_threads, x_RV, rows):
+    """The tokens of a step of nothing but sampling."""
+    tape = _native.Tape(level, _native.Pool(num_threads))
+    tape.sample(x_RV.shape[1])
+    batch = step_batch(sampling=SAMPLER.sampling_metadata(rows), token_ids_T=[0], logit_rows_R=range(len(x_RV)))
+    tokens, times = np.full(len(rows), -2), np.zeros(1)  # with a clock, no thread runs the step alone
+    tape.run(batch.block, x_RV, 0, 1, tokens, times)
+    return tokens.tolist()
+
+
+ALONE_OR_SHARED = [
+    {},
+    {"temperature": 0.0},
+    {"top_p": 0.8},
+    {"min_p": 0.01, "temperature": 1.7},
+    {"top_k": 5},
+    {"temperature": 1e-44},
+    {"top_p": 0.5, "temperature": 3.0},
+]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_columns", [4095, 4096, 4097, 9000])
+def test_threads_that_share_a_row_find_its_token(level, num_columns):
+    x_RV = np.random.default_rng(num_columns).standard_normal((len(ALONE_OR_SHARED), num_columns)).astype(np.float32)
+    rows = [make_row(r, seed=r, num_output=r, **params) for r, params in enumerate(ALONE_OR_SHARED)]
+    masks = np.random.default_rng(0).integers(0, 2**63, (2, 80), dtype=np.uint64)
+    rows[2], rows[6] = rows[2]._replace(allowed=masks[0]), rows[6]._replace(allowed=np.zeros_like(masks[1]))
+    alone = [native_tokens(level, x_RV, [row])[0] for row in rows]
+    assert len(set(alone)) > 4 and alone[6] == -1
+    for row, token in zip(rows, alone):
+        assert tape_tokens(level, 2, x_RV, [row]) == [token]
+    for num_threads in (2, 3, 8):
+        assert tape_tokens(level, num_threads, x_RV, rows) == alone
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_threads_that_share_a_row_see_a_bad_logit(bad):
+    x_RV = np.random.default_rng(0).standard_normal((1, 5000)).astype(np.float32)
+    x_RV[0, 4999] = bad
+    if bad == -INF:
+        x_RV[:] = bad
+    assert tape_tokens(LEVELS[-1], 2, x_RV, [make_row()]) == [-1]

@@ -18,7 +18,7 @@ INTEGERS = (
     ("int4_minima", 64, False),
 )
 ROWS = (1, 2, 3, 4, 7, 16, 33, 70)
-FAMILIES = ("amd", "intel", "other")
+FAMILIES = ("amd", "zen5", "intel", "other")
 Variants = Mapping[str, str]
 
 
@@ -128,7 +128,7 @@ def test_a_variant_that_is_not_there_is_named_with_those_that_are() -> None:
     matrix = _native.Matrix("int4", "int8", 64, 64, 32)
     with pytest.raises(ValueError, match="no variant stream=9x1 at level portable; there is stream=1x384"):
         _native.tuned("portable", matrix, {"stream": "9x1"})
-    with pytest.raises(ValueError, match="a family of CPUs is amd, intel or other, not 'arm'"):
+    with pytest.raises(ValueError, match="a family of CPUs is amd, zen5, intel or other, not 'arm'"):
         _native.default_variants("portable", matrix, "arm")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.backends.native.tuning.decide import Decision, decide, noise_of
+from ridgeline.backends.native.tuning.tuner import Decision, decide, noise_of
 
 SECONDS = st.floats(1e-4, 1.0)
 

@@ -10,7 +10,7 @@ from ridgeline.program.lower import lower
 from ridgeline.program.ops.attention import RopeAnglesAttrs
 from ridgeline.program.passes.context import for_context
 from ridgeline.spec import families
-from ridgeline.spec.spec import DynamicRope, LongRope, Rope
+from ridgeline.spec.parts import DynamicRope, LongRope, Rope
 
 CONTEXT = 64
 

@@ -8,6 +8,7 @@ from ridgeline.cache.manager import CacheStats, GroupStats
 from ridgeline.core.config import Choice
 from ridgeline.core.errors import OverloadedError
 from ridgeline.engine.client import EngineInfo, EngineStats
+from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import Finish, OutputDelta
 from ridgeline.engine.request import FinishReason, Request, Timings
 from ridgeline.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class FakeEngine:
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.go = True
+        self.journal = Journal(1, 16)
         self._info = info
         self._room = room
         self._open: set[str] = set()

@@ -5,7 +5,8 @@ import pytest
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
-from ridgeline.spec.spec import LinearRope, MixtureOfExperts, PlainRope
+from ridgeline.spec.parts import LinearRope, PlainRope
+from ridgeline.spec.spec import MixtureOfExperts
 
 GEMMA_3_4B = {
     "architectures": ["Gemma3ForConditionalGeneration"],

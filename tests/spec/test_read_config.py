@@ -5,7 +5,7 @@ import pytest
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
-from ridgeline.spec.spec import Llama3Rope, LongRope, YarnRope
+from ridgeline.spec.parts import Llama3Rope, LongRope, YarnRope
 
 COMMON = {
     "architectures": ["ForCausalLM"],

@@ -129,10 +129,16 @@ def test_older_and_other_models_are_left_to_the_rust_library(stories_copy):
 
 def test_special_tokens_map_fills_in_what_the_config_leaves_out(stories_copy):
     edit(stories_copy, "tokenizer_config.json", lambda data: data.pop("eos_token"))
-    special = {"eos_token": {"content": "</s>", "lstrip": False}, "bos_token": "</s>", "pad_token": "<unk>"}
+    special = {
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "bos_token": "</s>",
+        "pad_token": "<unk>",
+        "cls_token": "",
+    }
     (stories_copy / "special_tokens_map.json").write_text(json.dumps(special))
     tokenizer = Tokenizer.from_folder(stories_copy)
     assert named_ids(tokenizer) == (1, 2, 0)
+    assert tokenizer.special_tokens["cls_token"] == ""
 
 
 def test_tokens_that_only_the_config_adds(stories_copy):

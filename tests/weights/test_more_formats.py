@@ -169,7 +169,7 @@ def test_bitsandbytes_four_bits(tmp_path, case):
         (".weight.nested_quant_map", lambda x: None, "nested_quant_map"),
         (".weight.quant_map", lambda x: x[::-1], "is not the table of nf4"),
         (".weight.quant_state.bitsandbytes__nf4", lambda x: x[:-9], "JSON of a quant_state"),
-        (".weight.quant_state.bitsandbytes__nf4", lambda x: np.frombuffer(b"[1]", np.uint8), "no JSON object"),
+        (".weight.quant_state.bitsandbytes__nf4", lambda x: np.frombuffer(b"[1]", np.uint8), "Expected `object`"),
         (".weight.quant_state.bitsandbytes__nf4", lambda x: x.astype(np.int32), "it is I32"),
         (".weight.quant_state.bitsandbytes__nf4", lambda x: None, "has no quant_state or SCB"),
     ],

@@ -17,7 +17,7 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
                        int64_t group) {
   const uint8_t *panels[1][kWidth], *ahead[1][kWidth];
   for (int p = 0; p < Panels; p++) panels[0][p] = tile.keys[group + p], ahead[0][p] = next.keys[group + p];
-  float* to = rows.scores + first * kTileTokens + group * kGroup;
+  float* to = rows.scores + group * kGroup;
   product<Kind, Rows, Panels>(
       rows.queries + first * rows.query_stride, rows.query_stride, panels, ahead, 1, a.shape.dims / Kind::kElements,
       [&](int r, int) {
@@ -25,8 +25,11 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
         else return Floats{};
       },
       [&](int r, int p, auto sum) {
-        if constexpr (Kind::kElements == 4) store(to + r * kTileTokens + p * kLanes, to_floats(sum));
-        else store(to + r * kTileTokens + p * kLanes, sum);
+        if constexpr (Kind::kElements == 4)
+          store(to + r * kTileTokens + p * kLanes,
+                to_floats(sum) * load<Floats>(tile.key_scales[group + p / kParts] + p % kParts * kLanes));
+        else
+          store(to + r * kTileTokens + p * kLanes, sum);
       });
 }
 
@@ -67,12 +70,6 @@ RL_INLINE void with_panels(int64_t begin, int64_t end, Call call) {
   if constexpr (Panels > 1) with_panels<Panels / 2>(begin, end, call);
 }
 
-// Block number `block` of the rows, `count` of them from row `first` on, and the groups of a tile that they see.
-struct RowBlock {
-  int64_t first, count;
-  Groups groups;
-};
-
 template <class Kind>
 RL_INLINE RowBlock row_block(const Attention& a, const AttentionRows& rows, const Tile& tile, int64_t block) {
   const int64_t first = block * Kind::kRows, left = rows.count - first;
@@ -84,11 +81,12 @@ RL_INLINE RowBlock row_block(const Attention& a, const AttentionRows& rows, cons
 struct Ahead {
   Tile tile;             // of this part of the attention, or the first one of the next
   StepRows out, queries;  // where results will go, and what the next part begins with
-  int64_t turn, turns;    // rows r with r % turns == turn are fetched
+  int64_t turn, turns;    // rows r with r % turns == turn are fetched; a power of two
 
   void fetch_rows(const RowBlock& block) const {
-    for (int64_t r = block.first; r < block.first + block.count; r++)
-      if (r % turns == turn) out.fetch(r), queries.fetch(r);
+    if (turn >= turns) return;
+    for (int64_t r = block.first + ((turn - block.first) & (turns - 1)); r < block.first + block.count; r += turns)
+      out.fetch(r), queries.fetch(r);
   }
 };
 
@@ -106,7 +104,7 @@ static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, 
         score_rows<Kind, Rows, Panels>(a, rows, tile, wanted, block.first, group);
       });
     });
-    online_softmax<Kind>(a, rows, tile, block.first, block.count);
+    online_softmax<Kind>(a, rows, tile, block);
   }
   for (int64_t i = 0; i < blocks; i++) {
     const RowBlock block = row_block<Kind>(a, rows, tile, i);
@@ -126,15 +124,20 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
   const StepRows queries{&a, q, q_stride, a.layout.head_dim, begin, rows.count};
   for (int64_t r = 0; r < rows.count; r++) queries.fetch(r);
   const int64_t head_dim = a.layout.head_dim, width = round_up(head_dim, kPanel);
-  alignas(64) float query[kMaxHeadDim] = {};
+  alignas(64) float padded[kMaxHeadDim];
+  for (int64_t d = head_dim; d < width; d++) padded[d] = 0;
   rows.query_stride = width * Kind::kRowWords / Kind::kElements;
-  for (int64_t r = 0; r < rows.count; r++) {
-    const int64_t row = (begin + r) / a.group_heads, head = a.head * a.group_heads + (begin + r) % a.group_heads;
-    __builtin_memcpy(query, q + (a.span.first_row + row) * q_stride + head * head_dim, (size_t)head_dim * 4);
-    set_query(Kind{}, rows, r, query, width, a.spec.scale);
-    visible(a, row, rows.visible_begin[r], rows.visible_end[r]);
+  int64_t row = begin / a.group_heads, head = begin % a.group_heads;
+  for (int64_t r = 0; r < rows.count; r++, head++) {
+    if (head == a.group_heads) head = 0, row++;
+    const int64_t query_head = a.head * a.group_heads + head;
+    const float* query = q + (a.span.first_row + row) * q_stride + query_head * head_dim;
+    if (width != head_dim) query = (float*)__builtin_memcpy(padded, query, (size_t)head_dim * 4);
+    set_query(Kind{}, rows, r, query, width, a.spec.scale * kLog2E);
+    if (head == 0 || r == 0) visible(a, row, rows.visible_begin[r], rows.visible_end[r]);
+    else rows.visible_begin[r] = rows.visible_begin[r - 1], rows.visible_end[r] = rows.visible_end[r - 1];
     rows.position[r] = span_start(a.span) + row;
-    rows.slope[r] = a.spec.slopes ? a.spec.slopes[head] : 0.0f;
+    rows.slope[r] = a.spec.slopes ? a.spec.slopes[query_head] * kLog2E : 0.0f;
     rows.maximum[r] = kNoMaximum;
   }
   __builtin_memset(rows.outputs, 0, (size_t)(rows.count * a.shape.value_dims) * 4);
@@ -166,7 +169,7 @@ static void run_rows(const Attention& a, AttentionRows& rows, Ahead& ahead, cons
   const int64_t tile_tokens = kTileGroups * a.group_tokens, first = begin / tile_tokens;
   const int64_t last = (end - 1) / tile_tokens;
   Tile tile = locate(a, first, begin, end);
-  ahead.turns = last - first + 1 < kTurns ? last - first + 1 : kTurns;
+  ahead.turns = last - first + 1 < kTurns ? last - first < 1 ? 1 : 2 : kTurns;
   for (int64_t index = first; index <= last; index++) {
     ahead.turn = index - first;
     ahead.tile = index < last ? locate(a, index + 1, begin, end) : after ? *after : tile;
@@ -177,23 +180,29 @@ static void run_rows(const Attention& a, AttentionRows& rows, Ahead& ahead, cons
   }
 }
 
-// out = values * factor for the head's true width: its neighbours are other threads' to write.
+// out = values * factor for the head's true width: its neighbours are other threads' to write. AVX512-BF16 takes
+// subnormal sums for 0, but only where a tile is multiplied: with `settle` that is done once more, for all rows.
+template <bool settle = false>
 RL_INLINE void write_scaled(float* out, const float* values, int64_t width, float factor) {
+  const auto settled = [](Floats v) { return settle ? dot_bf16(v, Ints{}, Ints{}) : v; };
   int64_t d = 0;
-  for (; d + kLanes <= width; d += kLanes) store(out + d, load<Floats>(values + d) * factor);
-  for (; d < width; d++) out[d] = values[d] * factor;
+  for (; d + kLanes <= width; d += kLanes) store(out + d, settled(load<Floats>(values + d)) * factor);
+  if (d == width) return;
+  alignas(64) float rest[kLanes];
+  store(rest, settled(load<Floats>(values + d)) * factor);
+  __builtin_memcpy(out + d, rest, (size_t)(width - d) * 4);
 }
 
-RL_INLINE float exp_scalar(float x) { return exp(splat(x))[0]; }
+RL_INLINE float exp2_scalar(float x) { return exp2_nonpositive(splat(x))[0]; }
 
 // What turns sums around `maximum` into the result: 1 / (their weights and the head's sink), 0 where nothing was seen.
 RL_INLINE float normalizer(const AttentionSpec& spec, int64_t head, float maximum, float total) {
   float shrink = 1.0f;
   if (spec.sinks) {
-    const float sink = spec.sinks[head];
+    const float sink = spec.sinks[head] * kLog2E;
     const float highest = sink > maximum ? sink : maximum;
-    shrink = exp_scalar(maximum - highest);
-    total = total * shrink + exp_scalar(sink - highest);
+    shrink = exp2_scalar(maximum - highest);
+    total = total * shrink + exp2_scalar(sink - highest);
   }
   return total == 0.0f ? 0.0f : shrink / total;
 }
@@ -202,21 +211,21 @@ template <class Kind>
 static void finish_rows(const Attention& a, AttentionRows& rows, int64_t begin, float* out, int64_t out_stride,
                         float* partial) {
   const int64_t width = a.layout.value_dim;
-  for (int64_t r = 0; r < rows.count; r++) {
-    float* values = rows.outputs + r * a.shape.value_dims;
-    // AVX512-BF16 takes subnormal sums for 0, but only where a tile is multiplied: do it once more for all.
-    if constexpr (Kind::kElements == 2)
-      for (int64_t d = 0; d < a.shape.value_dims; d += kLanes)
-        store(values + d, dot_bf16(load<Floats>(values + d), Ints{}, Ints{}));
-    float total = sum(load<Floats>(rows.weight_sums + r * kGroup));
-    const int64_t row = (begin + r) / a.group_heads, head = a.head * a.group_heads + (begin + r) % a.group_heads;
+  int64_t row = begin / a.group_heads, head = begin % a.group_heads;
+  for (int64_t r = 0; r < rows.count; r++, head++) {
+    if (head == a.group_heads) head = 0, row++;
+    const float* values = rows.outputs + r * a.shape.value_dims;
+    const auto write = write_scaled<Kind::kElements == 2>;
+    const Floats sums = load<Floats>(rows.weight_sums + r * kGroup);
+    const float total = fold_lanes(sums, added<Floats>)[0];
     if (partial) {
       float* to = partial + (begin + r) * (2 + width);
       to[0] = rows.maximum[r], to[1] = total;
-      write_scaled(to + 2, values, width, 1.0f);
+      write(to + 2, values, width, 1.0f);
     } else {
-      write_scaled(out + (a.span.first_row + row) * out_stride + head * width, values, width,
-                   normalizer(a.spec, head, rows.maximum[r], total));
+      const int64_t query_head = a.head * a.group_heads + head;
+      write(out + (a.span.first_row + row) * out_stride + query_head * width, values, width,
+            normalizer(a.spec, query_head, rows.maximum[r], total));
     }
   }
 }
@@ -286,7 +295,7 @@ static inline void merge(const AttentionSpec& spec, const KvMemory& memory, cons
     alignas(64) float sums[kMaxHeadDim] = {};
     for (int64_t i = 0; i < num_parts; i++) {
       const float* part = parts + i * part_stride;
-      const float factor = exp_scalar(part[0] - highest);
+      const float factor = exp2_scalar(part[0] - highest);
       total += part[1] * factor;
       for (int64_t d = 0; d < width; d++) sums[d] += part[2 + d] * factor;
     }

@@ -13,14 +13,6 @@ RL_INLINE Ints pair_tokens(Ints v, std::integer_sequence<int, Half...>) {
   return (Ints)__builtin_shufflevector(halves, halves, (Half / 4 * 4 + Half % 2 * 2 + Half % 4 / 2)...);
 }
 
-// Exchanges a bit of the lane number for the bit that tells u from v.
-template <int Bit, int... Lane>
-RL_INLINE void exchange(Ints& u, Ints& v, std::integer_sequence<int, Lane...>) {
-  const Ints low = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + (Lane ^ 1 << Bit) : Lane)...);
-  v = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + Lane : Lane ^ 1 << Bit)...);
-  u = low;
-}
-
 template <int Bit>
 RL_INLINE void exchange_all(Ints (&v)[8]) {
   for (int i = 0; i < 8; i++)

@@ -6,140 +6,189 @@
 
 namespace ridgeline::RIDGELINE_LEVEL {
 
-// e^x for x <= 0, within 1e-7 of it and 3 units in its last place per unit of x; 0 below -104, NaN stays NaN. A third
-// of the instructions of exp(): 2^f for |f| <= 1/2 by its Taylor series, and the exponent without a range check.
-RL_INLINE Floats exp_nonpositive(Floats x) {
-  const Floats lowest = splat(-150.0f), scaled = x * 1.44269504088896341f;
-  const Floats t = lowest > scaled ? lowest : scaled;
-  const Floats n = round_even(t), f = t - n;
-  Floats p = splat(1.5403530393381608e-4f);
-  p = fma(p, f, splat(1.3333558146428443e-3f));
-  p = fma(p, f, splat(9.6181291076284772e-3f));
-  p = fma(p, f, splat(5.5504108664821580e-2f));
-  p = fma(p, f, splat(2.4022650695910071e-1f));
-  p = fma(p, f, splat(6.9314718055994531e-1f));
+// 2^x for x <= 0, within 1e-7 of it, exactly 1 of 0; 0 below -150, NaN stays NaN. A third of the instructions of exp():
+// 2^f for |f| <= 1/2 by a minimax polynomial, and the exponent without a range check.
+RL_INLINE Floats exp2_nonpositive(Floats x) {
+#if defined(__AVX512F__)
+  const Floats f = (Floats)_mm512_maskz_reduce_ps((__mmask16)-1, (__m512)x, 8);  // -0 of -infinity
+  const Floats n = x - f;
+#else
+  const Floats lowest = splat(-150.0f), t = lowest > x ? lowest : x, n = round_even(t), f = t - n;
+#endif
+  Floats p = splat(1.5353362e-4f);
+  p = fma(p, f, splat(1.3398875e-3f));
+  p = fma(p, f, splat(9.618437e-3f));
+  p = fma(p, f, splat(5.5503324e-2f));
+  p = fma(p, f, splat(2.4022648e-1f));
+  p = fma(p, f, splat(6.9314718e-1f));
   p = fma(p, f, splat(1.0f));
 #if defined(__AVX512F__)
-  const Floats power = (Floats)_mm512_maskz_scalef_ps((__mmask16)-1, (__m512)p, (__m512)n);
-  return (t <= lowest) ? Floats{} : power;
+  return (Floats)_mm512_maskz_scalef_ps((__mmask16)-1, (__m512)p, (__m512)n);
 #else
   const Floats power = p * (Floats)((truncate_to_ints(n) + 127) << 23);
   return t < -126.0f ? Floats{} : power;
 #endif
 }
 
-// Stores a tile's weights as rows of `product` and returns what they add to the row's sums. bfloat16 weights are summed
-// as rounded, so that what multiplies the values adds up to one.
-RL_INLINE Floats store_weights(F32, AttentionRows& rows, const Tile&, int64_t r,
-                               const Floats (&weights)[kTileVectors]) {
+inline constexpr int kPieceVectors = 2 * kParts;  // of the 32 tokens whose weights are made together
+typedef Floats Piece[kPieceVectors];
+
+// Stores the weights of 32 tokens as words of a row of `product` and returns what they add to the row's sums. bfloat16
+// weights are summed as rounded, so that what multiplies the values adds up to one.
+RL_INLINE Floats store_weights(F32, uint32_t* to, const Piece& weights) {
   Floats total{};
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
-    store(rows.weights + r * kTileTokens + i * kLanes, weights[i]);
+  RL_UNROLL for (int i = 0; i < kPieceVectors; i++) {
+    store(to + i * kLanes, weights[i]);
     total += weights[i];
   }
   return total;
 }
 
 #if defined(__AVX512BF16__)
-RL_INLINE Floats store_weights(Bf16Pairs, AttentionRows& rows, const Tile&, int64_t r,
-                               const Floats (&weights)[kTileVectors]) {
-  Floats total{};
-  RL_UNROLL for (int i = 0; i < kTileVectors; i += 2) {
-    uint32_t* to = rows.weights + r * kTileTokens + i * kLanes / 2;
-    store_bf16((uint16_t*)to, weights[i], weights[i + 1]);
-    const Words pairs = load<Words>(to);
-    total += bf16_low(pairs) + bf16_high(pairs);
-  }
-  return total;
+RL_INLINE Floats store_weights(Bf16Pairs, uint32_t* to, const Piece& weights) {
+  store_bf16((uint16_t*)to, weights[0], weights[1]);
+  return dot_bf16(Floats{}, load<Ints>(to), splat_int(0x3f803f80));  // times one
 }
 #endif
 
-RL_INLINE Floats store_weights(Bf16Floats, AttentionRows& rows, const Tile&, int64_t r,
-                               const Floats (&weights)[kTileVectors]) {
+RL_INLINE Floats store_weights(Bf16Floats, uint32_t* to, const Piece& weights) {
   Floats total{};
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+  RL_UNROLL for (int i = 0; i < kPieceVectors; i++) {
     const Words rounded = bf16_bits(weights[i]) << 16;
-    store(rows.weights + r * kTileTokens + i * kLanes, rounded);
+    store(to + i * kLanes, rounded);
     total += (Floats)rounded;
   }
   return total;
 }
 
-// Each token's weight times its scale, as int16 around the tile's largest; products below 1e-30 count as 0. A scale of
-// NaN, a value that was not finite, makes the row's sum NaN.
-RL_INLINE Floats store_weights(Int8, AttentionRows& rows, const Tile& tile, int64_t r,
-                               const Floats (&weights)[kTileVectors]) {
-  Floats scaled[kTileVectors], total{}, max_lanes{};
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
-    scaled[i] = weights[i] * load<Floats>(tile.value_scales[i / kParts] + i % kParts * kLanes);
-    total += fma(scaled[i], Floats{}, weights[i]);
-    max_lanes = max(scaled[i], max_lanes);
-  }
-  const float bound = largest_lane(max_lanes)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
-  int16_t* to = (int16_t*)(rows.weights + r * kTileTokens);
-  Ints sums{};
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) sums += store_int16(to + i * kLanes, scaled[i] * inverse);
-  rows.weight_bias[r] = -128 * sum_lanes(sums)[0];
-  rows.weight_scale[r] = bound / 32767.0f;
-  return total;
+// The rows of a block, a lane each.
+struct BlockState {
+  alignas(64) float factor[kLanes];  // from a row's scores to logits times log2(e)
+  alignas(64) float maximum[kLanes];
+  alignas(64) float rescale[kLanes];
+};
+
+// Joins all lanes of every row's vector; lane r of the result is row r's.
+template <class Kind, class Vector, class Join>
+RL_INLINE Vector fold_block(const Vector (&of)[Kind::kRows], int64_t count, Join join) {
+  constexpr int kMost = Kind::kRows > 4 ? 8 : Kind::kRows;
+  static_assert(kMost <= kLanes);
+  Vector v[kMost] = {of[0], of[1]};
+  if (count <= 2) return fold_rows<2>(v, join);
+  for (int r = 2; r < Kind::kRows; r++) v[r] = of[r];
+  return fold_rows<kMost>(v, join);
 }
 
-// The scores of row r over a tile become logits, -infinity where hidden, and the row's maximum rises to their largest.
-template <class Kind>
-RL_INLINE void to_logits(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t r) {
-  Floats max_lanes = splat(rows.maximum[r]);
-  float* scores = rows.scores + r * kTileTokens;
-  const float scale = rows.score_scale[r], cap = a.spec.softcap;
-  const int64_t begin = rows.visible_begin[r] - tile.first_token, end = rows.visible_end[r] - tile.first_token;
-  const bool whole = begin <= 0 && end >= kTileTokens && a.group_tokens == kGroup;
-  const Ints low = splat_int((int32_t)(begin < 0 ? 0 : begin > kTileTokens ? kTileTokens : begin));
-  const Ints high = splat_int((int32_t)(end < 0 ? 0 : end > kTileTokens ? kTileTokens : end));
+// Makes logits times log2(e) of vectors [begin, end) of a row's scores where some tokens are hidden, which gives
+// -infinity, or logits are capped or moved by their distance.
+static inline void transform_scores(const Attention& a, const AttentionRows& rows, const Tile& tile, int64_t r,
+                                    int64_t begin, int64_t end, float* scores) {
+  const float scale = rows.score_scale[r], cap = a.spec.softcap * kLog2E;
+  const bool moves = a.spec.slopes || cap > 0.0f;
+  const auto within = [&](int64_t position) {
+    const int64_t token = position - tile.first_token;
+    return splat_int((int32_t)(token < 0 ? 0 : token > kTileTokens ? kTileTokens : token));
+  };
+  const Ints low = within(rows.visible_begin[r]), high = within(rows.visible_end[r]);
   const int32_t distance = (int32_t)(tile.first_token - rows.position[r]);
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++) {
+  for (int64_t i = begin; i < end; i++) {
     Floats s = load<Floats>(scores + i * kLanes) * scale;
-    if constexpr (Kind::kElements == 4) s *= load<Floats>(tile.key_scales[i / kParts] + i % kParts * kLanes);
-    if (cap > 0.0f) s = cap * tanh(s / cap);
     const Ints token = load<Ints>(rows.lane_token + i * kLanes);
-    if (a.spec.slopes) s = fma(to_floats(token + distance), splat(rows.slope[r]), s);
-    if (!whole) {
-      s = ((token >= low) & (token < high)) ? s : splat(-__builtin_inff());
+    if (moves) {
+      if (cap > 0.0f) s = cap * tanh(s / cap);
+      if (a.spec.slopes) s = fma(to_floats(token + distance), splat(rows.slope[r]), s);
     }
-    store(scores + i * kLanes, s);
-    max_lanes = max(s, max_lanes);
+    store(scores + i * kLanes, ((token >= low) & (token < high)) ? s : splat(-__builtin_inff()));
   }
-  rows.maximum[r] = largest_lane(max_lanes)[0];
 }
 
-// The logits of row r become weights exp(logit - running maximum), rows of `product`.
-template <class Kind>
-RL_INLINE void to_weights(AttentionRows& rows, const Tile& tile, int64_t r) {
-  Floats weights[kTileVectors];
-  const Floats maximum = splat(rows.maximum[r]);
-  RL_UNROLL for (int i = 0; i < kTileVectors; i++)
-    weights[i] = exp_nonpositive(load<Floats>(rows.scores + r * kTileTokens + i * kLanes) - maximum);
-  const Floats total = store_weights(Kind{}, rows, tile, r, weights);
-  float* sums = rows.weight_sums + r * kGroup;
-  store(sums, fma(load<Floats>(sums), splat(rows.rescale[r]), total));
+// Stores weights times their values' scales in `scores`, adds the weights to `total`, and returns the largest product of
+// each lane. A scale of NaN, a value that was not finite, makes the row's sum NaN.
+RL_INLINE Floats scale_weights(const Tile& tile, int64_t vector, Piece& weights, float* scores, Floats& total) {
+  Floats most{};
+  RL_UNROLL for (int i = 0; i < kPieceVectors; i++) {
+    const int64_t at = vector + i;
+    const Floats scaled = weights[i] * load<Floats>(tile.value_scales[at / kParts] + at % kParts * kLanes);
+    total += fma(scaled, Floats{}, weights[i]);
+    store(scores + at * kLanes, scaled);
+    most = max(scaled, most);
+  }
+  return most;
 }
 
-// Online softmax (arXiv 1805.02867) of rows [first, first + count) over a tile, count at most kGroup: scores become
-// weights, and `rescale` is what all sums so far are multiplied by where the maximum rose. A hidden token's weight is
-// exactly 0, and a tile that the row does not see changes nothing but a rounding to the same value. The rows take each
-// stage together: a row alone would wait for every one.
+// Rounds what `scale_weights` left to rows of int16 around each row's largest product; below 1e-30 that counts as 0.
+static inline void round_weights(AttentionRows& rows, int64_t first, int64_t count, int64_t begin, int64_t end,
+                                 const Floats (&largest)[Int8::kRows]) {
+  const Floats bound = fold_block<Int8>(largest, count, larger);
+  alignas(64) float inverse[kLanes], scale[kLanes];
+  alignas(64) int32_t bias[kLanes];
+  store(inverse, bound > 1e-30f ? 32767.0f / bound : Floats{});
+  store(scale, bound / 32767.0f);
+  Ints sums[Int8::kRows] = {};
+  for (int64_t r = 0; r < count; r++) {
+    int16_t* to = (int16_t*)(rows.weights + (first + r) * kTileTokens);
+    for (int64_t i = begin; i < end; i++)
+      sums[r] += store_int16(to + i * kLanes, load<Floats>(rows.scores + r * kTileTokens + i * kLanes) * inverse[r]);
+  }
+  store(bias, -128 * fold_block<Int8>(sums, count, added<Ints>));
+  for (int64_t r = 0; r < count; r++) rows.weight_bias[first + r] = bias[r], rows.weight_scale[first + r] = scale[r];
+}
+
+// Whether row r sees the whole tile and its logits are scores times a factor that keeps their order: a property of the
+// row alone, as it decides where a logit is rounded.
+RL_INLINE bool is_plain(const Attention& a, const AttentionRows& rows, const Tile& tile, int64_t r) {
+  return rows.visible_begin[r] <= tile.first_token && rows.visible_end[r] >= tile.first_token + kTileTokens &&
+         a.group_tokens == kGroup && !(a.spec.softcap > 0.0f) && !a.spec.slopes && rows.score_scale[r] >= 0.0f;
+}
+
+// Raises the rows' maxima to their largest logits, in vectors [begin, end) of the scores.
 template <class Kind>
-RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Tile& tile, int64_t first,
-                              int64_t count) {
-  alignas(64) float rise[kGroup] = {};
-  for (int64_t r = 0; r < count; r++) {
-    const float before = rows.maximum[first + r];
-    to_logits<Kind>(a, rows, tile, first + r);
-    rise[r] = before - rows.maximum[first + r];
+RL_INLINE void raise_maxima(const Attention& a, AttentionRows& rows, const Tile& tile, const RowBlock& block,
+                            int64_t begin, int64_t end, BlockState& state) {
+  Floats largest[Kind::kRows] = {};
+  for (int64_t r = 0; r < block.count; r++) {
+    float* scores = rows.scores + r * kTileTokens;
+    const bool plain = is_plain(a, rows, tile, block.first + r);
+    if (!plain) transform_scores(a, rows, tile, block.first + r, begin, end, scores);
+    state.factor[r] = plain ? rows.score_scale[block.first + r] : 1.0f;
+    largest[r] = load<Floats>(scores + begin * kLanes);
+    for (int64_t i = begin + 1; i < end; i++) largest[r] = max(load<Floats>(scores + i * kLanes), largest[r]);
   }
-  for (int64_t i = 0; i < kGroup; i += kLanes) store(rise + i, exp_nonpositive(load<Floats>(rise + i)));
-  for (int64_t r = 0; r < count; r++) {
-    rows.rescale[first + r] = rise[r];
-    to_weights<Kind>(rows, tile, first + r);
+  const Floats before = load<Floats>(rows.maximum + block.first);
+  const Floats after = max(fold_block<Kind>(largest, block.count, larger) * load<Floats>(state.factor), before);
+  store(state.maximum, after), store(state.rescale, exp2_nonpositive(before - after));
+}
+
+// Online softmax (arXiv 1805.02867) of a block of rows over a tile: scores become weights exp(logit - running maximum),
+// and `rescale` is what all sums so far are multiplied by where the maximum rose. A hidden token's weight is exactly 0,
+// and a tile that the row does not see changes nothing but a rounding to the same value. The rows take each stage
+// together: a row alone would wait for every one.
+template <class Kind>
+RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Tile& tile, const RowBlock& block) {
+  const int64_t begin = block.groups.begin / 2 * kPieceVectors, end = (block.groups.end + 1) / 2 * kPieceVectors;
+  BlockState state{};
+  raise_maxima<Kind>(a, rows, tile, block, begin, end, state);
+  Floats largest[Kind::kRows] = {};
+  for (int64_t r = 0; r < block.count; r++) {
+    const int64_t row = block.first + r;
+    float* scores = rows.scores + r * kTileTokens;
+    [[maybe_unused]] uint32_t* to = rows.weights + row * kTileTokens;
+    const Floats factor = splat(state.factor[r]), maximum = splat(state.maximum[r]);
+    Floats total{};
+    for (int64_t at = begin; at < end; at += kPieceVectors) {
+      Piece weights;
+      RL_UNROLL for (int i = 0; i < kPieceVectors; i++)
+        weights[i] = exp2_nonpositive(fma(load<Floats>(scores + (at + i) * kLanes), factor, -maximum));
+      if constexpr (Kind::kElements == 4)
+        largest[r] = max(scale_weights(tile, at, weights, scores, total), largest[r]);
+      else
+        total += store_weights(Kind{}, to + at * kLanes * Kind::kRowWords / Kind::kElements, weights);
+    }
+    float* sums = rows.weight_sums + row * kGroup;
+    store(sums, fma(load<Floats>(sums), splat(state.rescale[r]), total));
+    rows.rescale[row] = state.rescale[r], rows.maximum[row] = state.maximum[r];
   }
+  if constexpr (Kind::kElements == 4) round_weights(rows, block.first, block.count, begin, end, largest);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

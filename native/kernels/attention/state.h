@@ -8,12 +8,14 @@
 namespace ridgeline::RIDGELINE_LEVEL {
 
 inline constexpr int64_t kMaxRows = 48;    // a row is one query head of one query token
-inline constexpr int64_t kTileGroups = 4;  // groups of 16 tokens whose softmax is one update
+inline constexpr int64_t kTileGroups = 8;  // groups of 16 tokens whose softmax is one update
 inline constexpr int64_t kTileTokens = kTileGroups * kGroup;
 inline constexpr int kTileVectors = kTileTokens / kLanes;
 
 // Maximum of a row that has seen no key: finite, so that no difference of maxima is NaN.
 inline constexpr float kNoMaximum = -3.402823466e38f;
+
+inline constexpr float kLog2E = 1.44269504088896341f;
 
 // One call's constants.
 struct Attention {
@@ -67,7 +69,8 @@ struct StepRows {
 
   void fetch(int64_t r) const {
     if (r >= count) return;
-    const int64_t row = (begin + r) / a->group_heads, head = a->head * a->group_heads + (begin + r) % a->group_heads;
+    const int64_t row = (uint32_t)(begin + r) / (uint32_t)a->group_heads;  // a call has far fewer than 2^32 rows
+    const int64_t head = a->head * a->group_heads + begin + r - row * a->group_heads;
     const float* entries = from + (a->span.first_row + row) * stride + head * width;
     for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(float)) __builtin_prefetch(entries + d, 0, 2);
   }
@@ -76,12 +79,12 @@ struct StepRows {
 // The calling thread's working memory.
 struct alignas(64) AttentionRows {
   uint32_t queries[kMaxRows * kMaxHeadDim];
-  float scores[kMaxRows * kTileTokens];
+  float scores[kGroup * kTileTokens];  // of one block of rows
   uint32_t weights[kMaxRows * kTileTokens];
   float outputs[kMaxRows * kMaxHeadDim];  // sums of weighted values
   uint8_t values[kTileTokens * kMaxHeadDim * 4];  // of a tile whose keys hold them: [groups][dims / 16][steps]
   float weight_sums[kMaxRows * kGroup];   // one sum a lane
-  float maximum[kMaxRows];
+  float maximum[kMaxRows + kGroup];  // of the logits times log2(e), as all that follows
   float rescale[kMaxRows];       // what sums so far are multiplied by since the running maximum rose
   float score_scale[kMaxRows];   // from q . k as multiplied to the logit
   float slope[kMaxRows];         // ALiBi: what a logit gains for each position
@@ -109,6 +112,12 @@ RL_INLINE Groups groups_of(const Attention& a, int64_t index, int64_t visible_be
   return {low > 0 ? low : 0, high < kTileGroups ? high : kTileGroups};
 }
 
+// `count` rows from row `first` on that go through products together, and the groups of a tile that they see.
+struct RowBlock {
+  int64_t first, count;
+  Groups groups;
+};
+
 // Tokens are cut into tiles at multiples of 4 groups from position 0, so a row meets the same tiles whatever else is in
 // the step. Groups outside [begin, end) are hidden from every row.
 struct Tile {
@@ -121,7 +130,7 @@ struct Tile {
 };
 
 RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, int64_t visible_end) {
-  Tile tile{};
+  Tile tile;
   const int64_t width = a.group_tokens;
   const Groups groups = groups_of(a, index, visible_begin, visible_end);
   tile.index = index;
@@ -182,25 +191,46 @@ RL_INLINE void fetch_rest(const Attention& a, const Tile& tile, const Tile& afte
   }
 }
 
-template <int By, class Vector, int... Lane>
-RL_INLINE Vector rotate_lanes(Vector v, std::integer_sequence<int, Lane...>) {
-  return __builtin_shufflevector(v, v, ((Lane + By) % kLanes)...);
+// Exchanges bit `Bit` of the lane number for what tells u from v.
+template <int Bit, class Vector, int... Lane>
+RL_INLINE void exchange(Vector& u, Vector& v, std::integer_sequence<int, Lane...>) {
+  const Vector low = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + (Lane ^ 1 << Bit) : Lane)...);
+  v = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + Lane : Lane ^ 1 << Bit)...);
+  u = low;
 }
 
-// All lanes by a binary tree of `join`, the result in every lane.
-template <int Distance = kLanes / 2, class Vector, class Join>
+template <int Distance, class Vector, int... Lane>
+RL_INLINE Vector cross_lanes(Vector v, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(v, v, (Lane ^ Distance)...);
+}
+
+// Joins lanes whose numbers agree modulo Distance by a binary tree; every one of them gets the result.
+template <int Distance = 1, class Vector, class Join>
 RL_INLINE Vector fold_lanes(Vector v, Join join) {
-  v = join(v, rotate_lanes<Distance>(v, std::make_integer_sequence<int, kLanes>{}));
-  if constexpr (Distance > 1) return fold_lanes<Distance / 2>(v, join);
+  if constexpr (Distance < kLanes)
+    return fold_lanes<Distance * 2>(join(v, cross_lanes<Distance>(v, std::make_integer_sequence<int, kLanes>{})), join);
   else return v;
 }
 
-RL_INLINE Floats largest_lane(Floats v) {
-  return fold_lanes(v, [](Floats a, Floats b) { return max(a, b); });
+// Joins the lanes of N vectors at once, N a power of two: lane i of the result is what vector i % N folds to.
+template <int N, int Left = N, class Vector, class Join>
+RL_INLINE Vector fold_rows(Vector* v, Join join) {
+  if constexpr (Left == 1) return fold_lanes<N>(v[0], join);
+  else {
+    constexpr int kHalf = Left / 2, kBit = __builtin_ctz(kHalf);
+    RL_UNROLL for (int i = 0; i < kHalf; i++) {
+      exchange<kBit>(v[i], v[i + kHalf], std::make_integer_sequence<int, kLanes>{});
+      v[i] = join(v[i], v[i + kHalf]);
+    }
+    return fold_rows<N, kHalf>(v, join);
+  }
 }
 
-RL_INLINE Ints sum_lanes(Ints v) {
-  return fold_lanes(v, [](Ints a, Ints b) { return a + b; });
+RL_INLINE Floats larger(Floats a, Floats b) { return max(a, b); }
+
+template <class Vector>
+RL_INLINE Vector added(Vector a, Vector b) {
+  return a + b;
 }
 
 // Rounds |x| <= 32767 and stores it in order; returns what was stored, also of a NaN.
@@ -239,12 +269,12 @@ RL_INLINE void set_query(Int8, AttentionRows& rows, int64_t r, const float* q, i
     max_lanes = max(max(x, -x), max_lanes);
     poison += x * 0.0f;
   }
-  const float bound = largest_lane(max_lanes)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
+  const float bound = fold_lanes(max_lanes, larger)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
   int16_t* to = (int16_t*)(rows.queries + r * rows.query_stride);
   Ints total{};
   for (int64_t d = 0; d < width; d += kLanes) total += store_int16(to + d, load<Floats>(q + d) * inverse);
-  rows.query_bias[r] = -128 * sum_lanes(total)[0];
-  rows.score_scale[r] = bound / 32767.0f * scale + sum(poison);
+  rows.query_bias[r] = -128 * fold_lanes(total, added<Ints>)[0];
+  rows.score_scale[r] = bound / 32767.0f * scale + fold_lanes(poison, added<Floats>)[0];
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

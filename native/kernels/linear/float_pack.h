@@ -97,8 +97,12 @@ static inline void prepare_input(const Matrix& matrix, const Norm& norm, const f
     for (int64_t k = 0; k < inputs; k += kChunk) {
       alignas(64) float chunk[kChunk];
       const int64_t width = inputs - k < kChunk ? inputs - k : kChunk;
-      for (int64_t i = width; i < kChunk; i++) chunk[i] = 0.0f;
-      normalize_part(norm, scale, from, k, width, chunk);
+      if (norm.kind == NormKind::none && width == kChunk) {
+        __builtin_memcpy(chunk, from + k, sizeof chunk);  // of a size that the compiler knows: a few moves, no call
+      } else {
+        for (int64_t i = width; i < kChunk; i++) chunk[i] = 0.0f;
+        normalize_part(norm, scale, from, k, width, chunk);
+      }
       if (pairs) {
         for (int64_t i = 0; i < kChunk; i += 2 * kLanes)
           store_bf16((uint16_t*)to + k + i, load<Floats>(chunk + i), load<Floats>(chunk + i + kLanes));

@@ -124,11 +124,11 @@ RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, 
   return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2};
 }
 
-// Rows from which on inputs come from memory with every product: fewer leave the loads to bind.
+// Rows from which on inputs may come from memory with every product: fewer leave the loads to bind.
 inline constexpr int kRowsFromMemory = kLanes == 16 ? 4 : 1000;
 
 // sums += the steps' weights times the rows' inputs.
-template <WeightKind kind, bool bytes, int rows, int vectors>
+template <WeightKind kind, bool bytes, bool from_memory, int rows, int vectors>
 RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t steps, Prefetch prefetch,
                           Ints (&sums)[rows][vectors]) {
   constexpr int dots = kDots<kind, bytes>;
@@ -151,7 +151,7 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
           Ints& sum = turns && d % 2 ? second[v] : sums[r][v];
-          if constexpr (rows >= kRowsFromMemory)
+          if constexpr (from_memory)
             sum = bytes ? dot_u8s8_broadcast(sum, w[v][d], word) : dot_i16_broadcast(sum, w[v][d], word);
           else
             sum = bytes ? dot_u8s8(sum, w[v][d], splat_word(word)) : dot_i16(sum, w[v][d], splat_word(word));
@@ -213,7 +213,7 @@ RL_INLINE void accumulate_by_operand(const uint8_t* weights, const uint8_t* inpu
 #endif
 
 // Adds groups [begin, end) to the totals of one block of rows.
-template <WeightKind kind, bool bytes, bool zero_points, int rows>
+template <WeightKind kind, bool bytes, bool zero_points, bool from_memory, int rows>
 static void multiply_block(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
                            int64_t end, Prefetch prefetch, float* totals) {
   constexpr int vectors = rows == 1 || kVectors < 2 ? kVectors : 2;
@@ -230,7 +230,7 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
         accumulate_by_operand<kind, bytes>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
       else
 #endif
-      accumulate<kind, bytes>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
+      accumulate<kind, bytes, from_memory>(weights, block.values + g * group_steps * step_bytes, steps, prefetch, sums);
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; v++) {
         const GroupVector group = group_vector<kind, zero_points>(layout, panel, g, (first + v) * kLanes);
@@ -244,11 +244,15 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
 
 template <WeightKind kind, bool bytes, bool zero_points, int rows = kMaxBlockRows>
 RL_INLINE void multiply_rows(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
-                             int64_t end, Prefetch prefetch, float* totals) {
-  if (block.rows == rows)
-    return multiply_block<kind, bytes, zero_points, rows>(layout, block, panel, begin, end, prefetch, totals);
+                             int64_t end, Prefetch prefetch, bool from_memory, float* totals) {
+  if (block.rows == rows) {
+    if constexpr (rows >= kRowsFromMemory)
+      if (from_memory)
+        return multiply_block<kind, bytes, zero_points, true, rows>(layout, block, panel, begin, end, prefetch, totals);
+    return multiply_block<kind, bytes, zero_points, false, rows>(layout, block, panel, begin, end, prefetch, totals);
+  }
   if constexpr (rows > 1)
-    multiply_rows<kind, bytes, zero_points, rows - 1>(layout, block, panel, begin, end, prefetch, totals);
+    multiply_rows<kind, bytes, zero_points, rows - 1>(layout, block, panel, begin, end, prefetch, from_memory, totals);
 }
 
 inline constexpr int64_t kTurnRows = 64;  // that take turns at a group: their totals stay in the cache beside it
@@ -277,7 +281,7 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
           if (g + groups == layout.groups) prefetch_results(epilogue, block.first, block.rows, p);
           multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
                                                   prefetch_of(matrix.tuning, layout, turns, b, blocks),
-                                                  totals + b * size * kPanel);
+                                                  matrix.tuning.from_memory, totals + b * size * kPanel);
         }
       finish_rows(matrix, layout, epilogue, totals, first, rows, p);
     }

@@ -192,25 +192,25 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
       to[input(k)] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
     return;
   }
-  for (int64_t k = 0; k < matrix.inputs; k++) {
-    const int64_t g = k / layout.group, i = k % 8, within = k % layout.group;
-    const uint8_t* group = panel + layout.weights + g * layout.group_bytes;
-    uint32_t word;
+  const bool int4 = is_int4(matrix.kind), minima = has_minima(matrix.kind);
+  for (int64_t g = 0; g < layout.groups; g++) {
+    const uint8_t* words = panel + layout.weights + g * layout.group_bytes + lane * 4;
     const float scale = unpack_scale(matrix.kind, layout, panel, g, lane, 0);
-    const int32_t fixed = is_int4(matrix.kind) ? 8 : 128;
-    int32_t value = group[within / 4 * kStepBytes + lane * 4 + k % 4];
-    if (is_int4(matrix.kind)) {
-      __builtin_memcpy(&word, group + within / 8 * kStepBytes + lane * 4, 4);
-      value = (int32_t)(word >> (i / 2 * 4 + i % 2 * 16) & 15u);
-    }
-    if (has_minima(matrix.kind)) {
+    const float minimum = minima ? unpack_scale(matrix.kind, layout, panel, g, lane, 1) : 0.0f;
+    const int32_t zero = minima ? 0 : matrix.has_zero_points ? panel[g * kPanel + lane] : int4 ? 8 : 128;
+    const int64_t begin = g * layout.group;
+    const int64_t count = matrix.inputs - begin < layout.group ? matrix.inputs - begin : layout.group;
+    for (int64_t k = 0; k < count; k++) {
+      int32_t value = words[k / 4 * kStepBytes + k % 4];
+      if (int4) {
+        uint32_t word;
+        __builtin_memcpy(&word, words + k / 8 * kStepBytes, 4);
+        value = (int32_t)(word >> (k % 8 / 2 * 4 + k % 2 * 16) & 15u);
+      }
       // The product is rounded to float before the sum: with a scale of 17 bits it may have 25.
-      volatile float product = (float)value * scale;
-      to[input(k)] = product + unpack_scale(matrix.kind, layout, panel, g, lane, 1);
-      continue;
+      volatile float product = (float)(value - zero) * scale;
+      to[input(begin + k)] = minima ? product + minimum : product;
     }
-    const int32_t zero = matrix.has_zero_points ? panel[g * kPanel + lane] : fixed;
-    to[input(k)] = (float)(value - zero) * scale;
   }
 }
 

@@ -70,30 +70,76 @@ static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64
   return drop(cut, scratch.z, scratch.weight, n, scratch.sums);
 }
 
-static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
-  const SampleScratch scratch(scratch_memory, vocab_size);
+// Logits, and what is known of the token once all have been looked at. `token` is the decision unless `draws`.
+struct Look {
+  const float* logits;
+  int64_t token;
+  float maximum;  // divided by the temperature
+  float floor;    // of min_p: what is below has weight 0
+  bool narrow;    // top_k's candidates are in the scratch memory
+  bool draws;
+};
+
+static inline Look look(const SampleRow& row, const float* logits, int64_t vocab_size, const SampleScratch& scratch) {
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
-  row.token = -1;
+  Look found{logits, -1, 0.0f, -kInfinity, narrow, false};
   if (row.mask) {
-    if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return;
-    logits = scratch.allowed;
+    if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return found;
+    found.logits = scratch.allowed;
   }
-  const Scan scan = scan_row(logits, vocab_size, narrow ? scratch.z : nullptr);
-  if (!scan.finite) return;
-  row.token = scan.at;
-  if (!(row.temperature > 0)) return;
-  const int64_t n = narrow ? row.top_k : vocab_size;
-  if (narrow) take_top_k(logits, vocab_size, n, scratch);
-  const float maximum = scan.maximum / row.temperature;
-  row.token = -1;
-  if (!(maximum - maximum == 0)) return;  // a small temperature took even the largest to an infinity
-  const float floor = row.min_p > 0 ? maximum + (float)__builtin_log(row.min_p) : -kInfinity;
-  uint64_t total = softmax_weights(narrow ? scratch.z : logits, n, row.temperature, maximum, floor, scratch.z,
-                                   scratch.weight, scratch.sums);
-  if (row.top_p < 1) total = take_top_p(row.top_p, maximum, n, total, scratch);
+  const Scan scan = scan_row(found.logits, vocab_size, narrow ? scratch.z : nullptr);
+  if (!scan.finite) return found;
+  if (!(row.temperature > 0)) {
+    found.token = scan.at;
+    return found;
+  }
+  if (narrow) take_top_k(found.logits, vocab_size, row.top_k, scratch);
+  found.maximum = scan.maximum / row.temperature;
+  found.draws = found.maximum - found.maximum == 0;  // a small temperature may take even the largest to an infinity
+  if (row.min_p > 0) found.floor = found.maximum + (float)__builtin_log(row.min_p);
+  return found;
+}
+
+// The token that the row's random word points at among n weights, which sum up to `total`.
+static inline int64_t draw(const SampleRow& row, const Look& found, int64_t n, uint64_t total,
+                           const SampleScratch& scratch) {
+  if (row.top_p < 1) total = take_top_p(row.top_p, found.maximum, n, total, scratch);
   const uint64_t target = (uint64_t)((UInt128)random_word(row.seed, row.num_output) * total >> 64);
   const int64_t at = locate(scratch.weight, scratch.sums, target);
-  row.token = narrow ? scratch.ids[at] : at;
+  return found.narrow ? scratch.ids[at] : at;
+}
+
+static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
+  const SampleScratch scratch(scratch_memory, vocab_size);
+  const Look found = look(row, logits, vocab_size, scratch);
+  row.token = found.token;
+  if (!found.draws) return;
+  const int64_t n = found.narrow ? row.top_k : vocab_size;
+  const uint64_t total = softmax_weights(found.narrow ? scratch.z : found.logits, n, row.temperature, found.maximum,
+                                         found.floor, scratch.z, scratch.weight, scratch.sums);
+  row.token = draw(row, found, n, total, scratch);
+}
+
+// The same for a row without top_k, by several workers: each looks at all logits, which takes a tenth of the time, and
+// weighs its share of the blocks. `all` is the memory of them together, `own` of the caller alone.
+static inline void sample_share(SampleRow& row, const float* logits, int64_t vocab_size, void* own, void* all,
+                                const SampleTeam& team) {
+  const SampleScratch scratch(all, vocab_size);
+  const Look found = look(row, logits, vocab_size, SampleScratch(own, vocab_size));
+  const int64_t blocks = (vocab_size + kWeightBlock - 1) / kWeightBlock;
+  const int64_t first = blocks * team.index / team.count, last = blocks * (team.index + 1) / team.count;
+  const int64_t begin = first * kWeightBlock;
+  const int64_t end = last * kWeightBlock < vocab_size ? last * kWeightBlock : vocab_size;
+  if (found.draws)
+    softmax_weights(found.logits + begin, end - begin, row.temperature, found.maximum, found.floor, scratch.z + begin,
+                    scratch.weight + begin, scratch.sums + first);
+  team.barrier(team.pool);
+  if (team.index > 0) return;
+  row.token = found.token;
+  if (!found.draws) return;
+  uint64_t total = 0;
+  for (int64_t block = 0; block < blocks; block++) total += scratch.sums[block];
+  row.token = draw(row, found, vocab_size, total, scratch);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

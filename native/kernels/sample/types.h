@@ -20,6 +20,13 @@ struct SampleRow {
   int64_t mask_words = 0;          // tokens past the last word are not allowed
 };
 
+// The workers that decide a row together; all wait at the barrier.
+struct SampleTeam {
+  int index, count;
+  void (*barrier)(void* pool);
+  void* pool;
+};
+
 // Widest row that may be sampled from: 2^44 for each of its tokens still sums up to less than 2^63.
 inline constexpr int64_t kMaxSampledVocab = (1 << 19) - 1;
 

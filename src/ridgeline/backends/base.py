@@ -94,14 +94,9 @@ class Backend(Protocol):
     `caveat` says in a few words what is lost where a preferred backend refused; empty for nothing.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def preference(self) -> int: ...
-
-    @property
-    def caveat(self) -> str: ...
+    name: str
+    preference: int
+    caveat: str
 
     @property
     def kinds(self) -> Set[str]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ridgeline.core.arrays import Array
 from ridgeline.core.config import Choice
 from ridgeline.cost.efficiency import OpTiming
+from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS
 
 IntArray = npt.NDArray[np.int64]
 
@@ -47,16 +48,8 @@ class StepShape:
         num_groups = len(self.table_widths)
         by_token = (2 + self.has_adapters + num_groups) * self.num_tokens
         by_span = (4 + num_groups + sum(self.table_widths)) * self.num_spans
-        return (
-            HEADER_WORDS
-            + num_groups
-            + by_token
-            + by_span
-            + self.num_rows
-            + 3 * self.num_copies
-            + 7 * self.num_sample_rows
-            + self.masks[0] * self.masks[1]
-        )
+        by_row = self.num_rows + 3 * self.num_copies + 7 * self.num_sample_rows + self.masks[0] * self.masks[1]
+        return HEADER_WORDS + num_groups + by_token + by_span + by_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +147,11 @@ class StepBatch:
         """Return the rows of T that each span has."""
         return [slice(start, start + length) for start, length in zip(self.span_start_S, self.span_length_S)]
 
-    @property
-    def adapters_or_none_T(self) -> IntArray:
-        """`adapters_T`, zeros where no token has an adapter."""
-        return self.adapters_T if self.adapters_T is not None else np.zeros(len(self.token_ids_T), dtype=np.int64)
+    def inputs(self) -> Mapping[str, IntArray]:
+        """Return the inputs of a program by name; its adapters are zeros where no token has one."""
+        adapters_T = np.zeros_like(self.token_ids_T) if self.adapters_T is None else self.adapters_T
+        arrays = (self.token_ids_T, self.positions_T, adapters_T, self.logit_rows_R)
+        return dict(zip((TOKEN_IDS, POSITIONS, ADAPTERS, LOGIT_ROWS), arrays))
 
 
 class _Words:

@@ -2,7 +2,6 @@
 
 Online:  workload, workloads/ (what is asked) -> load (when) -> client (asks, keeps the times) -> metrics (what they
          mean) -> report (JSON and table). These import no torch.
-Offline: workload -> offline (the engine in this process) and baselines (what it is compared with) -> metrics ->
-         offline_report.
+Offline: workload -> offline (the engine in this process) -> metrics -> offline_report.
 Called by the command line and by benchmark scripts.
 """

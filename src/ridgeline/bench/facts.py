@@ -11,8 +11,8 @@ from pathlib import Path
 from ridgeline.core.machine import cpu_model, memory_bytes
 
 CPUINFO = Path("/proc/cpuinfo")
-FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
-SUFFIXES = {"amx_tile": "-amx", "avx512_bf16": "", "avx512f": "-avx512", "avx2": "-avx2"}  # the widest first
+FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+SUFFIXES = {"amx_tile": "-amx", "avx_vnni": "-avx-vnni", "avx512_bf16": "", "avx512f": "-avx512", "avx2": "-avx2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class MachineFacts:
     def slug(self) -> str:
         """Name a folder for results: the accelerator, or the processor and its instructions; and the cores.
 
-        Instructions are named but for AVX-512 with BF16, the widest vectors: `amd-epyc-2c`, `amd-epyc-avx2-2c`.
+        The newest instructions are named, but for AVX-512 with BF16: `amd-epyc-2c`, `amd-epyc-avx-vnni-2c`.
         """
         named = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", "", (self.accelerator or self.cpu_model).lower())
         widest = next((feature for feature in SUFFIXES if feature in self.cpu_features), "")

@@ -1,21 +1,31 @@
-"""Offline runs: a workload through an engine in this process, with the times of every token and the scheduler's cost.
+"""Offline runs: a workload through an engine in this process, with the times of every token and the scheduler's cost;
+and prefill and decode apart, as llama-bench's pp and tg: P tokens of one prompt, and one token each of B sequences.
 
-Called by the command line; baselines.py holds the other systems. All requests are there from the start, so TTFT and
-E2EL include the wait for a place in the batch.
+Called by the command line. All requests are there from the start, so TTFT and E2EL include the wait for a place in the
+batch.
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from ridgeline.bench.arrivals import Arrivals
 from ridgeline.bench.metrics import summarize
-from ridgeline.bench.offline_report import EngineFacts, OfflineReport, SchedulingCost, Spread, SystemResult
+from ridgeline.bench.offline_report import (
+    EngineFacts,
+    LatencyPoint,
+    LatencyReport,
+    OfflineReport,
+    SchedulingCost,
+    Spread,
+    SystemResult,
+)
 from ridgeline.bench.record import RunLog
-from ridgeline.bench.recorder import Recorder
 from ridgeline.bench.workload import BenchRequest, Workload, require
 from ridgeline.bench.workloads import describe_workload
+from ridgeline.bench.workloads.fixed import Fixed
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.journal import Totals
@@ -32,22 +42,18 @@ class OfflineRun:
     idle_slot_share: float | None = None
 
 
-class System(Protocol):
-    """A way to run requests."""
-
-    def run(self, requests: Sequence[Request]) -> OfflineRun:
-        """Run all of them, which are there from the start."""
-        ...
+System = Callable[[Sequence[Request]], OfflineRun]
+"""Runs all requests, which are there from the start."""
 
 
 class BenchEngine:
-    """An engine in this thread, and itself the system that continuous batching is. Raises what `build_engine` does."""
+    """Runs an engine in this thread. Raises what `build_engine` does."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._recorder = Recorder()
+        self._arrivals = Arrivals()
         self._runs = itertools.count()
-        self.engine = build_engine(config, lambda deltas: self._recorder.deliver(deltas))
+        self.engine = build_engine(config, self._arrivals.deliver)
 
     def requests(self, workload: Sequence[BenchRequest], *, temperature: float) -> list[Request]:
         """Make requests for one run: they share prefixes with each other, but find nothing that another run cached.
@@ -63,6 +69,7 @@ class BenchEngine:
                         temperature=temperature, seed=seed, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos
                     ),
                 ),
+                arrival_s=0.0,
                 salt=salt,
             )
             for seed, request in enumerate(workload)
@@ -70,26 +77,11 @@ class BenchEngine:
 
     def run(self, requests: Sequence[Request]) -> OfflineRun:
         """Run all requests, which are in the queue from the start."""
-        return self.run_batches([requests])
-
-    def run_batches(self, batches: Sequence[Sequence[Request]]) -> OfflineRun:
-        """Submit each batch when the one before it has ended; all times count from the first one's start."""
-        loop = self.engine.loop
-        before = loop.journal.totals()
-        self._recorder = recorder = Recorder()
-        for batch in batches:
-            for request in batch:
-                recorder.sent(request, recorder.start_s, recorder.start_s)
-                loop.submit(request)
-            while recorder.num_open:
-                stepped = loop.step()
-                assert stepped, "requests are unfinished, but the engine has nothing to compute"
-        log = recorder.log()
-        return OfflineRun(
-            log=log,
-            token_ids=recorder.token_ids(),
-            scheduling=_scheduling_cost(before, loop.journal.totals(), log.duration_s),
-        )
+        journal = self.engine.loop.journal
+        before = journal.totals()
+        log = self._arrivals.run(self.engine.loop, requests)
+        cost = scheduling_cost(before, journal.totals(), log.duration_s)
+        return OfflineRun(log=log, token_ids=self._arrivals.token_ids(), scheduling=cost)
 
     def facts(self) -> EngineFacts:
         """Return the facts for a report."""
@@ -125,7 +117,7 @@ def measure(
     runs: dict[str, list[OfflineRun]] = {system: [] for system in systems}
     for repeat in range(warmups + repeats):
         for system_name, system in systems.items():
-            run = system.run(bench.requests(asked, temperature=temperature))
+            run = system(bench.requests(asked, temperature=temperature))
             on_run(system_name, run)
             if repeat >= warmups:
                 runs[system_name].append(run)
@@ -139,6 +131,68 @@ def measure(
         repeats=repeats,
         systems=[_system_result(system, done, reference) for system, done in runs.items()],
     )
+
+
+def measure_latency(
+    bench: BenchEngine,
+    *,
+    name: str,
+    prefill: Sequence[int],
+    decode: Sequence[int],
+    prompt_tokens: int,
+    output_tokens: int,
+    repeats: int,
+    warmups: int,
+) -> LatencyReport:
+    """Return prompts of each length in `prefill`, then batches of each size in `decode`.
+
+    Each batch is given `prompt_tokens` per sequence and decodes `output_tokens`. Raises ConfigError for options out
+    of range, RequestError for lengths that the model cannot take.
+    """
+    require(repeats >= 1, "repeats", repeats, "1 or more")
+    require(warmups >= 0, "warmups", warmups, "0 or more")
+    limit = bench.config.scheduler.max_num_seqs
+    for size in decode:
+        require(1 <= size <= limit, "decode", size, f"in 1..{limit} (max_num_seqs)")
+    vocab_size = bench.engine.spec.vocab_size
+
+    def point(kind: str, tokens_per_step: int, shape: Fixed, rate: Callable[[OfflineRun], float]) -> LatencyPoint:
+        """Run the same prompts each time, which no run finds in the cache."""
+        asked = shape.requests()
+        runs = [bench.run(bench.requests(asked, temperature=0.0)) for _ in range(warmups + repeats)][warmups:]
+        rates = [rate(run) for run in runs]
+        found = spread(rates)
+        ms, cost = tokens_per_step / found.median * 1000, runs[rates.index(found.median)].scheduling
+        assert cost is not None, "the engine has a scheduler"
+        return LatencyPoint(kind=kind, tokens_per_step=tokens_per_step, tok_per_s=found, ms=ms, scheduling=cost)
+
+    points: list[LatencyPoint] = []
+    for length in prefill:
+        shape = Fixed(num_requests=1, input_tokens=length, output_tokens=1, vocab_size=vocab_size)
+        points.append(point("prefill", length, shape, lambda run, length=length: length / run.log.duration_s))
+    for size in decode:
+        tokens = {"input_tokens": prompt_tokens, "output_tokens": output_tokens + 1}
+        points.append(
+            point("decode", size, Fixed(num_requests=size, vocab_size=vocab_size, **tokens), _full_batch_rate)
+        )
+    return LatencyReport(
+        name=name,
+        engine=bench.facts(),
+        warmups=warmups,
+        repeats=repeats,
+        prompt_tokens=prompt_tokens,
+        points=points,
+    )
+
+
+def _full_batch_rate(run: OfflineRun) -> float:
+    """Return output tokens per second while all sequences decode: from the last first token to the first end."""
+    start_s = max(record.chunk_times_s[0] for record in run.log.records)
+    end_s = min(record.end_s for record in run.log.records)
+    if end_s <= start_s:
+        raise ConfigError("the first sequence ended before the last one began to decode: ask for more output tokens")
+    tokens = sum(start_s < time_s <= end_s for record in run.log.records for time_s in record.chunk_times_s)
+    return tokens / (end_s - start_s)
 
 
 def spread(rates: Sequence[float]) -> Spread:
@@ -161,7 +215,7 @@ def _system_result(system: str, runs: Sequence[OfflineRun], reference: Sequence[
     )
 
 
-def _scheduling_cost(before: Totals, after: Totals, duration_s: float) -> SchedulingCost:
+def scheduling_cost(before: Totals, after: Totals, duration_s: float) -> SchedulingCost:
     """Subtract two readings of the journal's totals: whatever ran before, warm-up included, does not count."""
     plan_s, commit_s = after.plan_s - before.plan_s, after.commit_s - before.commit_s
     num_requests, num_steps = after.num_requests - before.num_requests, after.num_steps - before.num_steps

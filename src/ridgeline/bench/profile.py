@@ -6,8 +6,8 @@ alternate with steps without, which say what the clock costs.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -106,20 +106,8 @@ class _Step:
     render_s: float = 0.0
 
 
-class _Timer:
-    """A StepObserver that keeps the last step."""
-
-    def __init__(self) -> None:
-        self.times_ops = False
-        self.last: _Step | None = None
-
-    def observe(self, plan: StepPlan, times: StepTimes) -> None:
-        spans = tuple((span.num_tokens, span.end) for span in plan.spans)
-        self.last = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)), times)
-
-
 class Profiler:
-    """Runs steps of an engine that nobody else uses."""
+    """Runs steps of an engine that nobody else uses, whose executor tells it the times of each."""
 
     def __init__(
         self,
@@ -128,19 +116,23 @@ class Profiler:
         num_threads: int,
         seed: int = 0,
         moment: Moment | None = None,
-        calibration: Calibration | None = None,
     ) -> None:
-        """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s.
-
-        Predict with the efficiencies of `calibration`; without it, nothing.
-        """
+        """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s."""
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
-        self._moment, self._now, self._calibration = moment, hardware, calibration
+        self._moment, self._now = moment, hardware
+        self.calibration: Calibration | None = None  # has the efficiencies to predict with; without it, nothing is
         self.samples: list[Sample] = []  # of every profile so far
         self.rests: list[tuple[int, float]] = []  # sequences of its steps, and their seconds outside the ops
-        self._timer = engine.executor.observer = _Timer()
+        self.times_ops = False  # in the next step
+        self._last: _Step | None = None
+        engine.executor.observer = self
         self._loop = engine.loop
         self._random = np.random.default_rng(seed)
+
+    def observe(self, plan: StepPlan, times: StepTimes) -> None:
+        """Keep the times of the last step."""
+        spans = tuple((span.num_tokens, span.end) for span in plan.spans)
+        self._last = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)), times)
 
     @property
     def max_model_len(self) -> int:
@@ -207,12 +199,12 @@ class Profiler:
         return [self._moment.read() for _ in range(READINGS)] if self._moment else []
 
     def _step(self, *, times_ops: bool) -> _Step:
-        self._timer.times_ops, self._timer.last = times_ops, None
+        self.times_ops, self._last = times_ops, None
         journal = self._loop.journal.steps
         started = time.perf_counter()
         self._loop.step()
         elapsed_s = time.perf_counter() - started
-        step = self._timer.last
+        step = self._last
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
         _, (record,) = journal.read(journal.num_written - 1)
@@ -261,7 +253,7 @@ class Profiler:
         for row in rows.values():
             compute_s, moving_s = (fmean(getattr(op.limit, part) for op in row) for part in ("compute_s", "moving_s"))
             self.samples.append(Sample(row[0].key, name, compute_s, moving_s, fmean(op.seconds for op in row)))
-        return [_mean(*labels, row, len(steps), self._calibration) for labels, row in rows.items()]
+        return [_mean(*labels, row, len(steps), self.calibration) for labels, row in rows.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +279,9 @@ def _mean(label: str, kind: str, row: Sequence[_TimedOp], num_steps: int, calibr
         label=label,
         kind=kind,
         count=len(row) // num_steps,
-        cost=_scaled((op.cost for op in row), 1 / num_steps),
+        cost=sum((op.cost for op in row), OpCost()) * (1 / num_steps),
         limit_s=sum(limit_s.values()) / num_steps,
         measured_s=sum(op.seconds for op in row) / num_steps,
         bound=max(limit_s, key=lambda bound: limit_s[bound]),
         predicted_s=sum(predicted) / num_steps if len(predicted) == len(row) else None,
     )
-
-
-def _scaled(costs: Iterable[OpCost], factor: float) -> OpCost:
-    return OpCost(*(part * factor for part in astuple(sum(costs, OpCost()))))

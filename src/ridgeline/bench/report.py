@@ -65,7 +65,6 @@ def build_report(
     load: Load,
     log: RunLog,
     slos: Sequence[Slo] = (),
-    accelerator: str | None = None,
     keep_requests: bool = False,
 ) -> BenchReport:
     """Return everything about a run that just ended here. The endpoint's URL and key stay out of it."""
@@ -74,7 +73,6 @@ def build_report(
         server=server,
         api=endpoint.api,
         model=endpoint.model,
-        machine=machine_facts(accelerator),
         workload=describe_workload(workload),
         load=load,
         results=summarize(log, slos),

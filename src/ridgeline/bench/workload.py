@@ -1,10 +1,11 @@
-"""Every workload is made of these: BenchRequest, the Workload protocol, and random token ids.
+"""Every workload is made of these: BenchRequest, the Workload base class, and random token ids.
 
 The kinds live in bench/workloads/, one file each. Imports no torch.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
@@ -25,12 +26,17 @@ class BenchRequest:
     ignore_eos: bool = True
 
 
-class Workload(Protocol):
-    """A frozen dataclass of options; equal options give equal requests, ordered by arrival."""
+class Workload(ABC):
+    """A frozen dataclass of options, checked as declared; equal options give equal requests, ordered by arrival."""
 
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @abstractmethod
     def requests(self) -> list[BenchRequest]:
         """Build every request. Raises ConfigError for a file that is missing or broken."""
-        ...
 
 
 def random_tokens(seed: int, stream: int, count: int, vocab_size: int) -> list[int]:

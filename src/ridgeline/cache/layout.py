@@ -4,7 +4,7 @@ Made once by `plan_layout` before the model is built; read by CacheManager (ids)
 Must not import torch or program.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -115,29 +115,19 @@ def plan_layout(
     if not states:
         raise ConfigError("a cache needs at least one group; the program declares no KV state")
     # One sequence's worth of blocks first: this also validates every size.
-    single = CacheLayout(
-        block_size,
-        (*_token_groups(states, block_size, max_model_len, max_span_tokens), *_recurrent_group(states)),
-        max_span_tokens,
-    )
+    groups = tuple(_groups_of_one(states, block_size, max_model_len, max_span_tokens))
+    single = CacheLayout(block_size, groups, max_span_tokens)
     if budget_bytes < single.total_bytes:
         raise ConfigError(
             f"one sequence of max_model_len={max_model_len} needs {single.total_bytes:,} bytes of KV cache, "
             f"but the budget is {budget_bytes:,} bytes; lower max_model_len or give the cache more memory"
         )
-    recurrent = [_grown(group, budget_bytes, max_num_seqs, single) for group in single.groups if _is_recurrent(group)]
+    by_token = [group for group in groups if group.kind != "recurrent"]
+    recurrent = [_grown(group, budget_bytes, max_num_seqs, single) for group in groups[len(by_token) :]]
     rest_bytes = budget_bytes - sum(group.num_blocks * group.bytes_per_sequence for group in recurrent)
-    alone_bytes = sum(single.block_bytes(i) * g.num_blocks for i, g in enumerate(single.groups) if not _is_recurrent(g))
-    shared = [
-        replace(group, num_blocks=group.num_blocks * rest_bytes // alone_bytes)
-        for group in single.groups
-        if not _is_recurrent(group)
-    ]
+    alone_bytes = sum(single.block_bytes(index) * group.num_blocks for index, group in enumerate(by_token))
+    shared = [replace(group, num_blocks=group.num_blocks * rest_bytes // alone_bytes) for group in by_token]
     return CacheLayout(block_size, (*shared, *recurrent), max_span_tokens)
-
-
-def _is_recurrent(group: GroupLayout) -> bool:
-    return group.kind == "recurrent"
 
 
 def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: CacheLayout) -> GroupLayout:
@@ -151,39 +141,30 @@ def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: Cac
     return replace(group, num_blocks=max(group.num_blocks, min(wanted, max_bytes // group.bytes_per_sequence)))
 
 
-def _token_groups(
+def _groups_of_one(
     states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int
-) -> Sequence[GroupLayout]:
-    """Return the groups of one sequence whose states keep something of every token, by window."""
+) -> Iterator[GroupLayout]:
+    """Yield the groups of one sequence: by window, of states that keep something of every token; recurrent ones."""
     found = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
     windows = sorted({state.window for state in found.values()}, key=lambda window: (window is not None, window or 0))
-    return [
-        GroupLayout(
+    for window in windows:
+        yield GroupLayout(
             kind="full" if window is None else "sliding",
             states=tuple(index for index, state in found.items() if state.window == window),
             window=window,
             bytes_per_token=sum(state.bytes_per_token for state in found.values() if state.window == window),
             num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
         )
-        for window in windows
-    ]
-
-
-def _recurrent_group(states: Sequence[StateSize]) -> Sequence[GroupLayout]:
-    """Return the group of one sequence's recurrent states; none where there are none."""
-    found = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
-    if not found:
-        return ()
-    return (
-        GroupLayout(
+    recurrent = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
+    if recurrent:
+        yield GroupLayout(
             kind="recurrent",
-            states=tuple(found),
+            states=tuple(recurrent),
             window=None,
             bytes_per_token=0,
             num_blocks=RECURRENT_PEAK_BLOCKS,
-            bytes_per_sequence=sum(state.num_bytes for state in found.values()),
-        ),
-    )
+            bytes_per_sequence=sum(state.num_bytes for state in recurrent.values()),
+        )
 
 
 def _peak_blocks(window: int | None, num_tokens: int, block_size: int, max_span_tokens: int | None) -> int:

@@ -249,8 +249,8 @@ class CacheManager:
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Its published blocks stay cached until they are evicted; the others are free."""
         seq = self._sequences.pop(seq_id)
-        for group, table in zip(self._groups, seq.tables):
-            group.release(table)
+        for pool, table in zip(self._pools, seq.tables):
+            table.release(pool)
         if seq.node is not None:
             self._tree.unpin(seq.node)
 

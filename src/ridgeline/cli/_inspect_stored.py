@@ -4,7 +4,7 @@ weights are quantized.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.cli._inspection import Inspection, TensorsOfType
 from ridgeline.core.dtypes import DTYPES
@@ -17,8 +17,7 @@ from ridgeline.weights.load import open_checkpoint
 from ridgeline.weights.stored import PrequantizedWeights
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """A tensor of the model as the file has it: several parts count as one."""
 
     name: str
@@ -26,10 +25,6 @@ class _Tensor:
     shape: tuple[int, ...]
     num_bytes: int
     form: StoredFormat | None
-
-    @property
-    def num_weights(self) -> int:
-        return math.prod(self.shape)
 
 
 def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsOfType]:
@@ -45,21 +40,14 @@ def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsO
     rows: dict[tuple[str, str], TensorsOfType] = {}
     for tensor in _tensors(checkpoint, folder):
         becomes = _outcome(tensor, inspection.dtype, stay, why)
-        loaded_bytes = _loaded_bytes(tensor, inspection.element, tensor.name in stay)
-        old = rows.get((tensor.kind, becomes), TensorsOfType(tensor.kind, becomes, 0, 0, 0, 0))
-        rows[tensor.kind, becomes] = TensorsOfType(
-            tensor.kind,
-            becomes,
-            old.num_tensors + 1,
-            old.num_weights + tensor.num_weights,
-            old.num_bytes + tensor.num_bytes,
-            old.loaded_bytes + loaded_bytes,
-        )
+        row = rows.setdefault((tensor.kind, becomes), TensorsOfType(tensor.kind, becomes))
+        num_weights = math.prod(tensor.shape)
+        form = tensor.form if tensor.name in stay else None
+        row.num_tensors += 1
+        row.num_weights += num_weights
+        row.num_bytes += tensor.num_bytes
+        row.loaded_bytes += num_weights * inspection.element if form is None else form.num_bytes(tensor.shape)
     return sorted(rows.values(), key=lambda row: row.num_bytes, reverse=True)
-
-
-def _loaded_bytes(tensor: _Tensor, element: int, stays: bool) -> int:
-    return tensor.form.num_bytes(tensor.shape) if stays and tensor.form is not None else tensor.num_weights * element
 
 
 def _outcome(tensor: _Tensor, dtype: str, stay: set[str], why: Mapping[str, str]) -> str:
@@ -80,5 +68,4 @@ def _tensors(checkpoint: PackedCheckpoint | GgufCheckpoint, folder: ModelFolder)
             yield _Tensor(name, kind, entry.shape, checkpoint.stored_bytes(name), form)
     elif folder.gguf is not None:
         for name, tensor in folder.gguf.tensors.items():
-            form = tensor.type.form
-            yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, form)
+            yield _Tensor(name, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.type.form)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.select import computes
-from ridgeline.cli._inspection import Inspection, StepCost
+from ridgeline.cli._inspection import Inspection
 from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.cost import account as cost
 from ridgeline.program.op import Op, Shape
@@ -82,22 +82,20 @@ def _layers(inspection: Inspection, console: Console) -> Table:
 
 def _program(inspection: Inspection, console: Console) -> Table:
     """List each distinct layer's ops once, between what comes before all layers and after them."""
-    title = (
-        f"Program (T tokens, R logit rows), and its cost for {_decode_text(inspection)} and {_prefill_text(inspection)}"
-    )
+    steps = inspection.decode, inspection.prefill
+    title = f"Program (T tokens, R logit rows), and its cost for {steps[0].name} and {steps[1].name}"
     columns = ("op", "kind", "output", "weights", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
     table = new_table(console, columns, title=title, left=4)
-    rows = list(zip(inspection.program.ops, inspection.decode.ops, inspection.prefill.ops))
+    rows = list(zip(inspection.program.ops, *(step.ops for step in steps)))
     numbers = [_layer_number(op) for op, _, _ in rows]
     last = max(index for index, number in enumerate(numbers) if number is not None)
 
     def add(indices: Iterable[int], prefix: str = "", indent: str = "") -> None:
-        for op, decode, prefill in (rows[index] for index in indices):
+        for op, *costs in (rows[index] for index in indices):
             outputs = {inspection.program.shapes[name] for name in op.outputs}
             weights = [inspection.program.weights[name] for name in op.weights]
-            costs = (_flops(decode.flops), _bytes(decode.num_bytes), _flops(prefill.flops), _bytes(prefill.num_bytes))
             label = indent + op.label.removeprefix(prefix)
-            table.add_row(label, op.kind, _shapes(outputs), _shapes(weights), *costs)
+            table.add_row(label, op.kind, _shapes(outputs), _shapes(weights), *_cells(costs))
 
     add(index for index in range(last) if numbers[index] is None)
     for _, members in _distinct_layers(inspection.spec.layers):
@@ -120,33 +118,24 @@ def _groups(inspection: Inspection, console: Console) -> Table:
     for (kind, told), indices in members.items():
         steps = (inspection.decode, inspection.prefill)
         totals = [sum((step.groups[index] for index in indices), OpCost()) for step in steps]
-        costs = [told for total in totals for told in (_flops(total.flops), _bytes(total.num_bytes))]
-        table.add_row(kind, told, computes(kind), str(len(indices)), *costs)
+        table.add_row(kind, told, computes(kind), str(len(indices)), *_cells(totals))
     return table
 
 
-def _decode_text(inspection: Inspection) -> str:
-    return f"decode of {inspection.batch:,} at {inspection.context:,} tokens"
-
-
-def _prefill_text(inspection: Inspection) -> str:
-    return f"prefill of {inspection.prompt:,}"
+def _cells(costs: Iterable[OpCost]) -> Sequence[str]:
+    return [cell for cost in costs for cell in (_flops(cost.flops), _bytes(cost.num_bytes))]
 
 
 def _steps(inspection: Inspection, console: Console) -> Table:
     columns = ("", "FLOPs", "bytes", "weights", "KV read", "KV write", "other", "FLOP/byte")
     table = new_table(console, columns, title="Cost of a step")
-
-    def add(name: str, step: StepCost) -> None:
+    for step in (inspection.decode, inspection.prefill):
         total, num_tokens = step.total, step.load.num_tokens
         intensity = f"{total.flops / total.num_bytes:.1f}"
         parts = (total.num_bytes, total.weight_bytes, total.kv_read_bytes, total.kv_write_bytes, total.activation_bytes)
-        table.add_row(name, _flops(total.flops), *map(_bytes, parts), intensity)
+        table.add_row(step.name, _flops(total.flops), *map(_bytes, parts), intensity)
         per_token = [_bytes(part / num_tokens) for part in parts]
         table.add_row("  per token", _flops(total.flops / num_tokens), *per_token, "")
-
-    add(_decode_text(inspection), inspection.decode)
-    add(_prefill_text(inspection), inspection.prefill)
     return table
 
 
@@ -157,12 +146,8 @@ def _kv(inspection: Inspection, console: Console) -> Table:
     program, size = inspection.program, inspection.kv_element
     for group in cost.kv_groups(program, size):
         name = group.kind if group.window is None else f"sliding, window {group.window:,}"
-        table.add_row(
-            name,
-            str(group.num_states),
-            f"{group.bytes_per_token:,}",
-            *(f"{group.num_bytes(length):,}" for length in lengths),
-        )
+        sizes = (f"{group.num_bytes(length):,}" for length in lengths)
+        table.add_row(name, str(group.num_states), f"{group.bytes_per_token:,}", *sizes)
     totals = (f"{cost.kv_bytes(program, length, size):,}" for length in lengths)
     table.add_row("total", str(len(program.states)), f"{cost.kv_bytes_per_token(program, size):,}", *totals)
     return table

@@ -23,26 +23,28 @@ KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost that one step has: each op alone, each group as one (aligned with the ops and groups), and all ops
-    together.
-    """
+    """The cost that one step has: each op alone, and each group as one (aligned with the ops and groups)."""
 
+    name: str
     load: Load
     ops: Sequence[OpCost]
     groups: Sequence[OpCost]
-    total: OpCost
+
+    @property
+    def total(self) -> OpCost:
+        return sum(self.ops, OpCost())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TensorsOfType:
     """Tensors of one type in a checkpoint, and what becomes of them when the native backend loads them."""
 
     type: str
     becomes: str
-    num_tensors: int
-    num_weights: int
-    num_bytes: int
-    loaded_bytes: int
+    num_tensors: int = 0
+    num_weights: int = 0
+    num_bytes: int = 0
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,12 @@ def examine(
     size = DTYPE_BYTES[weights_in]
     element = ElementBytes(weight=size, activation=size, kv=_kv_entry_bytes(program, kv_in))
 
-    def price(load: Load) -> StepCost:
-        accounts = cost.account(program, load, element)
-        grouped = cost.account_groups(program, groups, load, element)
-        return StepCost(load, [item.cost for item in accounts], grouped, cost.total(accounts))
+    def price(name: str, load: Load) -> StepCost:
+        ops = [priced for _, priced in cost.account(program, load, element)]
+        return StepCost(name, load, ops, cost.account_groups(program, groups, load, element))
 
-    decode, prefill = price(Load.decode(batch, context)), price(Load(((prompt, prompt),), num_rows=1))
+    decode = price(f"decode of {batch:,} at {context:,} tokens", Load.decode(batch, context))
+    prefill = price(f"prefill of {prompt:,}", Load(((prompt, prompt),), num_rows=1))
     return Inspection(spec, program, groups, weights_in, kv_in, batch, context, prompt, decode, prefill)
 
 
@@ -142,19 +144,13 @@ def as_json(inspection: Inspection) -> str:
             "bytes_at_context": cost.kv_bytes(program, inspection.context, kv_element),
             "groups": [
                 asdict(group)
-                | {
-                    "bytes_at_declared_context": group.num_bytes(declared),
-                    "bytes_at_context": group.num_bytes(inspection.context),
-                }
+                | {"bytes_at_declared_context": group.num_bytes(declared)}
+                | {"bytes_at_context": group.num_bytes(inspection.context)}
                 for group in cost.kv_groups(program, kv_element)
             ],
         },
         "stored": [_plain(tensors) for tensors in inspection.stored],
-        "decode": {
-            "batch": inspection.batch,
-            "context_tokens": inspection.context,
-            **_step_json(inspection.decode),
-        },
+        "decode": {"batch": inspection.batch, "context_tokens": inspection.context, **_step_json(inspection.decode)},
         "prefill": {"prompt_tokens": inspection.prompt, **_step_json(inspection.prefill)},
         "ops": [
             _op_json(op, program) | {"decode": _cost_json(decode), "prefill": _cost_json(prefill)}
@@ -176,12 +172,9 @@ def as_json(inspection: Inspection) -> str:
 
 
 def _step_json(step: StepCost) -> dict[str, float]:
-    num_tokens = step.load.num_tokens
-    per_token = {
-        "flops_per_token": step.total.flops / num_tokens,
-        "bytes_per_token": step.total.num_bytes / num_tokens,
-    }
-    return _cost_json(step.total) | per_token
+    total, num_tokens = step.total, step.load.num_tokens
+    per_token = {"flops_per_token": total.flops / num_tokens, "bytes_per_token": total.num_bytes / num_tokens}
+    return _cost_json(total) | per_token
 
 
 def _cost_json(priced: OpCost) -> dict[str, float]:

@@ -8,6 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,18 @@ MAX_SHOWN = 2**31 - 1  # from here on a bound is only an integer's width
 MODEL_HELP = "A model folder, a .gguf file, a Hugging Face id or a bundled model's name."
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same as MODEL.")]
+WorkloadOption = Annotated[
+    str, typer.Option(help="Requests: KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
+]
+GoodputOption = Annotated[
+    str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
+]
+TraceOption = Annotated[
+    Path | None, typer.Option(help="A trace, Azure's .csv or Mooncake's .jsonl, at its own times: a --workload.")
+]
+HardwareOption = Annotated[
+    str, typer.Option(help="this: the machine here, as it was calibrated; or a datasheet, NAME or NAME:COUNT.")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,25 @@
 """Measure a server (`bench serve`) or an engine in this process (`bench offline`, `bench latency`)."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ridgeline.bench.load import Load
-from ridgeline.cli._options import with_options
+from ridgeline.cli._options import GoodputOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.bench.client import Endpoint
-    from ridgeline.bench.offline import BenchEngine, OfflineRun, System
+    from ridgeline.bench.offline import OfflineRun
     from ridgeline.bench.record import RunLog
     from ridgeline.bench.report import Report
     from ridgeline.bench.workload import BenchRequest
 
 
-class SystemName(StrEnum):  # typer takes no list of Literals
-    """Ways to run a workload in this process."""
-
-    ENGINE = "engine"
-    STATIC = "static"
-    NAIVE = "naive"
-
-
-WorkloadSpec = Annotated[
-    str,
-    typer.Option(
-        "--workload", help="Requests to send: KIND or KIND:option=value,...; kinds are the files of bench/workloads."
-    ),
-]
 Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.")]
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON to OUT/<hardware>/<date>-<name>.json.")]
 Repeats = Annotated[int, typer.Option(help="Number of timed runs; the median is reported.", min=1)]
@@ -55,10 +40,8 @@ ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_itl_s"})
 def serve(
     load: Load,
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server, with or without /v1.")],
-    workload: WorkloadSpec = "fixed",
-    goodput: Annotated[
-        str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
-    ] = "",
+    workload: WorkloadOption = "fixed",
+    goodput: GoodputOption = "",
     api: Annotated[
         Literal["completions", "chat"], typer.Option(help="Endpoint to use; chat takes workloads of text only.")
     ] = "completions",
@@ -114,19 +97,14 @@ def serve(
 @ENGINE_ONLY
 def offline(
     config: EngineConfig,
-    workload: WorkloadSpec = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
-    system: Annotated[
-        list[SystemName] | None,
-        typer.Option(help="Systems that run the workload; give several to compare. Default: engine."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="static: number of requests in a batch.", min=1)] = 16,
+    workload: WorkloadOption = "fixed:num_requests=16,input_tokens=256,output_tokens=64",
     temperature: Temperature = 0.0,
     repeats: Repeats = 3,
     warmups: Warmups = 1,
     name: Name = "offline",
     out: Out = None,
 ) -> None:
-    """Measure throughput, latencies and the scheduler's cost in this process, beside two baselines where asked."""
+    """Measure throughput, latencies and the scheduler's cost in this process."""
     from rich.console import Console
 
     from ridgeline.bench.offline import BenchEngine, measure
@@ -141,10 +119,9 @@ def offline(
         tokens = sum(map(len, run.token_ids))
         console.print(f"{system_name}: {tokens} tokens in {run.log.duration_s:.2f} s", highlight=False)
 
-    systems = {chosen.value: _system(chosen, engine, batch_size) for chosen in system or [SystemName.ENGINE]}
     report = measure(
         engine,
-        systems,
+        {"engine": engine.run},
         kind,
         name=name,
         repeats=repeats,
@@ -176,8 +153,7 @@ def latency(
     """Measure prefill and decode apart, as llama-bench's pp and tg."""
     from rich.console import Console
 
-    from ridgeline.bench.latency import measure_latency
-    from ridgeline.bench.offline import BenchEngine
+    from ridgeline.bench.offline import BenchEngine, measure_latency
     from ridgeline.bench.offline_report import print_latency
 
     console = Console()
@@ -194,20 +170,6 @@ def latency(
     )
     print_latency(console, report)
     _save(console, out, report)
-
-
-def _system(name: SystemName, engine: "BenchEngine", batch_size: int) -> "System":
-    match name:
-        case SystemName.ENGINE:
-            return engine
-        case SystemName.STATIC:
-            from ridgeline.bench.baselines import StaticBatching
-
-            return StaticBatching(engine, batch_size)
-        case SystemName.NAIVE:
-            from ridgeline.bench.naive import NaiveGeneration
-
-            return NaiveGeneration(engine)
 
 
 async def _run_with_progress(

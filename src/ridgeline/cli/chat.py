@@ -1,6 +1,7 @@
 """Talk to a model in the terminal."""
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,51 +66,44 @@ def chat(
                 typer.echo(str(error), err=True)
 
 
+@dataclass(slots=True)
 class _Conversation:
     """The messages so far: those of `opening`, which are never dropped, then user and assistant in turn."""
 
-    def __init__(
-        self,
-        llm: "LLM",
-        params: "SamplingParams",
-        template: "ChatTemplate",
-        opening: list[Message],
-        adapter: str | None,
-    ) -> None:
-        self._llm = llm
-        self._params = params
-        self._template = template
-        self._opening = opening
-        self._adapter = adapter
-        self._turns: list[Message] = []
+    llm: "LLM"
+    params: "SamplingParams"
+    template: "ChatTemplate"
+    opening: list[Message]
+    adapter: str | None
+    turns: list[Message] = field(default_factory=list[Message])
 
     def reset(self) -> None:
-        self._turns.clear()
+        self.turns.clear()
 
     def say(self, text: str) -> "CompletionOutput":
         """Stream the reply to `text`. Raises ContextLengthError for one that does not fit, and then forgets it."""
         from ridgeline.engine.outputs import CompletionOutput
 
-        turns = [*self._turns, {"role": "user", "content": text}]
+        turns = [*self.turns, {"role": "user", "content": text}]
         num_dropped, prompt_ids = self._fit(turns)
         if num_dropped:
             typer.echo(f"[the context is full: the oldest {num_dropped} messages were dropped]", err=True)
         output = CompletionOutput(0)
-        for delta in self._llm.stream(prompt_ids, self._params, adapter=self._adapter):
+        for delta in self.llm.stream(prompt_ids, self.params, adapter=self.adapter):
             show(delta.text)
             output.extend(delta)
         show("\n")
         if output.error is not None:
             raise EngineError(f"the reply broke off: {output.error}")
-        self._turns = [*turns[num_dropped:], {"role": "assistant", "content": output.text}]
+        self.turns = [*turns[num_dropped:], {"role": "assistant", "content": output.text}]
         return output
 
     def _fit(self, turns: list[Message]) -> tuple[int, list[int]]:
         """Return (messages dropped from the start, prompt ids), such that prompt and reply fit the context."""
-        intake, max_tokens = self._llm.engine.intake, self._params.max_tokens or 1
+        intake, max_tokens = self.llm.engine.intake, self.params.max_tokens or 1
         num_dropped = 0
         while True:
-            text = self._template.render([*self._opening, *turns[num_dropped:]])
+            text = self.template.render([*self.opening, *turns[num_dropped:]])
             prompt_ids = intake.encode(text, add_special_tokens=False)
             if len(prompt_ids) + max_tokens <= intake.info.max_model_len:
                 return num_dropped, prompt_ids

@@ -16,10 +16,9 @@ def doctor(
     """
     import msgspec
 
-    from ridgeline.engine.recording import read_recording
-    from ridgeline.explain.diagnosis import diagnose
+    from ridgeline.explain.diagnosis import doctor as examined
 
-    found = diagnose(read_recording(journal))
+    found = examined(journal)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:

@@ -1,12 +1,11 @@
 """Find the options that meet an objective on a machine, and check them."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ridgeline.bench.load import Load
-from ridgeline.cli._options import with_options
+from ridgeline.cli._options import HardwareOption, TraceOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
 
 LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task", "max_num_seqs"}
@@ -20,11 +19,9 @@ def plan(
         str,
         typer.Option(help='Objectives in ms for 95 % of requests, such as "ttft:500 tpot:50". Default: throughput.'),
     ] = "",
-    workload: Annotated[
-        str, typer.Option(help="Requests: KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
-    ] = "fixed:num_requests=64,input_tokens=256,output_tokens=64",
-    trace: Annotated[Path | None, typer.Option(help="A trace at its own times: a --workload.")] = None,
-    hardware: Annotated[str, typer.Option(help="this, or a datasheet, NAME or NAME:COUNT.")] = "this",
+    workload: WorkloadOption = "fixed:num_requests=64,input_tokens=256,output_tokens=64",
+    trace: TraceOption = None,
+    hardware: HardwareOption = "this",
     allow: Annotated[
         str, typer.Option(help="Precisions that may be chosen, separated by commas: int8, int4, kv-int8.")
     ] = "",

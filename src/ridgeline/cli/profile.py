@@ -9,10 +9,12 @@ from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.profile import Profiler, StepProfile
+    from collections.abc import Mapping
+
+    from ridgeline.bench.profile import StepProfile
+    from ridgeline.core.config import Choice
     from ridgeline.cost.efficiency import Calibration
     from ridgeline.cost.hardware import Hardware
-    from ridgeline.engine.engine import Engine
 
 
 SETTLED = ("max_model_len", "prefix_caching", "max_num_seqs", "max_num_batched_tokens")  # by what is profiled
@@ -43,10 +45,11 @@ def profile(
     where it is given, are measured first where that has not been done yet.
     """
     from ridgeline.backends.probe import Moment, ceilings, find_native
-    from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT
+    from ridgeline.bench.calibrate import MAX_BATCH, MAX_PROMPT, calibration
     from ridgeline.bench.profile import Profiler, scheduler_config
     from ridgeline.core.errors import RequestError
     from ridgeline.core.machine import usable_cores
+    from ridgeline.cost.hardware import load_calibration, save_calibration
     from ridgeline.engine.build import build_engine
 
     if not batch and not prompt:
@@ -64,33 +67,24 @@ def profile(
     hardware = ceilings(find_native(), config.backend.isa)
     level = hardware.machine.isa_level
     moment = Moment(find_native(), level, threads) if level else None
-    found = _calibrated(Profiler(engine, hardware, threads, moment=moment), hardware, threads, calibrate)
-    profiler = Profiler(engine, hardware, threads, moment=moment, calibration=found)
-    profiles: list[StepProfile] = []
-    if batch:
-        profiles.append(profiler.decode(batch, context, steps, by_layer=all_ops))
-    if prompt:
-        profiles.append(profiler.prefill(prompt, steps, by_layer=all_ops))
+    profiler = Profiler(engine, hardware, threads, moment=moment)
+    if calibrate:
+        save_calibration(hardware.machine, calibration(profiler, threads))
+    profiler.calibration = found = load_calibration(hardware.machine, threads)
+    profiles = [profiler.decode(batch, context, steps, by_layer=all_ops)] if batch else []
+    profiles += [profiler.prefill(prompt, steps, by_layer=all_ops)] if prompt else []
+    choices = {**engine.info.choices, **engine.executor.facts()}
     if json:
-        typer.echo(_as_json(engine, hardware, threads, profiles, found))
+        typer.echo(_as_json(engine.info.model_name, choices, hardware, threads, profiles, found))
     else:
         from ridgeline.cli._profile_text import print_profiles
 
-        print_profiles(profiles, hardware, threads, {**engine.info.choices, **engine.executor.facts()}, found)
-
-
-def _calibrated(profiler: "Profiler", hardware: "Hardware", num_threads: int, again: bool) -> "Calibration | None":
-    """Return the efficiencies that are cached for this machine, fitted anew first where `again` says so."""
-    from ridgeline.bench.calibrate import calibration
-    from ridgeline.cost.hardware import load_calibration, save_calibration
-
-    if again:
-        save_calibration(hardware.machine, calibration(profiler, num_threads))
-    return load_calibration(hardware.machine, num_threads)
+        print_profiles(profiles, hardware, threads, choices, found)
 
 
 def _as_json(
-    engine: "Engine",
+    model: str,
+    choices: "Mapping[str, Choice]",
     hardware: "Hardware",
     num_threads: int,
     profiles: "list[StepProfile]",
@@ -100,10 +94,8 @@ def _as_json(
     import msgspec
 
     document = {
-        "model": engine.info.model_name,
-        "choices": {
-            name: asdict(choice) for name, choice in {**engine.info.choices, **engine.executor.facts()}.items()
-        },
+        "model": model,
+        "choices": choices,
         "num_threads": num_threads,
         "hardware": hardware,
         "calibration": found,

@@ -65,7 +65,8 @@ def serve(
         names = ", ".join(app.state.service.model_names)
         url = url_of(listener, tls=settings.tls_cert is not None)
         try:
-            code = run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url}/v1"))
+            pages = "" if uds is not None else f"\nIn a browser: {url}/ui"
+            code = run(app, listener, lambda: typer.echo(f"Ridgeline serves {names} at {url}/v1{pages}"))
         finally:
             if uds is not None:
                 Path(uds).unlink(missing_ok=True)

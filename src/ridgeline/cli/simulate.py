@@ -6,29 +6,20 @@ from typing import Annotated
 import typer
 
 from ridgeline.bench.load import Load
-from ridgeline.cli._options import with_options
+from ridgeline.cli._options import GoodputOption, HardwareOption, TraceOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
 
 LEFT_OUT = {"time_limit_s", "request_timeout_s", "journal", "task"}  # of a simulation
-HardwareOption = Annotated[
-    str, typer.Option(help="this: the machine here, as it was calibrated; or a datasheet, NAME or NAME:COUNT.")
-]
 
 
 @with_options(without=LEFT_OUT)
 def simulate(
     load: Load,
     config: EngineConfig,
-    workload: Annotated[
-        str, typer.Option(help="Requests: KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
-    ] = "fixed",
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace, Azure's .csv or Mooncake's .jsonl, at its own times: a --workload.")
-    ] = None,
+    workload: WorkloadOption = "fixed",
+    trace: TraceOption = None,
     hardware: HardwareOption = "this",
-    goodput: Annotated[
-        str, typer.Option(help='Objectives in ms that a request must meet, such as "ttft:500 tpot:50".')
-    ] = "",
+    goodput: GoodputOption = "",
     replay: Annotated[
         Path | None, typer.Option(help="A file of --journal: run its steps again, and compare the plans.")
     ] = None,

@@ -11,7 +11,6 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.presets import Preset, load_preset
-from ridgeline.compress.train import Progress, Recipe, TokenStream, bits_per_byte, train
+from ridgeline.compress.train import Progress, TokenStream, bits_per_byte, train
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -39,20 +38,6 @@ VOCAB_SIZE = 4096  # of the tokenizer, before a preset's own special tokens
 QUICK_EVAL_TOKENS = 32 << 10  # during training; the card's figure is over all held-out text
 STORED_DTYPE = BFLOAT16
 GENERATION_DEFAULTS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}  # greedy, small models go in circles
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Tokens of the training and of the held-out files, each file after an end-of-text token."""
-
-    train_files: list[SourceFile]
-    held_out_files: list[SourceFile]
-    train_tokens: TokenStream
-    held_out_tokens: TokenStream
-
-    @property
-    def held_out_bytes(self) -> int:
-        return sum(len(file.text.encode()) for file in self.held_out_files)
 
 
 def train_bundled(
@@ -76,29 +61,49 @@ def train_bundled(
     if start is not None and tokenizer_folder is not None:
         raise ConfigError(f"{name} starts from {preset.starts_from} and keeps its tokenizer; drop the other tokenizer")
     shared = tokenizer_folder if start is None else start.path
-    tokenizer = (
-        train_bpe((file.text for file in train_files), VOCAB_SIZE)
-        if shared is None
-        else Tokenizer.from_file(str(shared / "tokenizer.json"))
-    )
-    corpus = Corpus(train_files, held_out_files, _encode(tokenizer, train_files), _encode(tokenizer, held_out_files))
+    texts = (file.text for file in train_files)
+    tokenizer = Tokenizer.from_file(str(shared / "tokenizer.json")) if shared else train_bpe(texts, VOCAB_SIZE)
+    train_tokens, held_out_tokens = _encode(tokenizer, train_files), _encode(tokenizer, held_out_files)
     spec = _write_config(preset, tokenizer, out)
-    quick = corpus.held_out_tokens[:QUICK_EVAL_TOKENS]
+    quick = held_out_tokens[:QUICK_EVAL_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
     started = time.monotonic()
     for progress, model in train(
         spec,
         recipe,
-        corpus.train_tokens,
+        train_tokens,
         lambda model: _held_out_bits(model, spec, quick, quick_bytes, recipe.dtype),
         None if start is None else _weights(start),
     ):
         report(progress)
         if progress.held_out_bits is not None:
             save_weights(out, spec, as_arrays(model.named_weights()), STORED_DTYPE)
-    facts = _facts(name, preset, spec, recipe, corpus, out, time.monotonic() - started)
+    training_s, program = time.monotonic() - started, lower(spec)
+    stored = DenseModel(program, _weights(ModelFolder.open(out)))
+    held_out_bytes = _num_bytes(held_out_files)
+    facts = TrainingFacts(
+        name=name,
+        num_parameters=program.num_parameters,
+        recipe=recipe,
+        python_version=platform.python_version(),
+        num_train_files=len(train_files),
+        num_train_tokens=len(train_tokens),
+        train_bytes=_num_bytes(train_files),
+        corpus_sha256=fingerprint(train_files + held_out_files),
+        held_out_modules=tuple(sorted({file.module for file in held_out_files})),
+        held_out_bytes=held_out_bytes,
+        held_out_bits_per_byte=_held_out_bits(stored, spec, held_out_tokens, held_out_bytes, torch.float32),
+        fills_masks=spec.diffusion is not None,
+        starts_from=preset.starts_from,
+        training_s=training_s,
+        device=f"{torch.get_num_threads()} CPU threads",
+    )
     write_card(out, facts)
     return facts
+
+
+def _num_bytes(files: list[SourceFile]) -> int:
+    return sum(len(file.text.encode()) for file in files)
 
 
 def _encode(tokenizer: Tokenizer, files: list[SourceFile]) -> TokenStream:
@@ -131,29 +136,3 @@ def _held_out_bits(
 def _weights(folder: ModelFolder) -> dict[str, torch.Tensor]:
     spec = read_spec(folder.config)
     return as_tensors(load_weights(folder, spec, lower(spec), FLOAT32))
-
-
-def _facts(
-    name: str, preset: Preset, spec: DecoderSpec, recipe: Recipe, corpus: Corpus, out: Path, training_s: float
-) -> TrainingFacts:
-    """Measure the folder as stored: bits per byte over all held-out text, in fp32."""
-    program = lower(spec)
-    stored = DenseModel(program, _weights(ModelFolder.open(out)))
-    held_out_bits = _held_out_bits(stored, spec, corpus.held_out_tokens, corpus.held_out_bytes, torch.float32)
-    return TrainingFacts(
-        name=name,
-        num_parameters=program.num_parameters,
-        recipe=recipe,
-        python_version=platform.python_version(),
-        num_train_files=len(corpus.train_files),
-        num_train_tokens=len(corpus.train_tokens),
-        train_bytes=sum(len(file.text.encode()) for file in corpus.train_files),
-        corpus_sha256=fingerprint(corpus.train_files + corpus.held_out_files),
-        held_out_modules=tuple(sorted({file.module for file in corpus.held_out_files})),
-        held_out_bytes=corpus.held_out_bytes,
-        held_out_bits_per_byte=held_out_bits,
-        fills_masks=spec.diffusion is not None,
-        starts_from=preset.starts_from,
-        training_s=training_s,
-        device=f"{torch.get_num_threads()} CPU threads",
-    )

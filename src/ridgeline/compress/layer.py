@@ -38,8 +38,12 @@ class MatrixReport:
 
 @dataclass(slots=True)
 class QuantizedLayer:
-    """Holds a layer's quantized matrices, the plain weights that were changed, and how it went."""
+    """Holds a layer's quantized matrices, the plain weights that were changed, and how it went.
 
+    `effective` has all its weights as they are computed with from here on, stacks of experts as copies.
+    """
+
+    effective: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     matrices: dict[Key, StoredMatrix] = field(default_factory=dict[Key, StoredMatrix])
     changed: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     reports: list[MatrixReport] = field(default_factory=list[MatrixReport])
@@ -58,27 +62,25 @@ class LayerQuantizer:
     def quantize(self, ops: range, flow: Flow, weights: Mapping[str, torch.Tensor]) -> QuantizedLayer:
         """Run a layer's ops on `flow` with float32 `weights`, quantizing its matrices on the way."""
         made, done = QuantizedLayer(), set[str]()
-        effective = {name: weight.clone() if weight.ndim == 3 else weight for name, weight in weights.items()}
+        made.effective = {name: weight.clone() if weight.ndim == 3 else weight for name, weight in weights.items()}
         members = [self._program.ops[number] for number in ops]
         if not self._method.NEEDS_STATISTICS:
             for name in {name: None for op in members for name in op.weights if name in self._chosen}:
-                for key, weight_NK in _matrices(name, effective[name]):
-                    self._one(key, weight_NK, None, None, effective, made)
+                for key, weight_NK in _matrices(name, made.effective[name]):
+                    self._one(key, weight_NK, None, None, made)
             return made
         for number, op in zip(ops, members, strict=True):
             if not self._chosen.isdisjoint(op.weights):
                 value = op.inputs[1 if op.kind == "latent_attention" else 0]
                 if value not in done:
                     done.add(value)
-                    self._matrices_of(value, members, flow, effective, made)
+                    self._matrices_of(value, members, flow, made)
                 if op.kind == "experts":
-                    self._down_of(op, flow, effective, made)
-            flow.run(number, effective)
+                    self._down_of(op, flow, made)
+            flow.run(number, made.effective)
         return made
 
-    def _matrices_of(
-        self, value: str, ops: Sequence[Op], flow: Flow, effective: dict[str, torch.Tensor], made: QuantizedLayer
-    ) -> None:
+    def _matrices_of(self, value: str, ops: Sequence[Op], flow: Flow, made: QuantizedLayer) -> None:
         """Quantize all matrices that read a value; of experts those of gate and up."""
         rows = flow.rows(value)
         statistics = statistics_of(rows)
@@ -90,21 +92,20 @@ class LayerQuantizer:
             for name in (op.weights[:2] if op.kind == "experts" else op.weights[:1])
             if name in self._chosen
         }
-        s_K = self._balanced(value, list(names), statistics, effective, made)
+        s_K = self._balanced(value, list(names), statistics, made)
         for name, op in names.items():
-            for key, weight_NK in _matrices(name, effective[name]):
+            for key, weight_NK in _matrices(name, made.effective[name]):
                 of_matrix = statistics
                 if op.kind == "experts":
                     pairs = zip(rows, flow.values)
                     of_matrix = statistics_of([x_TK[_routed(op, values, key[1])] for x_TK, values in pairs])
-                self._one(key, weight_NK, of_matrix, s_K, effective, made)
+                self._one(key, weight_NK, of_matrix, s_K, made)
 
-    def _down_of(self, op: Op, flow: Flow, effective: dict[str, torch.Tensor], made: QuantizedLayer) -> None:
+    def _down_of(self, op: Op, flow: Flow, made: QuantizedLayer) -> None:
         """Quantize the last matrix of every expert on what gate and up, quantized already, make of its tokens."""
         attrs = op.attrs
         assert isinstance(attrs, ExpertsAttrs)
-        gate, up, down = (effective[name] for name in op.weights[:3])
-        biases = [effective[name] for name in op.weights[3:5]]
+        gate, up, down, *biases = (made.effective[name] for name in op.weights[:5])
         for key, weight_NK in _matrices(op.weights[2], down):
             expert = key[1]
             assert expert is not None
@@ -114,7 +115,7 @@ class LayerQuantizer:
                 x = x_TK[_routed(op, values, expert)]
                 linear = torch.nn.functional.linear
                 rows.append(gated(attrs, linear(x, gate[expert], own[0]), linear(x, up[expert], own[1])))
-            self._one(key, weight_NK, statistics_of(rows), None, effective, made)
+            self._one(key, weight_NK, statistics_of(rows), None, made)
 
     def _one(
         self,
@@ -122,7 +123,6 @@ class LayerQuantizer:
         weight_NK: torch.Tensor,
         statistics: Statistics | None,
         s_K: torch.Tensor | None,
-        effective: dict[str, torch.Tensor],
         made: QuantizedLayer,
     ) -> None:
         """Quantize a matrix whose inputs are divided by `s_K` where it is stored, and are not yet in this flow."""
@@ -142,19 +142,15 @@ class LayerQuantizer:
         made.reports.append(MatrixReport(name=_spelled(key), bits=stored.format.bits, rows=num_rows, error_ratio=ratio))
         made.matrices[key] = stored
         if expert is None:
-            effective[name] = values_NK
+            made.effective[name] = values_NK
         else:
-            effective[name][expert] = values_NK
+            made.effective[name][expert] = values_NK
 
     def _balanced(
-        self,
-        value: str,
-        names: Sequence[str],
-        statistics: Statistics,
-        effective: Mapping[str, torch.Tensor],
-        made: QuantizedLayer,
+        self, value: str, names: Sequence[str], statistics: Statistics, made: QuantizedLayer
     ) -> torch.Tensor | None:
         """Return by what the value is divided from now on, with its norm and its other readers changed so."""
+        effective = made.effective
         norm = next((op for op in self._program.ops if value in op.outputs), None)
         if norm is None or not self._can_divide(norm, value):
             return None

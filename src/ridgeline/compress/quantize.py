@@ -37,15 +37,16 @@ from ridgeline.program.passes.context import for_context
 from ridgeline.quality.evaluation import QUALITY_FILE
 from ridgeline.quality.texts import Texts
 from ridgeline.quant import matrices_together, quantized_names
-from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, joined
 from ridgeline.spec import families
 from ridgeline.spec.families import read_spec
-from ridgeline.weights.checkpoint import INDEX, Checkpoint, take_ranges
-from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
+from ridgeline.weights.folder import QUANTIZATION, ModelFolder
+from ridgeline.weights.formats import unpacked
+from ridgeline.weights.formats.compressed_tensors import packed_tensors, quantization_config
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import stored_tensors
-from ridgeline.weights.save_quantized import packed_tensors, quantization_config, read_packed
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
@@ -115,7 +116,7 @@ class QuantizeJob:
             self.reports += [MatrixReport(**each) for each in json.loads(_reports_of(shard).read_text())]
             report(Progress(index + 1, len(self._layers), self.reports))
             if self.calibrates and index + 1 < len(self._layers):
-                stored = self._read(shard, names, weights)
+                stored = {name: as_tensor(array) for name, array in self._read(shard, names, weights).items()}
                 flow.begin_layer()
                 for number in ops:
                     flow.run(number, stored)
@@ -224,22 +225,17 @@ class QuantizeJob:
         save_file(tensors, partial, metadata={"format": "pt"})
         partial.replace(shard)
 
-    def _read(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    def _read(self, shard: Path, names: Sequence[str], weights: Mapping[str, Array]) -> dict[str, Array]:
         """Return weights as a shard has them, in float32."""
-        checkpoint = Checkpoint.of_file(shard)
-        tensors = {name: checkpoint.tensor(name) for name in checkpoint.entries}
+        checkpoint = unpacked(Checkpoint.of_file(shard), {QUANTIZATION: self._quantization_config()}, FLOAT32)
         found = {name: np.array(weights[name]) for name in names}
         for name, source in self._sources_of(names):
-            layer = name.removesuffix(".weight")
-            if f"{layer}.weight_packed" in tensors:
-                values = dequantize(read_packed(tensors, layer, self._form_of(source.rename.targets[0])))
-            else:
-                values = source.arranged(to_dtype(tensors[name], FLOAT32))
+            values = source.arranged(to_dtype(checkpoint.read(name, 0, WHOLE), FLOAT32))
             for target in source.rename.targets:
                 into = found[target] if source.expert is None else found[target][source.expert]
                 rows = source.rows(self._program, target, slice(None))
                 into[...] = take_ranges(values, source.row_dim, rows)
-        return {name: as_tensor(array) for name, array in found.items()}
+        return found
 
     def _sources_of(self, names: Sequence[str]) -> list[tuple[str, Source]]:
         wanted = set(names)
@@ -255,17 +251,15 @@ class QuantizeJob:
         }
         _write_text(self.partial / INDEX, json.dumps(index, indent=1))
         config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
-        wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
-        others = {INT8: sorted(wide)} if wide else {}
-        config["quantization_config"] = quantization_config(self._form, self._ignored(), others)
+        config[QUANTIZATION] = self._quantization_config()
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
         if self._folder.path.is_dir():
             for path in {path for pattern in COPIED for path in self._folder.path.glob(pattern)}:
                 if path.name not in NOT_COPIED:
                     shutil.copyfile(path, self.partial / path.name)
 
-    def _ignored(self) -> list[str]:
-        """Return the names of linear layers that stay plain, as the checkpoint has them."""
+    def _quantization_config(self) -> dict[str, object]:
+        """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's."""
         linear = {op.weights[0] for op in self._program.ops if op.kind in MATRIX_OPS}
         linear |= {name for op in self._program.ops if op.kind == "experts" for name in op.weights[:3]}
         plain = [
@@ -273,7 +267,8 @@ class QuantizeJob:
             for name, source in self._sources.items()
             if not self._chosen.issuperset(source.rename.targets) and linear.intersection(source.rename.targets)
         ]
-        return sorted({*plain, "lm_head"})
+        wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
+        return quantization_config(self._form, sorted({*plain, "lm_head"}), {INT8: sorted(wide)} if wide else {})
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:
@@ -313,23 +308,13 @@ def _left_out(program: Program, sources: Mapping[str, Source], form: StoredForma
 
 def _together(source: Source, program: Program, members: Sequence[StoredMatrix]) -> StoredMatrix:
     """Return the matrix of the checkpoint's tensor, of which `members` are rows."""
-    if len(members) == 1:
-        return members[0]
-    size = sum(len(member.codes) for member in members)
-
-    def merged(name: str) -> Array | None:
-        first = getattr(members[0], name)
-        if first is None:
-            return None
-        out = np.empty((size, first.shape[1]), first.dtype)
-        for target, member in zip(source.rename.targets, members, strict=True):
-            at = np.concatenate([np.arange(size)[rows] for rows in source.rows(program, target, slice(None))])
-            out[at] = getattr(member, name)
-        return out
-
-    codes, scales = merged("codes"), merged("scales")
-    assert codes is not None and scales is not None, "every matrix has both"
-    return StoredMatrix(members[0].format, codes, scales, merged("points"))
+    whole = joined(members)
+    if source.rename.groups == 1:
+        return whole
+    at = [rows for target in source.rename.targets for rows in source.rows(program, target, slice(None))]
+    order = np.argsort(take_ranges(np.arange(len(whole.codes)), 0, at))
+    points = None if whole.points is None else whole.points[order]
+    return StoredMatrix(whole.format, whole.codes[order], whole.scales[order], points)
 
 
 def _reports_of(shard: Path) -> Path:

@@ -20,17 +20,17 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 def cpu_model() -> str:
     """Return the processor's name; its architecture where the system does not tell."""
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1].strip() if match else platform.machine()
+    return _cpuinfo("model name") or platform.machine()
 
 
 def microcode() -> str:
     """Return the revision of the processor's microcode; empty where the system does not tell."""
+    return _cpuinfo("microcode")
+
+
+def _cpuinfo(name: str) -> str:
     try:
-        match = re.search(r"^microcode\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
     except OSError:
         match = None
     return match[1].strip() if match else ""

@@ -18,7 +18,7 @@ SAME = (
     "draft_sample_method",
 )
 METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "auto": "auto"}
-WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle"}
+WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
 NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard"}

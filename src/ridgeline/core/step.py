@@ -237,7 +237,18 @@ class StepResult(NamedTuple):
 class DraftStats(NamedTuple):
     """Counts since the start: verified drafts, their tokens, and how many of those were accepted, also by position."""
 
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_per_position: tuple[int, ...]
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: tuple[int, ...] = ()
+
+    def with_draft(self, num_drafted: int, num_accepted: int) -> "DraftStats":
+        """Return the counts with one more verified draft."""
+        known = self.num_accepted_per_position
+        by_position = [*known, *[0] * (num_accepted - len(known))]
+        return DraftStats(
+            self.num_drafts + 1,
+            self.num_draft_tokens + num_drafted,
+            self.num_accepted_tokens + num_accepted,
+            tuple(count + (position < num_accepted) for position, count in enumerate(by_position)),
+        )

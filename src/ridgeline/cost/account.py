@@ -17,14 +17,6 @@ from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost,
 
 
 @dataclass(frozen=True, slots=True)
-class OpAccount:
-    """An op of the program, and what it takes in one step."""
-
-    op: Op
-    cost: OpCost
-
-
-@dataclass(frozen=True, slots=True)
 class KvGroup:
     """States cached in the same way: their number, and their bytes per token or per sequence, together."""
 
@@ -40,10 +32,10 @@ class KvGroup:
         return num_cached * self.bytes_per_token + self.bytes_per_sequence
 
 
-def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[OpAccount]:  # noqa: B008
-    """Return the cost of every op of `program` for a step that computes `load`, in the order of computation."""
+def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[tuple[Op, OpCost]]:  # noqa: B008
+    """Return every op of `program` with its cost in a step that computes `load`, in order."""
     pricer, sizes = Pricer(program, element), step_sizes(load)
-    return [OpAccount(op, pricer.price(op).cost(load, sizes)) for op in program.ops]
+    return [(op, pricer.price(op).cost(load, sizes)) for op in program.ops]
 
 
 def account_groups(
@@ -60,9 +52,9 @@ def account_groups(
     return [sum((price.cost(load, sizes) for price in pricer.group(group)), OpCost()) for group in groups]
 
 
-def total(accounts: Iterable[OpAccount]) -> OpCost:
+def total(accounts: Iterable[tuple[Op, OpCost]]) -> OpCost:
     """Sum the costs."""
-    return sum((item.cost for item in accounts), OpCost())
+    return sum((cost for _, cost in accounts), OpCost())
 
 
 def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:

@@ -4,7 +4,6 @@ A rule of the op table sees shapes, bytes per element and the load, never a laye
 layers has few distinct ops. There is no formula here: every price is that of a row of the op table. No torch.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 
@@ -109,47 +108,20 @@ class GroupPrice:
     count: int
     ops: tuple[OpPrice, ...]
 
-
-class PriceList:
-    """Prices steps of a program whose ops run in `groups`; costs are those of `account_groups`."""
-
-    def __init__(self, program: Program, groups: Sequence[Group], element: ElementBytes) -> None:
-        pricer = Pricer(program, element)
-        first: dict[tuple[str, tuple[OpPrice, ...]], str] = {}
-        counts: Counter[tuple[str, tuple[OpPrice, ...]]] = Counter()
-        for group in groups:
-            key = (group.kind, tuple(_without_state(price) for price in pricer.group(group)))
-            first.setdefault(key, group.label)
-            counts[key] += 1
-        self.groups: Sequence[GroupPrice] = tuple(
-            GroupPrice(kind, first[kind, ops], count, ops) for (kind, ops), count in counts.items()
-        )
-        distinct = dict.fromkeys(price for group in self.groups for price in group.ops)
-        self._distinct: tuple[OpPrice, ...] = tuple(distinct)
-        times: Counter[OpPrice] = Counter()
-        for group in self.groups:
-            for price in group.ops:
-                times[price] += group.count
-        self._times = tuple(times[price] for price in self._distinct)
-
-    def costs(self, load: Load) -> list[OpCost]:
-        """Return the cost of one group of each of `groups` in a step that computes `load`."""
+    def cost(self, load: Load) -> OpCost:
+        """Return the cost of one of them in a step that computes `load`."""
         sizes = step_sizes(load)
-        priced = {price: price.cost(load, sizes) for price in self._distinct}
-        return [sum((priced[price] for price in group.ops), OpCost()) for group in self.groups]
+        return sum((price.cost(load, sizes) for price in self.ops), OpCost())
 
-    def total(self, load: Load) -> OpCost:
-        """Return the cost of the whole step."""
-        sizes = step_sizes(load)
-        flops = weight = kv_read = kv_write = activation = 0.0
-        for price, times in zip(self._distinct, self._times):
-            cost = price.cost(load, sizes)
-            flops += times * cost.flops
-            weight += times * cost.weight_bytes
-            kv_read += times * cost.kv_read_bytes
-            kv_write += times * cost.kv_write_bytes
-            activation += times * cost.activation_bytes
-        return OpCost(flops, weight, kv_read, kv_write, activation)
+
+def price_groups(program: Program, groups: Sequence[Group], element: ElementBytes) -> Sequence[GroupPrice]:
+    """Return the prices of a program whose ops run in `groups`; their costs are those of `account_groups`."""
+    pricer = Pricer(program, element)
+    alike: dict[tuple[str, tuple[OpPrice, ...]], list[Group]] = {}
+    for group in groups:
+        ops = tuple(_without_state(price) for price in pricer.group(group))
+        alike.setdefault((group.kind, ops), []).append(group)
+    return [GroupPrice(kind, found[0].label, len(found), ops) for (kind, ops), found in alike.items()]
 
 
 def _without_state(price: OpPrice) -> OpPrice:

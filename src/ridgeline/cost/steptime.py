@@ -7,11 +7,11 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass
 
 from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
 from ridgeline.cost.hardware import InputKind
-from ridgeline.cost.prices import GroupPrice, PriceList, step_sizes
+from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
@@ -22,35 +22,14 @@ PRIOR = Efficiency(compute_share=0.6, memory_share=0.8, power=2.0, overhead_s=2e
 PRIOR_REST = Rest(step_s=60e-6, sequence_s=18e-6)
 
 
+@dataclass(frozen=True, slots=True)
 class _Priced:
-    """Equal pieces: what one of them costs, and how long that takes."""
+    """Equal pieces: the key of their efficiency, what they multiply, and what they cost."""
 
-    def __init__(self, key: str, inputs: InputKind, price: GroupPrice) -> None:
-        self.key, self.count = key, price.count
-        self.inputs: InputKind = inputs
-        self._ops = price.ops
-        probe = _Probe()
-        self.cost(probe)
-        self.depends_on_spans = probe.was_asked
-
-    def cost(self, load: "Load | _Probe") -> OpCost:
-        known = cast("Load", load)
-        sizes = step_sizes(known)
-        return sum((price.cost(known, sizes) for price in self._ops), OpCost())
-
-
-class _Probe:
-    """A load that notes whether a rule asks for its spans."""
-
-    num_tokens, num_rows = 3, 1
-
-    def __init__(self) -> None:
-        self.was_asked = False
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        self.was_asked = True
-        return ((3, 5),)
+    key: str
+    inputs: InputKind
+    price: GroupPrice
+    depends_on_spans: bool
 
 
 class StepTime:
@@ -86,22 +65,22 @@ class StepTime:
         if (known := self._by_size.get(size)) is None:
             known = self._by_size[size] = self._of_size(load)
         memory_bytes, cached_s, streamed_s = known
-        varying = [(piece, piece.cost(load)) for piece in self._pieces if piece.depends_on_spans]
-        memory_bytes += sum(piece.count * _memory_bytes(cost) for piece, cost in varying)
+        varying = [(piece, piece.price.cost(load)) for piece in self._pieces if piece.depends_on_spans]
+        memory_bytes += sum(piece.price.count * _memory_bytes(cost) for piece, cost in varying)
         roofline = Roofline(self._ceilings, self._num_threads, memory_bytes)
         total_s = cached_s if memory_bytes <= self._ceilings.cache_bytes else streamed_s
         for piece, cost in varying:
-            total_s += piece.count * self._of_piece(piece, cost, roofline)
+            total_s += piece.price.count * self._of_piece(piece, cost, roofline)
         return total_s + self._constant_s + self.rest.of(len(load.spans))
 
     def _of_size(self, load: Load) -> tuple[float, float, float]:
         """Return bytes from memory, and seconds with and without them in the cache, of what no span decides."""
-        fixed = [(piece, piece.cost(load)) for piece in self._pieces if not piece.depends_on_spans]
+        fixed = [(piece, piece.price.cost(load)) for piece in self._pieces if not piece.depends_on_spans]
         cached, streamed = (Roofline(self._ceilings, self._num_threads, num_bytes) for num_bytes in (0, float("inf")))
         return (
-            sum(piece.count * _memory_bytes(cost) for piece, cost in fixed),
-            sum(piece.count * self._of_piece(piece, cost, cached) for piece, cost in fixed),
-            sum(piece.count * self._of_piece(piece, cost, streamed) for piece, cost in fixed),
+            sum(piece.price.count * _memory_bytes(cost) for piece, cost in fixed),
+            sum(piece.price.count * self._of_piece(piece, cost, cached) for piece, cost in fixed),
+            sum(piece.price.count * self._of_piece(piece, cost, streamed) for piece, cost in fixed),
         )
 
     def _of_piece(self, piece: _Priced, cost: OpCost, roofline: Roofline) -> float:
@@ -131,7 +110,12 @@ def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:
             group = Group(piece.kind, piece.label, tuple(ops[label] for label in piece.ops))
             alike.setdefault((key_of(piece), piece.inputs, piece.element), []).append(group)
     return [
-        _Priced(key, inputs, price)
+        _Priced(key, inputs, price, _depends_on_spans(price))
         for (key, inputs, element), groups in alike.items()
-        for price in PriceList(program, groups, element).groups
+        for price in price_groups(program, groups, element)
     ]
+
+
+def _depends_on_spans(price: GroupPrice) -> bool:
+    """Compare loads of as many tokens and rows, in other sequences of other lengths."""
+    return price.cost(Load(((3, 5),), 1)) != price.cost(Load(((1, 900), (2, 70_000)), 1))

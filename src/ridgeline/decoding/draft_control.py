@@ -18,6 +18,8 @@ TRIALS = 4  # before a measured T counts for more than what was hoped: the first
 MEMORY_STEPS = 1024  # after which a measurement counts half
 IDLE_STEPS = 8  # without a paying draft, after which proposers are not asked for a while
 FIRST_NAP_STEPS, MAX_NAP_STEPS = 8, 64
+FIRST_WAIT, MAX_WAIT = 4, 32  # rounds without drafts, each behind a rest of the control, between two probes
+DRAFTING_WAIT = 12  # rounds with drafts between two probes
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
@@ -229,3 +231,25 @@ class DraftControl:
         if self._idle >= IDLE_STEPS:
             self._idle, self._nap = IDLE_STEPS - 1, self._next_nap
             self._next_nap = min(2 * self._next_nap, MAX_NAP_STEPS)
+
+
+class Probes:
+    """Says when to draft one token more than pays: nothing is learnt of what is never drafted, and texts change.
+
+    Now and then while drafts pay, less and less often while none do.
+    """
+
+    def __init__(self) -> None:
+        self._waited, self._wait = 0, FIRST_WAIT
+        self._drafted = False
+
+    def due(self, drafts: bool) -> bool:
+        """Take in whether a round drafts at all; return whether it should draft one token more."""
+        if drafts is not self._drafted:
+            self._drafted, self._waited, self._wait = drafts, 0, FIRST_WAIT
+        self._waited += 1
+        if self._waited < self._wait:
+            return False
+        self._waited = 0
+        self._wait = DRAFTING_WAIT if drafts else min(2 * self._wait, MAX_WAIT)
+        return True

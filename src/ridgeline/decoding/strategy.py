@@ -141,3 +141,14 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
         stop_ids=view.stop_ids if num_output < params.min_tokens else (),
         allowed=None if view.grammar is None else view.grammar.mask(),
     )
+
+
+def row_after(first: SampleRow, row: int, drafted: Sequence[int]) -> SampleRow:
+    """Return the row that decides the token after `drafted`, of which `first` decides the first."""
+    num_output, params = first.num_output + len(drafted), first.params
+    return first._replace(
+        row=row,
+        num_output=num_output,
+        output_ids=[*first.output_ids, *drafted] if params.needs_history else (),
+        stop_ids=first.stop_ids if num_output < params.min_tokens else (),
+    )

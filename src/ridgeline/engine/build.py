@@ -14,9 +14,9 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import HostReader
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
+from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import InlineExecutor
-from ridgeline.engine.heads import plan_drafter
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model

@@ -13,6 +13,7 @@ from ridgeline.core.config import Choice
 from ridgeline.core.errors import EngineError
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import DraftStats, Vectors
+from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
 from ridgeline.weights.folder import GenerationDefaults
@@ -63,6 +64,11 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return the engine's counts; those of one moment may differ by a step."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """Holds what the engine did in its last steps."""
         ...
 
     @property

@@ -3,7 +3,7 @@
 Called by the scheduler, which holds the sequences. No torch, no I/O.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vector
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
-from ridgeline.engine.siblings import fork_siblings
 
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
@@ -82,7 +81,7 @@ class StepCommit:
             self.scheduler.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)
         self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
-        for sibling in fork_siblings(seq, self.cache) if seq.siblings else ():
+        for sibling in self._forked(seq) if seq.siblings else ():
             self.scheduler.insert_running(sibling)
             try:
                 if not self._end_if_broken(sibling, sampled[sibling.seq_id], sampled):
@@ -91,6 +90,17 @@ class StepCommit:
             except Exception as error:
                 self.scheduler.fault(sibling, error)
         self._end_as(seq, ends)
+
+    def _forked(self, seq: Sequence) -> Iterator[Sequence]:
+        """Fork the other outputs once the prompt is computed: they share its blocks, copy-on-write, and run alone."""
+        while seq.siblings:
+            sibling = seq.siblings[0]
+            self.cache.fork(seq.seq_id, sibling.seq_id)
+            del seq.siblings[0]
+            sibling.num_computed = seq.num_computed
+            sibling.cached = seq.cached
+            sibling.scheduled_s = seq.scheduled_s
+            yield sibling
 
     def _pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
         vector_H = self.strategy.pool(seq, span, rows_RH)

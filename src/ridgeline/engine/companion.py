@@ -1,53 +1,67 @@
-"""The model that drafts: opened beside the target, with weights and a cache of its own, on the same threads.
+"""Opens what drafts beside the target: a model, or a head over its hidden states, with weights and a cache of its own.
 
 Called by `engine/build.py`. The memory for keys and values is divided so that both caches hold the same tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple, cast
 
-from ridgeline.backends.base import Backend, BackendPlan, ModelSource, StepLimits
+import numpy as np
+
+from ridgeline.backends.base import Backend, BackendPlan, ModelSource
 from ridgeline.backends.select import select
 from ridgeline.backends.step import Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, SpeculationConfig
+from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors, Weights
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
-from ridgeline.engine.sizing import Beside, Sizing, bytes_per_token, choose_sizes
-from ridgeline.program.op import RecurrentState
+from ridgeline.engine.sizing import Beside, Sizing, bytes_per_token, choose_sizes, step_limits
+from ridgeline.program.lower.heads import tapped
+from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.heads import HeadSource, open_eagle
+from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.medusa import open_medusa
 
+HEADS = {"eagle": open_eagle, "medusa": open_medusa}
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
+
+
+class _Head(NamedTuple):
+    """Holds what a head has beside its step: its files, and the program that folds hidden states, if not the step."""
+
+    source: HeadSource
+    fold: BackendPlan | None
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionPlan:
-    """A draft model before memory is taken; `config` is the target's with the draft model for the model."""
+    """A draft model, or the step of a head, before memory is taken; `config` is the target's, with it for the model."""
 
     config: EngineConfig
     model: ModelSource
     plan: BackendPlan
     vocab_size: int
     why_backend: Choice
+    head: _Head | None = None
 
     @property
     def needs(self) -> Beside:
         """Return what the target has to leave free."""
-        scheduler = self.config.scheduler
-        limits = StepLimits(
-            num_tokens=scheduler.max_num_batched_tokens,
-            num_rows=scheduler.max_num_seqs,
-            num_seqs=scheduler.max_num_seqs,
-            context=self.config.model.max_model_len or self.model.spec.max_positions,
-        )
-        taken_bytes = self.plan.weight_bytes + self.plan.workspace_bytes(limits)
+        context = self.config.model.max_model_len or self.model.spec.max_positions
+        workspace_bytes = self.plan.workspace_bytes(step_limits(self.config, context, all_rows=False))
+        fold_bytes = self.head.fold.weight_bytes if self.head and self.head.fold else 0
+        taken_bytes = self.plan.weight_bytes + workspace_bytes + fold_bytes
         return Beside(taken_bytes, bytes_per_token(self.plan, self.model.program.states))
 
     def open(self, target: Sizing, target_bytes_per_token: int, executable: Executable, clock: Clock) -> Companion:
@@ -60,17 +74,32 @@ class CompanionPlan:
         own_bytes = target.layout.total_bytes * self.needs.bytes_per_token // max(target_bytes_per_token, 1)
         cache = replace(self.config.cache, kv_cache_bytes=max(own_bytes, 1))
         config = replace(self.config, cache=cache)
-        sizing = choose_sizes(self.plan, config, states, length, all_rows=False)
+        nothing = replace(target.layout, groups=())
+        sizing = replace(target, layout=nothing)
+        if states:
+            sizing = choose_sizes(self.plan, config, states, length, all_rows=False)
         caches = CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching)
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
         executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
+        compute, fold = partial(_computed, executor), None
+        source = None if self.head is None else self.head.source
+        if self.head is not None and source is not None:
+            if source.fold is not None and self.head.fold is not None:
+                opened = self.head.fold.open(source.fold, nothing, executable)
+                executor = InlineExecutor(opened, Sampler(), nothing, clock)
+            fold = partial(_folded, executor)
+            if source.token_ids_V is not None:
+                compute = partial(_renamed, compute, source.token_ids_V)
         return Companion(
             caches,
             self.vocab_size,
             sizing.max_model_len,
             config.scheduler.max_num_batched_tokens,
             self._choices(target, sizing),
-            partial(computed, executor),
+            compute,
+            fold,
+            source.num_heads if source else 0,
+            source.token_ids_V if source else None,
         )
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
@@ -84,13 +113,24 @@ class CompanionPlan:
         }
 
 
-def computed(executor: InlineExecutor, plan: StepPlan) -> StepResult:
-    """Compute a plan now."""
-    executor.submit(plan)
-    return executor.collect()
+def plan_drafter(
+    config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
+) -> tuple[CompanionPlan | None, ModelSource]:
+    """Return the model or the head that drafts, None where none is asked for; and `target`, with a head's taps.
+
+    Raises as these say.
+    """
+    if config.speculation.drafter is None:
+        return None, target
+    kind, name = config.speculation.drafter
+    if kind not in HEADS:
+        return _plan_model(name, config, target, offered), target
+    source = HEADS[kind](name, target.spec, config.model.model)
+    tapping = replace(target, program=tapped(target.program, source.layers))
+    return _plan_head(source, config, target, offered), tapping
 
 
-def plan_companion(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:
+def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:
     """Return the model that drafts for `target`.
 
     It has the target's options where they concern it, quantization included.
@@ -112,6 +152,65 @@ def plan_companion(name: str, config: EngineConfig, target: ModelSource, offered
     backend, why_backend = select(model, own, offered)
     vocab_size = min(model.spec.vocab_size, target.spec.vocab_size)
     return CompanionPlan(own, model, backend.plan(model, own), vocab_size, why_backend)
+
+
+def _plan_head(
+    source: HeadSource, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
+) -> CompanionPlan:
+    """Return the head, or the heads, that draft for `target`, with the model's options where they concern them."""
+    max_num_seqs = config.scheduler.max_num_seqs  # Medusa heads compute a row of each sequence
+    own = replace(
+        config,
+        cache=replace(config.cache, prefix_caching=False),  # it begins anywhere in a text
+        scheduler=config.scheduler if source.fold else replace(config.scheduler, max_num_batched_tokens=max_num_seqs),
+        backend=replace(config.backend, pack_cache=False),  # packs are named by the model's files alone
+        speculation=SpeculationConfig(),
+        adapters={},
+    )
+    folder, tensors = replace(target.folder, name=source.path.name), partial(_tensors, source, target)
+
+    def planned(program: Program) -> CompanionPlan:
+        model = ModelSource(folder, target.spec, program, program, tensors=tensors)
+        backend, why = select(model, own, offered)
+        return CompanionPlan(own, model, backend.plan(model, own), target.spec.vocab_size, why)
+
+    return replace(planned(source.step), head=_Head(source, planned(source.fold).plan if source.fold else None))
+
+
+def _computed(executor: InlineExecutor, plan: StepPlan) -> StepResult:
+    """Compute a plan now."""
+    executor.submit(plan)
+    return executor.collect()
+
+
+def _folded(executor: InlineExecutor, hidden_TW: Vectors) -> Vectors:
+    """Return what a head computes with, of the model's hidden states side by side."""
+    count = len(hidden_TW)
+    span, rows = Span(0, 0, (0,) * count, 0), VectorRows(0, 0, count)
+    plan = StepPlan(1, (span,), (), (), (), vector_rows=(rows,), features_TW=hidden_TW)
+    return _computed(executor, plan).vectors[0]
+
+
+def _renamed(compute: Callable[[StepPlan], StepResult], token_ids_V: IntArray, plan: StepPlan) -> StepResult:
+    """Compute a step of a head; what it samples are the model's ids `token_ids_V`."""
+    result = compute(plan)
+    return result._replace(samples=tuple(_translated(token, token_ids_V) for token in result.samples))
+
+
+def _translated(token: SampledToken, token_ids_V: IntArray) -> SampledToken:
+    """Return the token by its id in the model, with what it was sampled from."""
+    weights = token.weights
+    if weights is not None:
+        ids_N = token_ids_V[weights.token_ids_N]
+        order = np.argsort(ids_N)
+        weights = Weights(ids_N[order], weights.weights_N[order])
+    return token._replace(token_id=int(token_ids_V[token.token_id]), weights=weights)
+
+
+def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> Mapping[str, Array]:
+    """Return the weights of a head: its own, and those of the model that it shares."""
+    shared = StreamedWeights(target.folder, target.spec, target.base, dtype)
+    return ChainMap(source.tensors(dtype), cast("dict[str, Array]", shared))
 
 
 def _check_vocabulary(name: str, draft: ModelSource, target_name: str, target: ModelSource) -> None:

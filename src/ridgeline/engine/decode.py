@@ -65,7 +65,7 @@ def next_decode(
     follows = 0 if advance.copies or last.copies else last.step
     for seq, row in zip(running, last.samples):
         params = row.params
-        if row.num_output < params.min_tokens or params.needs_history:
+        if not last.follows and (row.num_output < params.min_tokens or params.needs_history):
             follows = 0  # its token was not, or will not be, sampled by the same rules
             rows.append(sample_row(seq, row.row, row.num_output + 1))
         else:

@@ -10,6 +10,7 @@ many tokens on they are.
 import math
 import secrets
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -81,6 +82,7 @@ FIELDS = {
     "host": HOST_FIELDS,
 }
 CAPACITIES = {"steps": 4096, "spans": 65536, "decisions": 16384, "outputs": 4096, "prompts": 65536, "host": 4096}
+FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
 class Ring:
@@ -285,3 +287,36 @@ class Journal:
             self.decisions.append(plan.step, 0, admission.seq_id, admission.num_cached, reason)
         for preemption in plan.decisions.preempted:
             self.decisions.append(plan.step, 1, preemption.seq_id, preemption.for_seq_id, -1)
+
+
+class Recorder(ABC):
+    """Keeps what a journal's rings cannot: follows it from its first step on, and must look often."""
+
+    def __init__(self) -> None:
+        self._next = dict.fromkeys(FIELDS, 0)
+
+    def __call__(self, journal: Journal) -> None:
+        """Look at the journal, after a step; take in what is new now and then."""
+        new = {name: ring.num_written - self._next[name] for name, ring in journal.rings.items()}
+        if new["steps"] >= FLUSH_STEPS or any(new[name] > CAPACITIES[name] // 4 for name in FIELDS):
+            self.flush(journal)
+
+    def flush(self, journal: Journal) -> None:
+        """Take in all that is new."""
+        for name, ring in journal.rings.items():
+            first, records = ring.read(self._next[name])
+            if self._next[name] == ring.num_written:
+                continue
+            assert first == self._next[name] or name == "host", (
+                f"{name}: records were written over before they were read"
+            )
+            self._next[name] = ring.num_written
+            self._take(name, records, journal)
+
+    @abstractmethod
+    def _take(self, name: str, records: Records, journal: Journal) -> None:
+        """Keep new records of a ring."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Keep what is left: no step comes any more."""

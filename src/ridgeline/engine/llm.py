@@ -1,9 +1,8 @@
 """The offline Python API, LLM: the loop runs in the calling thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from ridgeline.core.config import EngineConfig, EngineOptions
 from ridgeline.core.errors import EngineError, RequestError
@@ -11,7 +10,7 @@ from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.outputs import CompletionOutput, EmbeddingOutput, OutputDelta, RequestOutput
+from ridgeline.engine.outputs import EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.progress import progress_bar
 from ridgeline.engine.request import Request
 from ridgeline.text.tokenizer import Tokenizer
@@ -22,16 +21,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
 Message = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A prompt with its token ids and parameters, checked, before anything of the batch is queued."""
-
-    text: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    prediction: str | None = None
+T = TypeVar("T")
 
 
 class LLM:
@@ -80,13 +70,8 @@ class LLM:
 
         Raises RequestError before anything runs if any prompt is wrong.
         """
-        batch = _as_batch(prompts)
-        texts = _for_each("predictions", prediction, len(batch))
-        jobs = [
-            replace(self._job(p, params), prediction=text)
-            for p, params, text in zip(batch, self._params(sampling_params, len(batch)), texts)
-        ]
-        return self._run(jobs, priority, use_tqdm, _for_each("adapters", adapter, len(jobs)))
+        encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]
+        return self._run(encoded, sampling_params, adapter, use_tqdm, prediction, priority)
 
     def chat(
         self,
@@ -107,18 +92,16 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         template = self.chat_template(chat_template)
         texts = [template.render(conversation) for conversation in conversations]  # pyright: ignore[reportArgumentType]
-        jobs = [
-            _Job(text, self.engine.intake.encode(text, add_special_tokens=False), params)
-            for text, params in zip(texts, self._params(sampling_params, len(texts)))
-        ]
-        return self._run(jobs, None, use_tqdm, _for_each("adapters", adapter, len(jobs)))
+        encoded = [(text, self.engine.intake.encode(text, add_special_tokens=False)) for text in texts]
+        return self._run(encoded, sampling_params, adapter, use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[OutputDelta]:
         """Yield deltas of one prompt as they are generated. Leaving the iterator early frees the request."""
-        job = self._job(prompt, self._params(sampling_params, 1)[0])
-        yield from self._deltas([self.engine.intake.request(job.token_ids, job.params, adapter=adapter)])
+        _, token_ids = self._encode(prompt)
+        params = sampling_params or self.get_default_sampling_params()
+        yield from self._deltas([self.engine.intake.request(token_ids, params, adapter=adapter)])
 
     def embed(
         self,
@@ -133,8 +116,8 @@ class LLM:
         decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
         """
         chosen = PoolingParams(pooling=pooling or self.engine.info.pooling, normalize=normalize)
-        jobs = [self._job(prompt, SamplingParams(max_tokens=1)) for prompt in _as_batch(prompts)]
-        requests = [self.engine.intake.embedding(job.token_ids, chosen) for job in jobs]
+        encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]
+        requests = [self.engine.intake.embedding(token_ids, chosen) for _, token_ids in encoded]
         vectors: dict[str, Vectors] = {}
         for delta in self._deltas(requests):
             if delta.vector_H is not None:
@@ -142,8 +125,8 @@ class LLM:
             elif delta.finish is not None and delta.request_id not in vectors:
                 raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
         return [
-            EmbeddingOutput(job.text, job.token_ids, vectors[request.request_id])
-            for job, request in zip(jobs, requests, strict=True)
+            EmbeddingOutput(text, token_ids, vectors[request.request_id])
+            for (text, token_ids), request in zip(encoded, requests, strict=True)
         ]
 
     def chat_template(self, source: str | None = None) -> "ChatTemplate":
@@ -161,41 +144,39 @@ class LLM:
             )
         return template
 
-    def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Return the prompt's text, where it is one, and its token ids."""
         if isinstance(prompt, Mapping):
             ids = prompt.get("prompt_token_ids")
             prompt = ids if isinstance(ids, Sequence) else str(prompt.get("prompt", ""))  # pyright: ignore[reportUnknownVariableType]
-        return _Job(prompt if isinstance(prompt, str) else None, self.engine.intake.encode(prompt), params)
-
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * count
-        if len(given) != count:
-            raise RequestError(f"{count} prompts but {len(given)} sampling_params: give one, or one for each prompt")
-        return list(given)
+        return prompt if isinstance(prompt, str) else None, self.engine.intake.encode(prompt)
 
     def _run(
-        self, jobs: Sequence[_Job], priority: Sequence[int] | None, progress: bool, adapters: Sequence[str | None]
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str | None] | None,
+        progress: bool,
+        prediction: str | Sequence[str | None] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        if priority is not None and len(priority) != len(jobs):
-            raise RequestError(f"{len(jobs)} prompts but {len(priority)} priorities: give one for each prompt")
+        """Check every prompt, with its token ids, before anything is queued; then run them all."""
+        count = len(prompts)
+        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if priority is not None and len(priority) != count:
+            raise RequestError(f"{count} prompts but {len(priority)} priorities: give one for each prompt")
         requests = [
-            self.engine.intake.request(
-                job.token_ids,
-                job.params,
-                priority=priority[i] if priority else 0,
-                adapter=adapters[i],
-                prediction=job.prediction,
+            self.engine.intake.request(token_ids, params, priority=order, adapter=name, prediction=expected)
+            for (_, token_ids), params, order, name, expected in zip(
+                prompts,
+                _for_each("sampling_params", chosen, count),
+                priority or [0] * count,
+                _for_each("adapters", adapter, count),
+                _for_each("predictions", prediction, count),
             )
-            for i, job in enumerate(jobs)
         ]
         outputs = {
-            request.request_id: RequestOutput(
-                request.request_id, job.text, job.token_ids, [CompletionOutput(i) for i in range(job.params.n)]
-            )
-            for request, job in zip(requests, jobs)
+            request.request_id: RequestOutput.begun(request, text) for request, (text, _) in zip(requests, prompts)
         }
         total = sum(len(output.outputs) for output in outputs.values())
         num_done = num_tokens = 0
@@ -242,10 +223,10 @@ LLM.__init__.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberA
 )
 
 
-def _for_each(what: str, given: str | Sequence[str | None] | None, count: int) -> Sequence[str | None]:
+def _for_each(what: str, given: T | Sequence[T], count: int) -> Sequence[T]:
     """Return one item for each prompt, given one for all or one for each. Raises RequestError for another count."""
-    if given is None or isinstance(given, str):
-        return [given] * count
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given] * count  # pyright: ignore[reportReturnType] a text is one item
     if len(given) != count:
         raise RequestError(f"{count} prompts but {len(given)} {what}: give one, or one for each prompt")
     return given

@@ -8,7 +8,6 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
@@ -16,7 +15,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.executor import Executor
-from ridgeline.engine.journal import Journal
+from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import Event, FinishReason, Request
@@ -30,18 +29,6 @@ class Abort:
     """The caller of a request has gone away."""
 
     request_id: str
-
-
-class JournalRecorder(Protocol):
-    """Keeps what a journal's rings cannot."""
-
-    def __call__(self, journal: Journal) -> None:
-        """Look at the journal; called after every step."""
-        ...
-
-    def close(self) -> None:
-        """Keep what is left: no step comes any more."""
-        ...
 
 
 Deliver = Callable[[list[OutputDelta]], None]  # receives a step's deltas
@@ -62,7 +49,7 @@ class EngineLoop:
         deliver: Deliver,
         clock: Clock,
         read_host: Callable[[], HostSample] | None = None,
-        record: JournalRecorder | None = None,
+        record: Recorder | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor

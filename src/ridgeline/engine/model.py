@@ -9,7 +9,6 @@ from ridgeline.backends.base import ModelSource
 from ridgeline.core.config import Choice, EngineConfig, ModelConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
-from ridgeline.core.params import PoolingKind
 from ridgeline.decoding.random_sample import MAX_COLUMNS
 from ridgeline.engine.client import EngineInfo
 from ridgeline.program.lower import lower
@@ -18,7 +17,6 @@ from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.lora import ranks, read_adapters
-from ridgeline.weights.pooling import read_pooling
 
 _log = get_logger("build")
 
@@ -38,7 +36,7 @@ def open_model(config: EngineConfig) -> ModelSource:
 def describe(
     model: ModelSource, config: EngineConfig, max_model_len: int, choices: Mapping[str, Choice], weight_bytes: int
 ) -> EngineInfo:
-    """Return what clients may know of the model as it is served."""
+    """Return what clients may know of the model as it is served. Raises ModelLoadError for unknown pooling."""
     scheduler, spec = config.scheduler, model.spec
     whole = spec.diffusion is not None or spec.head is None  # its prompts are not cut
     return EngineInfo(
@@ -50,7 +48,7 @@ def describe(
         generation=model.folder.generation_config,
         seed=config.seed,
         embeds=embeds(config.model, spec),
-        pooling=_pooling(model),
+        pooling=model.folder.pooling() or ("mean" if spec.head is None else "last"),
         max_unchunked_prompt=scheduler.max_num_batched_tokens if whole else None,
         choices=choices,
         weight_bytes=weight_bytes,
@@ -61,11 +59,6 @@ def log_choices(choices: Mapping[str, Choice]) -> None:
     """Log every automatic choice of a start with its reason."""
     for name, choice in choices.items():
         _log.info("%s: %s (%s)", name, choice.value, choice.reason)
-
-
-def _pooling(model: ModelSource) -> PoolingKind:
-    """Return how the model's folder wants a text's vectors pooled. Raises ModelLoadError for kinds we do not have."""
-    return read_pooling(model.folder.path) or ("mean" if model.spec.head is None else "last")
 
 
 def embeds(config: ModelConfig, spec: DecoderSpec) -> bool:

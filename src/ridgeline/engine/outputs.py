@@ -5,7 +5,7 @@ them.
 from dataclasses import dataclass, field
 
 from ridgeline.core.step import TokenLogprob, Vectors
-from ridgeline.engine.request import FinishReason, Timings
+from ridgeline.engine.request import FinishReason, Request, Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,12 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_cached_tokens: int = 0
     uncached_reason: str = ""
+
+    @classmethod
+    def begun(cls, request: Request, prompt: str | None = None) -> "RequestOutput":
+        """Return the output of a request that has nothing yet."""
+        outputs = [CompletionOutput(index) for index in range(request.params.n)]
+        return cls(request.request_id, prompt, list(request.prompt_ids), outputs)
 
     @property
     def finished(self) -> bool:

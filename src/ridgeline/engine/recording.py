@@ -6,7 +6,7 @@ and no text in it, only keyed hashes of whole blocks.
 
 import atexit
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,12 +19,11 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
-from ridgeline.engine.journal import CAPACITIES, FIELDS, Journal, Records
+from ridgeline.engine.journal import FIELDS, Journal, Recorder, Records
 from ridgeline.engine.sizing import Sizing
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
-FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,46 +74,23 @@ class Recording:
         return self.prompts["hash"][first : first + int(output["num_hashes"])].tolist()
 
 
-class Follower:
-    """Takes in what was written to a journal since it last looked, which must be often: its rings are small."""
-
-    def __init__(self, take: Callable[[str, Records], None]) -> None:
-        self._next = dict.fromkeys(FIELDS, 0)
-        self._take = take
-
-    def __call__(self, journal: Journal) -> None:
-        """Follow the journal, now and then."""
-        new = {name: ring.num_written - self._next[name] for name, ring in journal.rings.items()}
-        if new["steps"] >= FLUSH_STEPS or any(new[name] > CAPACITIES[name] // 4 for name in FIELDS):
-            self.flush(journal)
-
-    def close(self) -> None:
-        """Do nothing: who follows flushes."""
-
-    def flush(self, journal: Journal) -> None:
-        """Take in all that is new."""
-        for name, ring in journal.rings.items():
-            first, records = ring.read(self._next[name])
-            if self._next[name] == ring.num_written:
-                continue
-            assert first == self._next[name] or name == "host", (
-                f"{name}: records were written over before they were read"
-            )
-            self._next[name] = ring.num_written
-            self._take(name, records)
-
-
-class MemoryRecorder:
+class MemoryRecorder(Recorder):
     """Keeps everything that a journal had."""
 
     def __init__(self, setup: EngineSetup | None = None) -> None:
+        super().__init__()
         self._setup = setup
         self._taken: dict[str, list[Records]] = {name: [] for name in FIELDS}
-        self.follow = Follower(lambda name, records: self._taken[name].append(records))
+
+    def _take(self, name: str, records: Records, journal: Journal) -> None:
+        self._taken[name].append(records)
+
+    def close(self) -> None:
+        """Do nothing: `recording` takes in what is left."""
 
     def recording(self, journal: Journal) -> Recording:
         """Return all records so far."""
-        self.follow.flush(journal)
+        self.flush(journal)
         rings = {
             name: np.concatenate(found) if found else journal.rings[name].read()[1]
             for name, found in self._taken.items()
@@ -122,10 +98,11 @@ class MemoryRecorder:
         return Recording(self._setup, **rings, cache_reasons=tuple(journal.cache_reasons))
 
 
-class FileRecorder:
+class FileRecorder(Recorder):
     """Writes a journal to a file while the engine runs, and its end when the process exits. Raises ConfigError."""
 
     def __init__(self, path: Path, setup: EngineSetup) -> None:
+        super().__init__()
         try:
             self._file: BinaryIO = path.open("wb")
         except OSError as error:
@@ -133,26 +110,24 @@ class FileRecorder:
         self._file.write(MAGIC)
         self._frame(msgspec.msgpack.encode(setup))
         self._journal: Journal | None = None
-        self._follow = Follower(self._write)
         atexit.register(self.close)
 
     def __call__(self, journal: Journal) -> None:
         """Write what is new, now and then."""
         self._journal = journal
-        self._follow(journal)
+        super().__call__(journal)
 
     def close(self) -> None:
         """Write what is left, and close the file."""
         atexit.unregister(self.close)
         if not self._file.closed:
             if self._journal is not None:
-                self._follow.flush(self._journal)
+                self.flush(self._journal)
             self._file.close()
 
-    def _write(self, name: str, records: Records) -> None:
-        assert self._journal is not None
+    def _take(self, name: str, records: Records, journal: Journal) -> None:
         fields = [(field, str(records.dtype[field])) for field in records.dtype.names or ()]
-        self._frame(msgspec.msgpack.encode(_Frame(name, fields, records.tobytes(), self._journal.cache_reasons)))
+        self._frame(msgspec.msgpack.encode(_Frame(name, fields, records.tobytes(), journal.cache_reasons)))
 
     def _frame(self, data: bytes) -> None:
         self._file.write(LENGTH.pack(len(data)) + data)

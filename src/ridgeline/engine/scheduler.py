@@ -24,8 +24,7 @@ from ridgeline.engine.planning import Flight, StepDraft
 from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Request, Sequence
-from ridgeline.engine.siblings import hand_over
-from ridgeline.engine.unfinished import Unfinished
+from ridgeline.engine.unfinished import Unfinished, hand_over
 
 log = get_logger("engine")
 
@@ -103,10 +102,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._running) or len(self._waiting) > 0
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that hold cache blocks, in the order they are served."""

@@ -66,7 +66,7 @@ def choose_sizes(
         share = own / max(own + beside.bytes_per_token, 1)
     length = asked or max_positions
     while True:
-        limits = _step_limits(config, length, all_rows=all_rows)
+        limits = step_limits(config, length, all_rows=all_rows)
         budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits), share)
         try:
             layout = plan_layout(
@@ -86,7 +86,7 @@ def choose_sizes(
     return Sizing(length, layout, limits, choices)
 
 
-def _step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLimits:
+def step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLimits:
     """Return what a step may have. Rows of prompts whose own log-probabilities are asked for are not counted.
 
     Drafts have rows beside those of a full batch, which would get none otherwise.

@@ -15,6 +15,7 @@ from ridgeline.core.errors import OverloadedError
 from ridgeline.core.log import get_logger
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
+from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.request import Request
 
@@ -39,27 +40,27 @@ class ThreadEngine:
         self._thread = threading.Thread(target=self._run, name="ridgeline-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the engine's thread. Call it once, on the running event loop."""
         self._event_loop = asyncio.get_running_loop()
         atexit.register(self.stop)  # a thread that the interpreter's end meets within native code aborts the process
         self._thread.start()
 
     def info(self) -> EngineInfo:
-        """Return what the engine serves."""
         return self.engine.info
 
     def stats(self) -> EngineStats:
-        """Return the engine's counts."""
         return self.engine.loop.stats()
 
     @property
+    def journal(self) -> Journal:
+        """Holds what the engine did in its last steps."""
+        return self.engine.loop.journal
+
+    @property
     def accepting(self) -> bool:
-        """False once a shutdown has begun, or if the thread has died."""
         return self._thread.is_alive() and not self._draining
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the step under way has taken so far; 0 without one."""
         began_s = self._step_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
@@ -70,15 +71,9 @@ class ThreadEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests whose outputs are still being read."""
         return len(self._queues)
 
     async def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
-        """Queue `requests` and yield the deltas of all their outputs until each has finished.
-
-        Closing the generator aborts what has not. Raises OverloadedError if the engine is shutting down,
-        and later if it stops before they have finished.
-        """
         if not self.accepting:
             raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
         queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()  # one for all of them
@@ -102,7 +97,6 @@ class ThreadEngine:
                 self.engine.loop.abort(request_id)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more requests and waits for the open ones; True if all of them finished in time."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._queues and asyncio.get_running_loop().time() < deadline:
@@ -110,7 +104,6 @@ class ThreadEngine:
         return not self._queues
 
     def stop(self) -> None:
-        """End the thread after its current step; open streams raise EngineError. Idempotent, from any thread."""
         atexit.unregister(self.stop)
         self._draining = True
         self._stopping.set()

@@ -3,7 +3,6 @@
 import itertools
 
 from ridgeline.engine.request import Request, Sequence
-from ridgeline.engine.siblings import sequences_of
 
 
 class Unfinished:
@@ -19,7 +18,13 @@ class Unfinished:
 
     def add(self, request: Request) -> Sequence:
         """Make the sequences of a request; return the one that computes the prompt, which carries the others."""
-        sequences = self._sequences[request.request_id] = sequences_of(request, self._seq_ids)
+        count = request.params.n
+        sequences = [Sequence(next(self._seq_ids), request, index, list(request.prompt_ids)) for index in range(count)]
+        if request.grammar is not None:
+            for seq in sequences:
+                seq.grammar = request.grammar.start()
+        sequences[0].siblings = sequences[1:]
+        self._sequences[request.request_id] = sequences
         if request.deadline_s is not None:
             self._deadlines_s[request.request_id] = request.deadline_s
         return sequences[0]
@@ -45,3 +50,12 @@ class Unfinished:
             del self._sequences[request_id]
             self._deadlines_s.pop(request_id, None)
         return others
+
+
+def hand_over(seq: Sequence) -> Sequence | None:
+    """Let the next output carry its siblings, from the start, when the one that carried the prompt is gone."""
+    if not seq.siblings:
+        return None
+    heir, *rest = seq.siblings
+    heir.siblings, seq.siblings = rest, []
+    return heir

@@ -6,6 +6,7 @@ requests are simulated as they were and with the change. Must not import torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.machine import usable_cores
 from ridgeline.engine.journal import WAIT_REASONS
-from ridgeline.engine.recording import Recording
+from ridgeline.engine.recording import Recording, read_recording
 from ridgeline.explain.exploration import Provenance, frame, html_table
 from ridgeline.explain.machine import simulated_machine
 from ridgeline.explain.replay import RecordedTokens, recorded_requests
@@ -30,31 +31,21 @@ LOW_BUDGET = 256  # tokens: prompts in smaller steps read the weights for few to
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
-    """Holds what the records show, before the gain of changing it is known; `lossy` changes are only tried."""
-
-    id: str
-    area: Area
-    sentence: str
-    evidence: str
-    flag: str
-    config: EngineConfig | None  # None: no option changes it
-    gain: float | None = None  # where it follows from the records
-    lossy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
-    """Holds one fault: `gain` is how many times sooner requests would end at the mean."""
+    """Holds one fault: `gain` is how many times sooner requests would end at the mean; what is lossy is only tried."""
 
     id: str
     area: Area
-    severity: Literal["FIX", "try"]
     sentence: str
     evidence: str
     flag: str
-    gain: float
-    provenance: Provenance
+    gain: float = 0.0
+    severity: Literal["FIX", "try"] = "FIX"
+    provenance: Provenance = "measured"
+
+
+Suspicion = tuple[Finding, EngineConfig | None]
+"""What the records show, and the configuration that tells what changing it gains; None where they tell that too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +89,11 @@ class Diagnosis:
         return html_table(self.sentence, HEAD, self.lines())
 
 
+def doctor(journal: Path | str) -> Diagnosis:
+    """Return what makes the engine slow that wrote a file of `--journal`. Raises ConfigError for one that is broken."""
+    return diagnose(read_recording(Path(journal)))
+
+
 def diagnose(recording: Recording) -> Diagnosis:
     """Examine a recording. Raises ConfigError for one that holds no finished request or cannot be simulated."""
     setup = recording.setup
@@ -109,15 +105,14 @@ def diagnose(recording: Recording) -> Diagnosis:
     now = run_simulated(simulated_machine(setup.config), requests)
     now_s = _mean_e2e(now.results.latencies.e2el_ms)
     findings: list[Finding] = []
-    for suspicion in _suspicions(recording, setup.config):
-        gain, provenance = suspicion.gain, "measured"
-        if suspicion.config is not None:
-            then = run_simulated(simulated_machine(suspicion.config), requests)
-            gain, provenance = now_s / _mean_e2e(then.results.latencies.e2el_ms), then.provenance
-        if gain is not None and gain >= FIX_GAIN:
-            severity = "try" if suspicion.lossy else "FIX"
-            told = (suspicion.id, suspicion.area, severity, suspicion.sentence, suspicion.evidence, suspicion.flag)
-            findings.append(Finding(*told, gain, provenance))
+    suspicions = (_of_machine, _of_batching, _of_memory, _of_precision)
+    for found, config in (each for look in suspicions for each in look(recording, setup.config)):
+        if config is not None:
+            then = run_simulated(simulated_machine(config), requests)
+            gain = now_s / _mean_e2e(then.results.latencies.e2el_ms)
+            found = replace(found, gain=gain, provenance=then.provenance)
+        if found.gain >= FIX_GAIN:
+            findings.append(found)
     findings.sort(key=lambda each: AREAS.index(each.area))
     match = float(now.recording.steps["run_s"].sum()) / float(recording.steps["run_s"].sum())
     return Diagnosis(len(recording.steps), len(requests), match, findings)
@@ -142,42 +137,35 @@ def _requests(recording: Recording, block_size: int) -> list[BenchRequest]:
     return sorted(found, key=lambda request: request.arrival_s)
 
 
-def _suspicions(recording: Recording, config: EngineConfig) -> Iterator[Suspicion]:
-    yield from _of_machine(recording, config)
-    yield from _of_batching(recording, config)
-    yield from _of_memory(recording, config)
-    yield from _of_precision(config)
-
-
 def _of_machine(recording: Recording, config: EngineConfig) -> Iterator[Suspicion]:
     assert recording.setup is not None
     backend, cores = config.backend, usable_cores()
     chosen = recording.setup.choices.get("backend", "")
     if chosen.startswith("reference"):
         changed = replace(config, backend=replace(backend, backend="auto"))
-        yield Suspicion("no_native", "machine", "the reference backend computes", chosen, "--backend auto", changed)
+        yield Finding("no_native", "machine", "the reference backend computes", chosen, "--backend auto"), changed
     if backend.isa is not None:
         changed = replace(config, backend=replace(backend, isa=None))
-        yield Suspicion("isa", "machine", f"only {backend.isa} is used", f"--isa {backend.isa}", "no --isa", changed)
+        yield Finding("isa", "machine", f"only {backend.isa} is used", f"--isa {backend.isa}", "no --isa"), changed
     threads = config.num_threads
     if threads is not None and threads != cores:
         name, word = ("threads_few", "idle") if threads < cores else ("threads_many", "shared")
         sentence, changed = f"cores are {word}", replace(config, num_threads=cores)
         evidence = f"{threads} threads on {cores} cores"
-        yield Suspicion(name, "machine", sentence, evidence, f"--num-threads {cores}", changed)
+        yield Finding(name, "machine", sentence, evidence, f"--num-threads {cores}"), changed
     counters = {"run_delay_s": "waits for a core", "steal_s": "is stolen", "throttled_s": "is throttled by the cgroup"}
     for name, word in counters.items():
         share = _share_of_time(recording, name)
         if share is not None and share > STOLEN:
             gain, what = 1 / max(0.05, 1 - share), "stolen" if name != "throttled_s" else "throttled"
             evidence = f"{share:.0%} of the time"
-            yield Suspicion(what, "machine", f"the engine {word}", evidence, "free the machine", None, gain)
+            yield Finding(what, "machine", f"the engine {word}", evidence, "free the machine", gain), None
     seconds = recording.steps["run_s"].sum()
     sampling = float(np.nansum(recording.steps["sample_s"]) / seconds) if seconds else 0.0
     if sampling > SAMPLING:
         words = "sampling takes long: log-probabilities, penalties and biases are computed in Python"
         evidence = f"{sampling:.0%} of the steps"
-        yield Suspicion("sampling", "machine", words, evidence, "ask for less", None, 1 / max(0.05, 1 - sampling))
+        yield Finding("sampling", "machine", words, evidence, "ask for less", 1 / max(0.05, 1 - sampling)), None
 
 
 def _share_of_time(recording: Recording, counter: str) -> float | None:
@@ -198,13 +186,13 @@ def _of_batching(recording: Recording, config: EngineConfig) -> Iterator[Suspici
         changed = replace(config, scheduler=replace(limits, max_num_seqs=more, max_num_batched_tokens=room))
         evidence = f"the queue waits for slots {slots:.0%} of the time, {steps['num_spans'].max()} sequences at most"
         flag = f"--max-num-seqs {more}"
-        yield Suspicion("slots", "batching", "too few sequences run at once", evidence, flag, changed)
+        yield Finding("slots", "batching", "too few sequences run at once", evidence, flag), changed
     full = steps["run_s"][steps["num_tokens"] >= limits.max_num_batched_tokens].sum() / steps["run_s"].sum()
     if limits.max_num_batched_tokens < LOW_BUDGET and full > WAITS:
         changed = replace(config, scheduler=replace(limits, max_num_batched_tokens=512))
         evidence = f"steps are full {full:.0%} of the time, at {limits.max_num_batched_tokens} tokens"
         flag = "--max-num-batched-tokens 512"
-        yield Suspicion("budget_low", "batching", "prompts are cut in small chunks", evidence, flag, changed)
+        yield Finding("budget_low", "batching", "prompts are cut in small chunks", evidence, flag), changed
 
 
 def _wait_share(recording: Recording, *reasons: str) -> float:
@@ -225,18 +213,18 @@ def _of_memory(recording: Recording, config: EngineConfig) -> Iterator[Suspicion
         evidence = (
             f"{again:.0%} of the tokens are computed again, {(recording.decisions['kind'] == 1).sum()} preemptions"
         )
-        yield Suspicion("preemption", "memory", "the KV cache is too small", evidence, flag, larger)
+        yield Finding("preemption", "memory", "the KV cache is too small", evidence, flag), larger
     elif blocks > WAITS:
         evidence = f"the queue waits for blocks {blocks:.0%} of the time"
-        yield Suspicion("kv_full", "memory", "the KV cache is full", evidence, flag, larger)
+        yield Finding("kv_full", "memory", "the KV cache is full", evidence, flag), larger
     repeated, hit = _repeated(recording), int(outputs["num_cached"].sum()) / max(1, int(outputs["num_prompt"].sum()))
     if not cache.prefix_caching and repeated > REPEATED:
         changed = replace(config, cache=replace(cache, prefix_caching=True))
         evidence = f"{repeated:.0%} of the prompts' tokens begin as an earlier one"
-        yield Suspicion("prefix_off", "memory", "prefixes are computed again", evidence, "--prefix-caching", changed)
+        yield Finding("prefix_off", "memory", "prefixes are computed again", evidence, "--prefix-caching"), changed
     elif cache.prefix_caching and repeated - hit > WAITS:
         evidence = f"{hit:.0%} of the prompts' tokens are served, {repeated:.0%} were there once"
-        yield Suspicion("prefix_evicted", "memory", "cached prefixes are evicted", evidence, flag, larger)
+        yield Finding("prefix_evicted", "memory", "cached prefixes are evicted", evidence, flag), larger
 
 
 def _repeated(recording: Recording) -> float:
@@ -253,12 +241,12 @@ def _repeated(recording: Recording) -> float:
     return repeated / max(1, total)
 
 
-def _of_precision(config: EngineConfig) -> Iterator[Suspicion]:
+def _of_precision(_: Recording, config: EngineConfig) -> Iterator[Suspicion]:
     if config.model.dtype == "float32":
         changed = replace(config, model=replace(config.model, dtype="bfloat16"))
         evidence = "4 bytes a weight, where 2 are enough"
-        yield Suspicion("precision", "precision", "weights are float32", evidence, "--dtype bfloat16", changed)
+        yield Finding("precision", "precision", "weights are float32", evidence, "--dtype bfloat16"), changed
     elif config.quantize.scheme is None:
         changed = replace(config, quantize=replace(config.quantize, scheme="int8"))
         evidence = "2 bytes a weight; int8 has half"
-        yield Suspicion("int8", "precision", "weights are 16 bits", evidence, "--quantize int8", changed, lossy=True)
+        yield Finding("int8", "precision", "weights are 16 bits", evidence, "--quantize int8", severity="try"), changed

@@ -4,11 +4,11 @@ table's.
 FLOPs here are those of matrix products alone where texts count so; a multiply-add is two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.prices import PriceList
+from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Prediction, Roofline
 from ridgeline.program.lower import lower
 from ridgeline.program.op import KvState, Plain, Program
@@ -18,14 +18,19 @@ from ridgeline.program.pricing import ElementBytes, Load, OpCost, Operands
 from ridgeline.spec.families import read_spec
 
 H100 = "h100-sxm"
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 MODELS: Mapping[str, Mapping[str, object]] = {
-    "llama-2-13b": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824}
+    "llama-2-13b": _COMMON
+    | {"model_type": "llama", "vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824}
     | {"num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 4096},
-    "llama-3-8b": {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    "llama-3-8b": _COMMON
+    | {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
     | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192},
-    "llama-3-70b": {"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672}
+    "llama-3-70b": _COMMON
+    | {"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672}
     | {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192},
-    "mixtral-8x7b": {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336}
+    "mixtral-8x7b": _COMMON
+    | {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336}
     | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768}
     | {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
@@ -35,19 +40,19 @@ MODELS: Mapping[str, Mapping[str, object]] = {
 @cache
 def lowered(model: str) -> Program:
     """Return the program of one of MODELS."""
-    common = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-    return lower(read_spec({**MODELS[model], **common}))
+    return lower(read_spec(MODELS[model]))
 
 
 @cache
 def decode_cost(model: str, batch: int, context: int) -> OpCost:
     """Return the cost of a decode step of one of MODELS in bf16, `context` tokens with the new one."""
-    return _prices(model).total(Load.decode(batch, context))
+    load = Load.decode(batch, context)
+    return sum((group.cost(load) * group.count for group in _prices(model)), OpCost())
 
 
 @cache
-def _prices(model: str) -> PriceList:
-    return PriceList(lowered(model), fuse(lowered(model)), ElementBytes())
+def _prices(model: str) -> Sequence[GroupPrice]:
+    return price_groups(lowered(model), fuse(lowered(model)), ElementBytes())
 
 
 def limit(card: str, *, flops: float = 0, weight_bytes: float = 0, kv_bytes: float = 0) -> Prediction:

@@ -24,7 +24,8 @@ from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.recording import EngineSetup
 from ridgeline.engine.sizing import choose_sizes
 from ridgeline.explain.exploration import Provenance
-from ridgeline.explain.pricing import program_of
+from ridgeline.explain.pricing import spec_of
+from ridgeline.program.lower import lower
 from ridgeline.program.op import Program, RecurrentState, State
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes
@@ -94,10 +95,11 @@ def _here(config: EngineConfig) -> SimulatedMachine:
 
 
 def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
-    found = program_of(config.model.model)
+    spec = spec_of(config.model.model)
+    program = lower(spec)
     if sheet.memory_bytes is None and config.cache.kv_cache_bytes is None:
         raise ConfigError(f"the datasheet of {sheet.name} names no memory: give --kv-cache-bytes")
-    plan = _SheetPlan(found.program, config, sheet)
+    plan = _SheetPlan(program, config, sheet)
     if plan.weight_bytes > plan.available_bytes:
         raise ConfigError(
             f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights, and {sheet.name} "
@@ -108,11 +110,11 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
     return SimulatedMachine(
         name=sheet.title,
         model=config.model.model,
-        setup=_setup(config, plan, found.program, found.max_positions),
-        step_time=StepTime(found.program, plan.pieces(), sheet, 1, is_limit=True),
+        setup=_setup(config, plan, program, spec.max_positions),
+        step_time=StepTime(program, plan.pieces(), sheet, 1, is_limit=True),
         plan=plan,
-        program=found.program,
-        max_positions=found.max_positions,
+        program=program,
+        max_positions=spec.max_positions,
     )
 
 

@@ -5,12 +5,11 @@ must hold where steps take a tenth longer than predicted. Must not import torch.
 """
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from ridgeline.bench.arrivals import Arrivals
+from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.metrics import Results, Slo, summarize
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.config import EngineConfig
@@ -21,8 +20,7 @@ from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_
 from ridgeline.explain.simulation import run_simulated
 from ridgeline.program.pricing import Load as StepLoad
 
-Loss = Literal["int8", "int4", "kv-int8"]
-LOSSES: tuple[Loss, ...] = ("int8", "int4", "kv-int8")
+LOSSES = ("int8", "int4", "kv-int8")
 SEQUENCES = (4, 8, 16, 32, 64, 128)
 BUDGETS = (128, 256, 512, 1024, 2048)
 SLOWER = 1.1
@@ -37,11 +35,15 @@ VERIFIED = 0.15
 class Candidate:
     """Holds one configuration with what was simulated of it; `attainment` is that of steps a tenth slower."""
 
-    config: EngineConfig
+    machine: SimulatedMachine
     changes: Mapping[str, str]
     results: Results
     attainment: float
     provenance: Provenance
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.machine.setup.config
 
     @property
     def name(self) -> str:
@@ -74,7 +76,12 @@ class Plan:
     reasons: Sequence[str]
     front: Sequence[Candidate]
     candidates: Sequence[Candidate]
-    memory: Mapping[str, int]
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes that the chosen configuration takes."""
+        machine = self.chosen.machine
+        return {"weights": machine.plan.weight_bytes, "kv_cache": machine.setup.layout.total_bytes}
 
     @property
     def is_met(self) -> bool:
@@ -136,11 +143,12 @@ def plan(
     `allow` names what may lose quality: LOSSES. Raises ConfigError for objectives below what one step takes.
     """
     config = EngineConfig.of(config) if isinstance(config, str) else config
-    _check(allow, requests)
+    if wrong := [name for name in allow if name not in LOSSES]:
+        raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
+    if not requests:
+        raise ConfigError("the workload holds no requests, and a plan is made for some")
     candidates: list[Candidate] = []
     impossible: list[ConfigError] = []
-    memory: dict[str, dict[str, int]] = {}
-    names: list[str] = []
     limits = EngineConfig.of("any").scheduler
     standard = limits.max_num_seqs, limits.max_num_batched_tokens
     for precise, flags in _precisions(config, allow):
@@ -150,7 +158,6 @@ def plan(
         except ConfigError as error:
             impossible.append(error)
             continue
-        names.append(machine.name)
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         for seqs, budget in itertools.product(SEQUENCES, BUDGETS):
             if seqs > budget or ((seqs, budget) != standard and (seqs > 2 * len(requests) or budget > 4 * longest)):
@@ -158,34 +165,31 @@ def plan(
             limits = replace(precise.scheduler, max_num_seqs=seqs, max_num_batched_tokens=budget)
             try:
                 sized = machine.with_config(replace(precise, scheduler=limits))
-                found = _candidate(sized, flags, requests, slos, max_concurrency)
+                candidates.append(_candidate(sized, flags, requests, slos, max_concurrency))
             except ConfigError:
                 if (seqs, budget) == standard:
                     raise
                 continue  # the cache has no room for it
-            candidates.append(found)
-            memory[found.name] = {"weights": machine.plan.weight_bytes, "kv_cache": sized.setup.layout.total_bytes}
     if not candidates:
         raise impossible[-1]
     chosen = _choose(candidates, slos)
     return Plan(
         model=config.model.model,
-        machine=names[0],
+        machine=chosen.machine.name,
         slos=slos,
         chosen=chosen,
         reasons=_reasons(chosen, candidates, slos),
         front=_front(candidates),
         candidates=candidates,
-        memory=memory[chosen.name],
     )
 
 
 def verify(plan: Plan, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> Results:
     """Run the chosen configuration here, in this process, and return what was measured."""
-    arrivals = Arrivals(time.monotonic, lambda until_s: time.sleep(max(0.0, until_s - time.monotonic())))
+    arrivals = Arrivals()
     engine = build_engine(plan.chosen.config, arrivals.deliver)
-    arrivals.run(engine.loop, [BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1)
-    return summarize(arrivals.run(engine.loop, requests, max_concurrency), plan.slos)
+    arrivals.run(engine.loop, greedy_requests([BenchRequest(prompt=[5] * 32, max_tokens=8)], run=1))
+    return summarize(arrivals.run(engine.loop, greedy_requests(requests), max_concurrency), plan.slos)
 
 
 def compared(plan: Plan, measured: Results) -> Sequence[tuple[str, float, float]]:
@@ -197,13 +201,6 @@ def compared(plan: Plan, measured: Results) -> Sequence[tuple[str, float, float]
         if one is not None and other is not None:
             rows.append((f"{name.removesuffix('_ms').upper()} p50, ms", one.p50, other.p50))
     return rows
-
-
-def _check(allow: Sequence[str], requests: Sequence[BenchRequest]) -> None:
-    if wrong := [name for name in allow if name not in LOSSES]:
-        raise ConfigError(f"allow names what may lose quality: {', '.join(LOSSES)}; got {wrong[0][:40]!r}")
-    if not requests:
-        raise ConfigError("the workload holds no requests, and a plan is made for some")
 
 
 def _check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
@@ -249,7 +246,7 @@ def _candidate(
         slow = run_simulated(machine, requests, slos=slos, max_concurrency=max_concurrency, slower=SLOWER).results
         assert slow.goodput is not None
         attainment = slow.goodput.attainment
-    return Candidate(machine.setup.config, changes, found.results, attainment, found.provenance)
+    return Candidate(machine, changes, found.results, attainment, found.provenance)
 
 
 def _choose(candidates: Sequence[Candidate], slos: Sequence[Slo]) -> Candidate:

@@ -7,15 +7,15 @@ from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.datasheets import datasheet
-from ridgeline.cost.prices import PriceList
+from ridgeline.cost.prices import price_groups
 from ridgeline.cost.roofline import Bound, Roofline
 from ridgeline.explain.exploration import Figure, frame, html_table
-from ridgeline.explain.limits import MODELS, lowered
+from ridgeline.explain.limits import MODELS
 from ridgeline.program.lower import lower
-from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 HEAD = ("group", "count", "FLOP", "bytes", "limit", "bound by")
@@ -113,41 +113,26 @@ def price(
     for name, value, low in (("batch", batch, 1), ("context", context, 1), ("prompt", prompt, 0)):
         if not low <= value <= 1 << 30:
             raise ConfigError(f"{name} must be between {low} and {1 << 30}, got {value}")
-    sheet, size = datasheet(card), ELEMENT_BYTES[dtype]
-    found = program_of(model).program
+    sheet, size, inputs = datasheet(card), ELEMENT_BYTES[dtype], "f32" if dtype == "float32" else "bf16"
+    program = lower(spec_of(model))
     load = Load(((prompt, prompt),) * batch, batch) if prompt else Load.decode(batch, context)
-    prices = PriceList(found, fuse(found), ElementBytes(size, size, size))
-    costs = prices.costs(load)
-    roofline = Roofline(sheet, 1, sum(cost.num_bytes for cost in costs))
+    priced = [(g, g.cost(load)) for g in price_groups(program, fuse(program), ElementBytes(size, size, size))]
+    roofline = Roofline(sheet, 1, sum(cost.num_bytes for _, cost in priced))
     groups: list[GroupLimit] = []
-    for group, cost in zip(prices.groups, costs):
-        one = roofline.predict(cost, "f32" if dtype == "float32" else "bf16")
-        whole = sum([cost] * group.count, OpCost())
-        groups.append(GroupLimit(group.kind, group.label, group.count, whole, group.count * one.seconds, one.bound))
+    for group, cost in priced:
+        one, count = roofline.predict(cost, inputs), group.count
+        groups.append(GroupLimit(group.kind, group.label, count, cost * count, count * one.seconds, one.bound))
     name = model if isinstance(model, str) else str(model.get("model_type", "a model"))
-    known = sheet.peak("f32" if dtype == "float32" else "bf16", 1) is not None
-    return Price(name, card, load, groups, known)
+    return Price(name, card, load, groups, sheet.peak(inputs, 1) is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Holds the program of a model, and the context that it declares, in tokens."""
-
-    program: Program
-    max_positions: int
-
-
-def program_of(model: str | Mapping[str, object]) -> Shape:
-    """Return the program of one of `limits.MODELS`, a config.json or its folder, a bundled model, or a config.
+def spec_of(model: str | Mapping[str, object]) -> DecoderSpec:
+    """Read one of `limits.MODELS`, a config.json or its folder, a bundled model, or a config.
 
     Raises ConfigError for a name that is none of them.
     """
-    if isinstance(model, Mapping):
-        return _lowered(model)
-    if model in MODELS:
-        limit = MODELS[model]["max_position_embeddings"]
-        assert isinstance(limit, int)
-        return Shape(lowered(model), limit)
+    if isinstance(model, Mapping) or model in MODELS:
+        return read_spec(MODELS[model] if isinstance(model, str) else model)
     from ridgeline.weights.folder import BUNDLED_MODELS
     from ridgeline.weights.jsonfile import read_json_object
 
@@ -157,9 +142,4 @@ def program_of(model: str | Mapping[str, object]) -> Shape:
     if not path.is_file():
         known = ", ".join([*MODELS, *sorted(bundled)])
         raise ConfigError(f"{model[:80]!r} is no config.json, no folder with one, and none of {known}")
-    return _lowered(read_json_object(path))
-
-
-def _lowered(config: Mapping[str, object]) -> Shape:
-    spec = read_spec(config)
-    return Shape(lower(spec), spec.max_positions)
+    return read_spec(read_json_object(path))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ridgeline.bench.arrivals import Arrivals
+from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.load import Load
 from ridgeline.bench.metrics import COLUMNS, Results, Slo, parse_slos, summarize
 from ridgeline.bench.record import RunLog
@@ -23,7 +23,6 @@ from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.step import SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.engine.journal import Records
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import EngineSetup, MemoryRecorder, Recording
@@ -91,12 +90,6 @@ def load_of(plan: StepPlan) -> StepLoad:
     return StepLoad(tuple(spans), sum([span.num_logit_rows for span in plan.spans]))
 
 
-def load_of_spans(spans: Records) -> StepLoad:
-    """Return what a recorded step computed."""
-    pairs = zip(spans["num_tokens"].tolist(), (spans["start"] + spans["num_tokens"]).tolist())
-    return StepLoad(tuple(pairs), int(spans["num_rows"].sum()))
-
-
 def simulated_loop(
     setup: EngineSetup,
     executor: PricedExecutor,
@@ -115,8 +108,7 @@ def simulated_loop(
         setup.max_num_rows,
         clock,
     )
-    follow = None if recorder is None else recorder.follow
-    return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=follow)
+    return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=recorder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +243,8 @@ def run_simulated(
     arrivals = Arrivals(clock, clock.wait)
     executor = PricedExecutor(clock, lambda plan: slower * machine.step_time.seconds(load_of(plan)))
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
-    log = arrivals.run(loop, requests, max_concurrency)
-    return _summary(machine, setup, log, recorder.recording(loop.journal), slos)
-
-
-def _summary(
-    machine: SimulatedMachine, setup: EngineSetup, log: RunLog, recording: Recording, slos: Sequence[Slo]
-) -> Simulation:
+    log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
+    recording = recorder.recording(loop.journal)
     steps = recording.steps
     run_s, running = steps["run_s"], steps["num_spans"]
     used = np.max([steps[f"used_{i}"] / g.num_blocks for i, g in enumerate(setup.layout.groups)], axis=0)

@@ -5,7 +5,7 @@ Every row of the op table has such a rule; `cost/` applies them. No torch.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ridgeline.program.op import Attrs, Shape
@@ -72,6 +72,9 @@ class OpCost:
             self.activation_bytes + other.activation_bytes,
         )
 
+    def __mul__(self, factor: float) -> "OpCost":
+        return OpCost(*(part * factor for part in astuple(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -92,7 +95,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """One row of the table, whose `summary` is its signature in words.
+    """One row of the table; a comment above it has the signature in words.
 
     Outputs are as wide as activations, or float32; weights are as wide as the model's, or float32 in every model.
     """
@@ -100,7 +103,6 @@ class OpRow:
     attrs: type[Attrs]
     num_inputs: int
     num_weights: tuple[int, ...]
-    summary: str
     infer: InferRule
     cost: Callable[[Operands], OpCost]
     float32_outputs: bool = False

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ LEVELS: dict[Level, float] = {"transparent": 0.001, "near": 0.01, "standard": 0.
 TOKENS_FOR_A_VERDICT = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScores:
+class TokenScores(NamedTuple):
     """Holds what two models say of T tokens: natural log-probabilities, KL(base || model) in nats, agreement."""
 
     logprob_T: Floats
@@ -97,18 +96,6 @@ def _shifted(logits_TV: Float32s) -> tuple[Float32s, Floats]:
     return x_TV, np.log(np.exp(x_TV).sum(1, dtype=np.float64))
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Holds what was found in one document."""
-
-    num_bytes: int
-    num_tokens: int
-    scores: list[TokenScores] = field(default_factory=list[TokenScores])
-
-    def all(self, name: str) -> Floats:
-        return np.concatenate([getattr(part, name) for part in self.scores]).astype(np.float64)
-
-
 Logits = Callable[[Sequence[int]], Iterator[Float32s]]
 
 
@@ -119,17 +106,21 @@ def compare(
 
     Both give the logits of a window in the same chunks.
     """
-    found: list[_Sums] = []
+    found: list[TokenScores] = []
     done = 0
     for document in documents:
-        sums = _Sums(document.num_bytes, document.num_tokens)
+        parts: list[TokenScores] = []
         for window in document.windows:
             for scores in _window_scores(window, model, base):
-                sums.scores.append(scores)
+                parts.append(scores)
                 done += len(scores.kl_T)
                 report(done)
-        found.append(sums)
-    return _summary(found)
+        found.append(_together(parts))
+    return _summary(documents, found)
+
+
+def _together(parts: Sequence[TokenScores]) -> TokenScores:
+    return TokenScores(*map(np.concatenate, zip(*parts)))
 
 
 def _window_scores(window: Sequence[int], model: Logits, base: Logits | None) -> Iterable[TokenScores]:
@@ -141,13 +132,13 @@ def _window_scores(window: Sequence[int], model: Logits, base: Logits | None) ->
         start += len(logits_TV)
 
 
-def _summary(found: Sequence[_Sums]) -> Comparison:
-    num_bytes, num_tokens = ([getattr(sums, name) for sums in found] for name in ("num_bytes", "num_tokens"))
-    bits, base_bits = (
-        [-BITS * float(sums.all(name).sum()) for sums in found] for name in ("logprob_T", "base_logprob_T")
-    )
-    kl_T = BITS * np.concatenate([sums.all("kl_T") for sums in found])
-    change_T = np.concatenate([np.exp(sums.all("logprob_T")) - np.exp(sums.all("base_logprob_T")) for sums in found])
+def _summary(documents: Sequence[Document], found: Sequence[TokenScores]) -> Comparison:
+    num_bytes = [document.num_bytes for document in documents]
+    num_tokens = [document.num_tokens for document in documents]
+    bits = [-BITS * float(scores.logprob_T.sum()) for scores in found]
+    base_bits = [-BITS * float(scores.base_logprob_T.sum()) for scores in found]
+    every = _together(found)
+    change_T = np.exp(every.logprob_T) - np.exp(every.base_logprob_T)
     return Comparison(
         num_documents=len(found),
         num_tokens=sum(num_tokens),
@@ -157,9 +148,9 @@ def _summary(found: Sequence[_Sums]) -> Comparison:
         bits_per_byte_above_base=ratio(np.subtract(bits, base_bits), num_bytes),
         perplexity=2 ** (sum(bits) / sum(num_tokens)),
         base_perplexity=2 ** (sum(base_bits) / sum(num_tokens)),
-        kl=ratio([BITS * float(sums.all("kl_T").sum()) for sums in found], num_tokens),
-        kl_quantiles={f"{quantile:g}": float(np.quantile(kl_T, quantile)) for quantile in QUANTILES},
-        top1_agreement=ratio([float(sums.all("agrees_T").sum()) for sums in found], num_tokens),
+        kl=ratio([BITS * float(scores.kl_T.sum()) for scores in found], num_tokens),
+        kl_quantiles={f"{quantile:g}": float(np.quantile(BITS * every.kl_T, quantile)) for quantile in QUANTILES},
+        top1_agreement=ratio([float(scores.agrees_T.sum()) for scores in found], num_tokens),
         probability_change_rms=float(np.sqrt(np.mean(change_T**2))),
     )
 

@@ -15,23 +15,8 @@ from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices, routers
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.quant.inputs import why_decoded
-from ridgeline.quant.scheme import Scheme, scheme
+from ridgeline.quant.schemes import scheme
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize, joined
-
-__all__ = [
-    "Scheme",
-    "StoredFormat",
-    "StoredMatrix",
-    "chosen_format",
-    "decoded_matrices",
-    "dequantize",
-    "dequantized_weights",
-    "matrices_together",
-    "prequantized_matrices",
-    "quantize",
-    "quantized_names",
-    "scheme",
-]
 
 CHUNK_ELEMENTS = 2**16  # of float32 at a time: temporaries stay in a core's cache
 

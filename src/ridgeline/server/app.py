@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.engine.client import EngineClient
+from ridgeline.server.anthropic.messages import count_message_tokens, create_message
 from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
 from ridgeline.server.openai.chat import create_chat_completion
@@ -26,6 +27,7 @@ from ridgeline.server.openai.completions import create_completion
 from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.openai.tokens import detokenize, tokenize
+from ridgeline.server.pages import describe_server, page, recent_steps
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.tokenizer import Tokenizer
@@ -55,6 +57,10 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/models", partial(list_models, service)),
             Route("/v1/models/{model_id:path}", partial(retrieve_model, service)),
             Route("/version", _version),
+            Route("/ui", page),
+            Route("/ui/{name:path}", page),
+            Route("/explain/server", partial(describe_server, service)),
+            Route("/explain/steps", partial(recent_steps, service)),
             Route("/v1/embeddings", partial(create_embedding, service), methods=["POST"]),
             Route("/tokenize", partial(tokenize, service), methods=["POST"]),
             Route("/v1/tokenize", partial(tokenize, service), methods=["POST"]),
@@ -62,6 +68,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/detokenize", partial(detokenize, service), methods=["POST"]),
             Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
             Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
+            Route("/v1/messages", partial(create_message, service), methods=["POST"]),
+            Route("/v1/messages/count_tokens", partial(count_message_tokens, service), methods=["POST"]),
         ],
         middleware=[*_cors(settings), Middleware(RequestBoundary, service=service)],
         exception_handlers={HTTPException: _pass_on},

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -27,7 +28,7 @@ def json_response(body: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_bytes: int) -> T:
+async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Read the body as `decoder`'s type.
 
     Raises HTTPException 408, 413 or 415, OverloadedError where bodies fill the memory set aside for them, RequestError
@@ -42,7 +43,7 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_byte
     assert isinstance(service, Service)
     body = bytearray()
     try:
-        await _read(request, service, body, max_bytes)
+        await _read(request, service, body)
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(_decode, decoder, body)
         return _decode(decoder, body)
@@ -52,8 +53,9 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], max_byte
         service.body_room_bytes += len(body)
 
 
-async def _read(request: Request, service: Service, body: bytearray, max_bytes: int) -> None:
+async def _read(request: Request, service: Service, body: bytearray) -> None:
     """Append the body to `body`, in time and while there is room for it. Raises TimeoutError and as `read_json`."""
+    max_bytes = service.settings.max_body_bytes
     too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -69,6 +71,14 @@ async def _read(request: Request, service: Service, body: bytearray, max_bytes: 
             body += chunk
             deadline_s += len(chunk) / MIN_BYTES_PER_S
             timeout.reschedule(deadline_s)
+
+
+def converted(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Return a decoded body as its type. Raises RequestError that names the field."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytearray) -> T:

@@ -15,8 +15,8 @@ from ridgeline.server.service import RequestNote, Service, new_request_id
 
 log = get_logger("server.access")
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})  # everything else asks for the key, if there is one
-UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics"})
+PUBLIC_PATHS = frozenset({"/health", "/ready", "/ui"})  # everything else asks for the key, if there is one
+UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/explain/steps"})
 CLIENT_GONE_STATUS = 499
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -34,13 +34,14 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        note = RequestNote(_request_id(headers))
+        note = RequestNote(_request_id(headers), anthropic=scope["path"].startswith("/v1/messages"))
         scope.setdefault("state", {})["note"] = note
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 note.status = message["status"]
-                MutableHeaders(raw=message["headers"])["x-request-id"] = note.request_id
+                headers = MutableHeaders(raw=message["headers"])
+                headers["x-request-id"] = headers["request-id"] = note.request_id  # OpenAI's name and Anthropic's
             await send(message)
 
         try:
@@ -53,7 +54,7 @@ class RequestBoundary:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of Rust code is no Exception
-            reply = self._service.explain(error, note.request_id)
+            reply = self._service.explain(error, note)
             if note.status:  # too late for a reply: the connection must end without a proper end of the body
                 raise
             await reply.response()(scope, receive, send_with_id)
@@ -73,13 +74,13 @@ class RequestBoundary:
         """Return whose request it is, counted where it may be refused for their number. Raises HTTPException."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         address = scope["client"][0] if scope["client"] else ""
-        client = self._service.keys.client_of(key.strip() if scheme.lower() == "bearer" else "", address)
-        if scope["path"] in PUBLIC_PATHS:
+        key = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        client = self._service.keys.client_of(key.strip(), address)
+        if scope["path"] in PUBLIC_PATHS or scope["path"].startswith("/ui/"):
             return Client()
         if client is None:
-            raise HTTPException(
-                401, "a valid API key is needed: send it as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
-            )
+            words = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            raise HTTPException(401, words, {"WWW-Authenticate": "Bearer"})
         if scope["method"] == "POST":
             client.begin()
         return client

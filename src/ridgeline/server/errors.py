@@ -30,6 +30,7 @@ _HTTP_CODES = {
     505: "unsupported_http_version",
 }
 _HTTP_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 529: "overloaded_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -41,12 +42,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: str | None
 
 
-class ErrorEnvelope(msgspec.Struct, frozen=True):
-    """The body that is sent."""
-
-    error: ErrorBody
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
     """An error as HTTP has it. `unexpected` ones are ours: they belong in the log with a traceback."""
@@ -55,10 +50,14 @@ class ErrorReply:
     body: ErrorBody
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     unexpected: bool = False
+    anthropic_id: str = ""  # a request's: the error is worded as Anthropic's
 
     @property
     def json(self) -> bytes:
-        return msgspec.json.encode(ErrorEnvelope(self.body))
+        if not self.anthropic_id:
+            return msgspec.json.encode({"error": self.body})
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, self.body.type), "message": self.body.message}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": self.anthropic_id})
 
     def response(self) -> Response:
         return Response(self.json, self.status, dict(self.headers), media_type="application/json")

@@ -37,6 +37,7 @@ class RequestNote:
     """One HTTP request: its id, and what its log line tells. Never a prompt, never an output."""
 
     request_id: str
+    anthropic: bool = False  # errors and streams are worded as Anthropic's
     started_s: float = field(default_factory=time.monotonic)
     client: Client = field(default_factory=Client)
     salt: str = ""  # prefixes are shared only among requests of equal salt
@@ -138,13 +139,15 @@ class Service:
         self.num_queued_tokens -= note.queued_tokens
         note.client.use("tokens", note.prompt_tokens + note.completion_tokens)
 
-    def explain(self, error: BaseException, request_id: str) -> ErrorReply:
+    def explain(self, error: BaseException, note: RequestNote) -> ErrorReply:
         """Return the error as a reply, counted, and logged if it was not expected."""
         reply = reply_to(error)
         self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()
         if reply.unexpected:
-            log.error("request %s failed", request_id, exc_info=error)
-        return reply
+            log.error("request %s failed", note.request_id, exc_info=error)
+        if not note.anthropic:
+            return reply
+        return replace(reply, status=529 if reply.status == 503 else reply.status, anthropic_id=note.request_id)
 
     async def drain(self) -> bool:
         """Let open requests finish within the shutdown timeout, then stop the engine; return True if all did."""

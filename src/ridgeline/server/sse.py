@@ -28,7 +28,7 @@ def error_event(reply: ErrorReply) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `first` and then `events`, and [DONE] if nothing went wrong.
+    """Sends `first` and then `events`, and `done` if nothing went wrong.
 
     An exception becomes an error event by way of `explain`; a client that leaves, or reads nothing for
     `stall_timeout_s`, closes `events` and raises ClientDisconnect.
@@ -42,6 +42,7 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         explain: Callable[[Exception], ErrorReply],
         stall_timeout_s: float,
+        done: bytes = DONE,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -49,6 +50,7 @@ class EventStream(Response):
         self._events = events
         self._explain = explain
         self._stall_timeout_s = stall_timeout_s
+        self._done = done
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +60,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await self._write(send, self._first)
-        last = DONE
+        last = self._done
         try:
             async for data in self._events:
                 await self._write(send, data)

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.core.log import get_logger
-from ridgeline.server.service import Service, new_request_id
+from ridgeline.server.service import RequestNote, Service, new_request_id
 
 log = get_logger("server")
 
@@ -175,13 +175,13 @@ class Connection(HttpToolsProtocol):
                 return
             cycle.disconnected = True
             cycle.message_event.set()
-        request_id = new_request_id()
-        reply = self._limiter.service.explain(error, request_id)
+        note = RequestNote(new_request_id())
+        reply = self._limiter.service.explain(error, note)
         headers = {
             **reply.headers,
             "content-type": "application/json",
             "content-length": str(len(reply.json)),
-            "x-request-id": request_id,
+            "x-request-id": note.request_id,
             "connection": "close",
         }
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", *map(": ".join, headers.items())]

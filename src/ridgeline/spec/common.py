@@ -10,6 +10,7 @@ from ridgeline.spec.spec import (
     Activation,
     AnyLayer,
     DecoderSpec,
+    Embedding,
     FeedForward,
     GatedMlp,
     GroupedQueryAttention,
@@ -19,6 +20,7 @@ from ridgeline.spec.spec import (
     Mlp,
     Norm,
     Rename,
+    Renames,
     RmsNorm,
     Rope,
     Routing,
@@ -47,11 +49,12 @@ UNTIED, TIED = Head(tied=False), Head(tied=True)
 def decoder(
     config: ConfigReader,
     layers: AnyLayer | Sequence[AnyLayer],
-    norm: Norm,
+    norm: Norm | None,
     *,
     vocab_size: int | None = None,
     positions: int | None = None,
-    head: Head = UNTIED,
+    head: Head | None = UNTIED,
+    embedding: Embedding = Embedding(),  # noqa: B008 - frozen
 ) -> DecoderSpec:
     """Return the decoder of a config that spells its vocabulary, width, positions and tying as most do.
 
@@ -67,7 +70,8 @@ def decoder(
         if isinstance(layers, Sequence)
         else (layers,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
         final_norm=norm,
-        head=replace(head, tied=config.flag("tie_word_embeddings", head.tied)),
+        head=head and replace(head, tied=config.flag("tie_word_embeddings", head.tied)),
+        embedding=embedding,
     )
 
 
@@ -104,6 +108,7 @@ def read_llama(
     vocab_size: int | None = None,
     positions: int | None = None,
     head: Head = UNTIED,
+    embedding: Embedding = Embedding(),  # noqa: B008 - frozen
     **attention: object,
 ) -> DecoderSpec:
     """Read a model of Llama's shape, as its config spells it but for what is given.
@@ -116,14 +121,14 @@ def read_llama(
     if rope is None:
         rope = read_rope(config, head_dim, default_theta=theta, default_partial=partial)
         rope = replace(rope, interleaved=interleaved)
-    mixer = replace(read_attention(config, head_dim, rope, bias=bias), **attention)
+    mixer = read_attention(config, head_dim, rope, bias=bias, **attention)
     count = config.integer("num_hidden_layers", high=MAX_LAYERS)
     ffn = read_gated_mlp(config, bias=mlp_bias) if ffn is None else ffn
     ffns = ffn if isinstance(ffn, Sequence) else [ffn] * count
     ropes, windows = ropes or [rope] * count, windows or [mixer.window] * count
     mixers = [replace(mixer, rope=rope, window=window) for rope, window in zip(ropes, windows, strict=True)]
     layers = [layer(mixer, ffn, norm) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return decoder(config, layers, norm, vocab_size=vocab_size, positions=positions, head=head)
+    return decoder(config, layers, norm, vocab_size=vocab_size, positions=positions, head=head, embedding=embedding)
 
 
 def rms_norm(config: ConfigReader, eps: float = 1e-6, *, unit_offset: bool = False) -> RmsNorm:
@@ -140,32 +145,30 @@ def head_size(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def read_head_dim(config: ConfigReader) -> int:
-    """Read the size of a head: `head_dim`, or, where it is absent, null or 0, the hidden size shared out evenly."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    return config.optional_integer("head_dim", high=1024) or head_size(hidden, heads)
+def even_head_dim(config: ConfigReader) -> int:
+    """Compute the size of a head in a config that never says it: the hidden size shared out evenly."""
+    return head_size(config.integer("hidden_size"), config.integer("num_attention_heads"))
+
+
+def read_head_dim(config: ConfigReader, key: str = "head_dim", default: int | None = None) -> int:
+    """Read the size of a head: `key`, by default `default`; where that is null or 0, the hidden size shared out."""
+    return config.optional_integer(key, default, high=1024) or even_head_dim(config)
 
 
 def read_attention(
-    config: ConfigReader, head_dim: int, rope: Rope | None, *, bias: bool = False
+    config: ConfigReader, head_dim: int, rope: Rope | None, *, bias: bool = False, **changes: object
 ) -> GroupedQueryAttention:
-    """Read attention as most configs spell it; `bias`: of all four projections. A family replaces what differs."""
+    """Read attention as most configs spell it; `bias`: of all four projections; `changes` are fields that differ."""
     heads = config.integer("num_attention_heads")
-    return GroupedQueryAttention(
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=rope,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    kv_heads = config.integer("num_key_value_heads", heads)
+    attention = GroupedQueryAttention(heads, kv_heads, head_dim, head_dim**-0.5, rope, qkv_bias=bias, out_bias=bias)
+    return replace(attention, **changes)
 
 
-def multi_head(hidden_size: int, num_heads: int, **changes: object) -> GroupedQueryAttention:
-    """Return attention without positions whose heads, each with a key of its own, share the hidden size out evenly."""
-    size = head_size(hidden_size, num_heads)
-    return replace(GroupedQueryAttention(num_heads, num_heads, size, size**-0.5), **changes)
+def multi_head(config: ConfigReader, **changes: object) -> GroupedQueryAttention:
+    """Read attention without positions whose heads, each with a key of its own, share the hidden size out evenly."""
+    heads, size = config.integer("num_attention_heads"), even_head_dim(config)
+    return replace(GroupedQueryAttention(heads, heads, size, size**-0.5), **changes)
 
 
 def read_gated_mlp(config: ConfigReader, *, bias: bool = False) -> GatedMlp:
@@ -186,30 +189,26 @@ def read_moe(
     size: int,
     top_k: int,
     normalize: bool = False,
+    shared_size: int | None = None,
     count_key: str = "num_experts",
     size_key: str = "moe_intermediate_size",
 ) -> MixtureOfExperts:
     """Return the experts of a config that spells them as Qwen's do; the numbers are what one means that does not say.
 
-    `count_key`, `size_key`: the keys of the number of experts and of an expert's size.
+    With `shared_size` there is one more that all tokens share, behind a gate. `count_key`, `size_key`: the keys of the
+    number of experts and of an expert's size.
     """
-    return MixtureOfExperts(
+    activation, top_k = config.choice("hidden_act", ACTIVATIONS, "silu"), config.integer("num_experts_per_tok", top_k)
+    experts = MixtureOfExperts(
         num_experts=config.integer(count_key, num_experts, high=MAX_EXPERTS),
         size=config.integer(size_key, size),
-        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
-        routing=Routing(
-            config.integer("num_experts_per_tok", top_k), normalize=config.flag("norm_topk_prob", normalize)
-        ),
+        activation=activation,
+        routing=Routing(top_k, normalize=config.flag("norm_topk_prob", normalize)),
     )
-
-
-def read_shared_moe(
-    config: ConfigReader, *, num_experts: int, size: int, top_k: int, shared_size: int, normalize: bool = False
-) -> MixtureOfExperts:
-    """Return Qwen's experts beside one that all tokens share, behind a gate."""
-    experts = read_moe(config, num_experts=num_experts, size=size, top_k=top_k, normalize=normalize)
-    shared = config.integer("shared_expert_intermediate_size", shared_size)
-    return replace(experts, shared=GatedMlp(shared, config.choice("hidden_act", ACTIVATIONS, "silu")), shared_gate=True)
+    if shared_size is None:
+        return experts
+    shared = GatedMlp(config.integer("shared_expert_intermediate_size", shared_size), activation)
+    return replace(experts, shared=shared, shared_gate=True)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
@@ -266,7 +265,7 @@ def read_sparse(config: ConfigReader, experts: MixtureOfExperts, *, dense_size: 
     return [experts if index not in without and (index + 1) % step == 0 else dense for index in range(num_layers)]
 
 
-def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Sequence[Rename]:
+def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1) -> Renames:
     """Return renames of modules' weights and biases, each of which becomes one of the program's or is cut into several.
 
     What a module does not have is named too. `groups`: as in Rename.
@@ -279,35 +278,40 @@ def module_renames(names: Mapping[str, str | Sequence[str]], *, groups: int = 1)
     ]
 
 
+def layer_renames(
+    names: Mapping[str, str | Sequence[str]], at: str = "model.layers.{i}", *, groups: int = 1
+) -> Renames:
+    """Return renames as module_renames does, of modules in every layer; `at` is where a checkpoint has the layer."""
+    targets = {source: [named] if isinstance(named, str) else named for source, named in names.items()}
+    return module_renames({f"{at}.{x}": [f"layers.{{i}}.{to}" for to in y] for x, y in targets.items()}, groups=groups)
+
+
 def fused_renames(
     spec: DecoderSpec, outside: Mapping[str, str], at: str, layer: Mapping[str, str], qkv: str
-) -> Sequence[Rename]:
+) -> Renames:
     """Return the renames of modules `outside` the layers and of each `layer` at `at`, also for weights and biases.
 
     `qkv` is the layer's module of queries, keys and values, stored group by group of the queries that share a key.
     """
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, GroupedQueryAttention)
-    names = {**outside, **{f"{at}.{source}": f"layers.{{i}}.{to}" for source, to in layer.items()}}
-    cut = [f"layers.{{i}}.attn.{letter}" for letter in "qkv"]
-    return [*module_renames(names), *module_renames({f"{at}.{qkv}": cut}, groups=mixer.num_kv_heads)]
+    fused = layer_renames({qkv: ["attn.q", "attn.k", "attn.v"]}, at, groups=mixer.num_kv_heads)
+    return [*module_renames(outside), *layer_renames(layer, at), *fused]
 
 
-def llama_renames(*instead: Rename) -> Sequence[Rename]:
+def llama_renames(*instead: Rename) -> Renames:
     """Return the renames of the Llama layout; one in `instead` replaces Llama's for the same program weight."""
     replaced = {target for rename in instead for target in rename.targets}
-    at, to = "model.layers.{i}", "layers.{i}"
-    names = {
-        "model.embed_tokens": "embed",
-        "model.norm": "final_norm",
-        "lm_head": "head",
-        f"{at}.input_layernorm": f"{to}.mixer_norm",
-        f"{at}.post_attention_layernorm": f"{to}.ffn_norm",
-        **{f"{at}.self_attn.{letter}_proj": f"{to}.attn.{letter}" for letter in "qkvo"},
-        **{f"{at}.self_attn.{letter}_norm": f"{to}.attn.{letter}_norm" for letter in "qk"},
-        **{f"{at}.mlp.{matrix}_proj": f"{to}.ffn.{matrix}" for matrix in ("gate", "up", "down")},
+    layer = {
+        "input_layernorm": "mixer_norm",
+        "post_attention_layernorm": "ffn_norm",
+        **{f"self_attn.{letter}_proj": f"attn.{letter}" for letter in "qkvo"},
+        **{f"self_attn.{letter}_norm": f"attn.{letter}_norm" for letter in "qk"},
+        **{f"mlp.{matrix}_proj": f"ffn.{matrix}" for matrix in ("gate", "up", "down")},
     }
-    return [*(rename for rename in module_renames(names) if rename.targets[0] not in replaced), *instead]
+    names = {"model.embed_tokens": "embed", "model.norm": "final_norm", "lm_head": "head"}
+    usual = [*module_renames(names), *layer_renames(layer)]
+    return [*(rename for rename in usual if rename.targets[0] not in replaced), *instead]
 
 
 def expert_renames(
@@ -316,7 +320,7 @@ def expert_renames(
     up: str = "up_proj",
     down: str = "down_proj",
     shared: str = "shared_expert",
-) -> Sequence[Rename]:
+) -> Renames:
     """Return the usual renames of a mixture of experts, each matrix of each expert in a tensor of its own.
 
     To be added to `llama_renames`, whose names are those of the dense layers that may stand between.

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, module_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder, layer_renames, module_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mamba, Mamba2, Norm, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, Head, Layer, Mamba, Mamba2, Norm, Rename, Renames, RmsNorm
 
 UNBOUNDED_POSITIONS = 1 << 20  # of a model that declares no limit, because it keeps nothing of every token
 
@@ -17,19 +17,11 @@ NOT_COMPUTED = (
 )
 
 
-def read_pure_mamba(config: ConfigReader, model_type: str, mixer: Mamba | Mamba2, tied: bool) -> DecoderSpec:
+def read_pure_mamba(config: ConfigReader, mixer: Mamba | Mamba2, tied: bool) -> DecoderSpec:
     """Read a stack of nothing but `mixer`, each after a norm; `tied` is the default of tie_word_embeddings."""
     norm = read_norm(config)
     config.ignore(*NOT_COMPUTED)
-    return DecoderSpec(
-        model_type=model_type,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        max_positions=UNBOUNDED_POSITIONS,
-        layers=(Layer(mixer, None, norm),) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", tied)),
-    )
+    return decoder(config, Layer(mixer, None, norm), norm, positions=UNBOUNDED_POSITIONS, head=Head(tied))
 
 
 def read_norm(config: ConfigReader) -> RmsNorm:
@@ -78,19 +70,18 @@ def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> S
     return [kind == "full_attention" for kind in types]
 
 
-def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
+def mamba_renames(source: str) -> Renames:
     """Return the renames of a Mamba mixer under `source`."""
+    target = "layers.{i}.mamba"
     names = {
-        f"{source}.in_proj": (f"{target}.x", f"{target}.z"),
-        f"{source}.x_proj": (f"{target}.dt_low", f"{target}.b", f"{target}.c"),
-        f"{source}.dt_proj": f"{target}.dt",
-        f"{source}.out_proj": f"{target}.out",
-        f"{source}.dt_layernorm": f"{target}.dt_low_norm",
-        f"{source}.b_layernorm": f"{target}.b_norm",
-        f"{source}.c_layernorm": f"{target}.c_norm",
+        "in_proj": ["mamba.x", "mamba.z"],
+        "x_proj": ["mamba.dt_low", "mamba.b", "mamba.c"],
+        "dt_proj": ["mamba.dt"],
+        "out_proj": ["mamba.out"],
+        **{f"{x}_layernorm": [f"mamba.{to}_norm"] for x, to in (("dt", "dt_low"), ("b", "b"), ("c", "c"))},
     }
     return [
-        *module_renames(names),
+        *layer_renames(names, source),
         Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True),
         Rename(f"{source}.conv1d.bias", (f"{target}.conv.bias",)),
         Rename(f"{source}.A_log", (f"{target}.A_log",)),
@@ -98,34 +89,27 @@ def mamba_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Ren
     ]
 
 
-def mamba2_renames(source: str, target: str = "layers.{i}.mamba") -> Sequence[Rename]:
+def mamba2_renames(source: str) -> Renames:
     """Return the renames of a Mamba-2 mixer under `source`."""
-    names = {
-        f"{source}.in_proj": [f"{target}.{name}" for name in ("z", "x", "b", "c", "dt")],
-        f"{source}.norm": f"{target}.norm",
-        f"{source}.out_proj": f"{target}.out",
-    }
+    target = "layers.{i}.mamba"
+    fused = [f"mamba.{name}" for name in ("z", "x", "b", "c", "dt")]
+    names = {"in_proj": fused, "norm": ["mamba.norm"], "out_proj": ["mamba.out"]}
     convs = {part: tuple(f"{target}.conv_{name}.{part}" for name in "xbc") for part in ("weight", "bias")}
     return [
-        *module_renames(names),
+        *layer_renames(names, source),
         *(Rename(f"{source}.conv1d.{part}", to, depthwise=part == "weight") for part, to in convs.items()),
         *(Rename(f"{source}.{name}", (f"{target}.{name}",)) for name in ("A_log", "D", "dt_bias")),
     ]
 
 
-def backbone_renames() -> Sequence[Rename]:
+def backbone_renames() -> Renames:
     """Return the renames of what is beside the mixers in a model whose tensors stand under `backbone`."""
-    return [
-        Rename("backbone.embeddings.weight", ("embed.weight",)),
-        Rename("backbone.norm_f.weight", ("final_norm.weight",)),
-        Rename("backbone.layers.{i}.norm.weight", ("layers.{i}.mixer_norm.weight",)),
-        Rename("lm_head.weight", ("head.weight",)),
-    ]
+    outside = {"backbone.embeddings": "embed", "backbone.norm_f": "final_norm", "lm_head": "head"}
+    return [*module_renames(outside), *layer_renames({"norm": "mixer_norm"}, "backbone.layers.{i}")]
 
 
-def hybrid_renames() -> Sequence[Rename]:
+def hybrid_renames() -> Renames:
     """Return the renames that hybrids of Mamba and attention have instead of Llama's."""
-    prefix = "layers.{i}"
-    names = {"model.final_layernorm": "final_norm", f"model.{prefix}.pre_ff_layernorm": f"{prefix}.ffn_norm"}
-    matrices = ("gate", "up", "down")
-    return module_renames(names | {f"model.{prefix}.feed_forward.{x}_proj": f"{prefix}.ffn.{x}" for x in matrices})
+    layer = {f"feed_forward.{matrix}_proj": f"ffn.{matrix}" for matrix in ("gate", "up", "down")}
+    layer["pre_ff_layernorm"] = "ffn_norm"
+    return [*module_renames({"model.final_layernorm": "final_norm"}), *layer_renames(layer)]

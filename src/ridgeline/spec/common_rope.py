@@ -1,8 +1,8 @@
 """Families with rotary positions share this: reading a rope in either spelling of the published configs."""
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.spec.parts import DynamicRope, LinearRope, Llama3Rope, LongRope, PlainRope, Rope, RopeScaling, YarnRope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DynamicRope, LinearRope, Llama3Rope, LongRope, PlainRope, Rope, RopeScaling, YarnRope
 
 
 def read_rope(

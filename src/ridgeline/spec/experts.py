@@ -18,7 +18,7 @@ class Routing:
     `normalize` and multiplied by `scale`, weigh the experts' outputs. `selection_bias`: a learned number for each
     expert is added to its score for the choice alone (arXiv 2408.15664). With several groups of consecutive experts
     only the `top_groups` best take part: a group is as good as its best expert, or as its two best together (arXiv
-    2412.19437).
+    2412.19437). Among equals the lower number wins.
     """
 
     top_k: int
@@ -30,6 +30,25 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     group_score: GroupScore = "max"
+
+    def check(self, num_experts: int) -> None:
+        """Raise ConfigError where `num_experts` experts cannot be chosen from like this."""
+        groups, top_groups = self.num_groups, self.top_groups
+        if num_experts % groups or not 1 <= top_groups <= groups:
+            raise ConfigError(
+                f"{top_groups} of {groups} groups of {num_experts} experts: choose from 1 to {groups} groups, and "
+                "as many experts in each"
+            )
+        group_size = num_experts // groups
+        if not 1 <= self.top_k <= top_groups * group_size:
+            raise ConfigError(
+                f"every token uses {self.top_k} experts, but only {top_groups * group_size} of {num_experts} "
+                "are within its reach"
+            )
+        if groups > 1 and self.group_score == "top2_sum" and group_size < 2:
+            raise ConfigError(
+                f"{groups} groups of {group_size} expert each have no two best experts to compare them by"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +76,6 @@ class MixtureOfExperts:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        routing = self.routing
-        groups, top_groups = routing.num_groups, routing.top_groups
-        if self.num_experts % groups or not 1 <= top_groups <= groups:
-            raise ConfigError(
-                f"{top_groups} of {groups} groups of {self.num_experts} experts: choose from 1 to {groups} groups, and "
-                "as many experts in each"
-            )
-        group_size = self.num_experts // groups
-        if not 1 <= routing.top_k <= top_groups * group_size:
-            raise ConfigError(
-                f"every token uses {routing.top_k} experts, but only {top_groups * group_size} of {self.num_experts} "
-                "are within its reach"
-            )
-        if groups > 1 and routing.group_score == "top2_sum" and group_size < 2:
-            raise ConfigError(
-                f"{groups} groups of {group_size} expert each have no two best experts to compare them by"
-            )
+        self.routing.check(self.num_experts)
         if self.shared_gate and self.shared is None:
             raise ConfigError("a gate for the shared expert needs a shared expert")

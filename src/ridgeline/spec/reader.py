@@ -39,6 +39,7 @@ class ConfigReader:
         self._config = config
         self._where = where
         self._seen: set[str] = set()
+        self._spelled: dict[str, str] = {}
 
     def has(self, key: str) -> bool:
         """Tell whether the key is present and not null; it counts as understood only once read."""
@@ -47,6 +48,19 @@ class ConfigReader:
     def spelling(self, *keys: str) -> str:
         """Return the one of several keys of the same meaning that is there; the first where none is."""
         return next((key for key in keys if self.has(key)), keys[0])
+
+    def spell(self, **keys: str) -> None:
+        """Take each key for the usual one: with `hidden_size="n_embd"`, n_embd is read as hidden_size from here on.
+
+        A usual key that is there stays itself. Errors name the keys of the file.
+        """
+        self._spelled |= {usual: own for usual, own in keys.items() if not self.has(usual)}
+        usual_of = {own: usual for usual, own in self._spelled.items()}
+        self._config = {usual_of.get(key, key): value for key, value in self._config.items()}
+
+    def assume(self, **values: object) -> None:
+        """Take these values for keys that are absent or null."""
+        self._config = {**self._config, **{key: value for key, value in values.items() if not self.has(key)}}
 
     def all_keys(self) -> Sequence[str]:
         """Return all keys, in the order of the file."""
@@ -164,7 +178,7 @@ class ConfigReader:
             self._config[key] == a and type(self._config[key]) is type(a) for a in allowed
         ):
             raise ConfigError(
-                f"{self._where}: {key}={self._config[key]!r} is not supported; "
+                f"{self._where}: {self._spelled.get(key, key)}={self._config[key]!r} is not supported; "
                 f"supported: {', '.join(map(repr, allowed))}"
             )
 
@@ -192,9 +206,9 @@ class ConfigReader:
         if value is None:
             value = default
         if value is None:
-            raise ConfigError(f"{self._where}: {key} is missing")
+            raise ConfigError(f"{self._where}: {self._spelled.get(key, key)} is missing")
         return value
 
     def _bad(self, key: str, value: object, wanted: str) -> ConfigError:
-        shown = repr(value)
+        key, shown = self._spelled.get(key, key), repr(value)
         return ConfigError(f"{self._where}: {key}={shown[:120]} is invalid; it must be {wanted}")

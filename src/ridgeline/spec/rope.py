@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.spec import DynamicRope, LinearRope, Llama3Rope, LongRope, PlainRope, Rope, YarnRope
+from ridgeline.spec.parts import DynamicRope, LinearRope, Llama3Rope, LongRope, PlainRope, Rope, YarnRope
 
 FloatArray = npt.NDArray[np.float32]
 

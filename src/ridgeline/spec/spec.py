@@ -2,30 +2,23 @@
 
 Built by `families/<model_type>.py` from a config.json, lowered to a Program by `program/lower`. A layer is a mixer and
 a feed-forward, each a type of its own: a new kind of layer is a new dataclass in a file beside this one, never another
-flag on an old one. All of them can be imported from here. Imports nothing but core.
+flag on an old one. All of them can be imported from here, but for the kinds of ropes. Imports nothing but core.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec.attention import GroupedQueryAttention, check_shared_kv
+from ridgeline.spec.attention import GroupedQueryAttention, LatentAttention, check_shared_kv
 from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
-from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.parts import (
     Activation,
-    DynamicRope,
     GatedMlp,
     LayerNorm,
-    LinearRope,
-    Llama3Rope,
-    LongRope,
     Mlp,
     Norm,
-    PlainRope,
     RmsNorm,
     Rope,
-    RopeScaling,
     UnweightedRmsNorm,
-    YarnRope,
 )
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
@@ -34,7 +27,6 @@ __all__ = [
     "AnyLayer",
     "ClampedSwiGlu",
     "DecoderSpec",
-    "DynamicRope",
     "Embedding",
     "FeedForward",
     "GatedDeltaNet",
@@ -45,9 +37,6 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "LightningAttention",
-    "LinearRope",
-    "Llama3Rope",
-    "LongRope",
     "Mamba",
     "Mamba2",
     "MaskedDiffusion",
@@ -57,15 +46,13 @@ __all__ = [
     "Norm",
     "NormedResidualLayer",
     "ParallelLayer",
-    "PlainRope",
     "PostNormLayer",
     "Rename",
+    "Renames",
     "RmsNorm",
     "Rope",
-    "RopeScaling",
     "Routing",
     "UnweightedRmsNorm",
-    "YarnRope",
 ]
 
 Mixer = GroupedQueryAttention | LatentAttention | RecurrentMixer
@@ -203,3 +190,6 @@ class Rename:
     depthwise: bool = False
     experts: bool = False
     groups: int = 1
+
+
+Renames = Sequence[Rename]

@@ -58,6 +58,7 @@ class IncrementalDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window = self._prompt_tail(prompt_ids)
         self._joins_bytes = tokenizer.joins_bytes and not self._utf8.getstate()[0]
+        self._is_open = False  # whether `_utf8` has begun a character, where bytes are joined
         self._unsettled = ""  # text that `_utf8` gave since the last boundary, where bytes are joined
         self._known = "" if self._joins_bytes else tokenizer.decode(self._window, skip_special_tokens=False)
         self._num_known = len(self._window)
@@ -71,14 +72,13 @@ class IncrementalDetokenizer:
 
     def feed(self, ids: Iterable[int]) -> str:
         """Take output ids, in order; return the text that is now certain. Takes none after a stop string was found."""
-        released: list[str] = []
+        text, matcher = "", self._matcher
         for token_id in ids:
-            if self.stop_found is not None:
+            if matcher.found is not None:
                 break
             self.num_tokens += 1
-            settled = self._take(token_id)
-            released.append(self._matcher.push(settled, armed=self.num_tokens >= self._min_tokens))
-        return "".join(released)
+            text += matcher.push(self._take(token_id), armed=self.num_tokens >= self._min_tokens)
+        return text
 
     def flush(self) -> str:
         """End of the output: return what was held back, unfinished bytes as U+FFFD."""
@@ -102,12 +102,12 @@ class IncrementalDetokenizer:
         return self._settle() if settled else ""
 
     def _join(self, token_bytes: bytes) -> str:
+        if not self._is_open and token_bytes.isascii():
+            return token_bytes.decode("ascii")
         text = self._unsettled + self._utf8.decode(token_bytes)
-        if self._utf8.getstate()[0]:
-            self._unsettled = text
-            return ""
-        self._unsettled = ""
-        return text
+        self._is_open = bool(self._utf8.getstate()[0])
+        self._unsettled = text if self._is_open else ""
+        return "" if self._is_open else text
 
     def _settle(self) -> str:
         """Return the text of the window beyond what is known of it; then keep only the ids that gave this text."""

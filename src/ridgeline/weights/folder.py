@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, cast
 
 from ridgeline.core.errors import ConfigError, MissingModelError, ModelLoadError
 from ridgeline.core.log import get_logger
+from ridgeline.core.params import PoolingKind
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.jsonfile import read_json_object
-from ridgeline.weights.quantized_config import with_quantization
 
 BUNDLED_MODELS = Path(__file__).parents[1] / "models"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # other formats of the same weights
 GGUF_SUFFIX = ".gguf"
+QUANTIZATION = "quantization_config"  # of config.json
+POOLING_CONFIG = Path("1_Pooling") / "config.json"
+POOLING_MODES: Mapping[str, PoolingKind] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
 NO_TOKEN = (1 << 32) - 1  # how some files say that there is no such token
 HUB_ID = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
 
@@ -74,7 +81,7 @@ class ModelFolder:
 
             model = GgufModel.open(path)
             return cls(path, model.config, _gguf_defaults(model), name, model)
-        config = with_quantization(path, read_json_object(path / "config.json"))
+        config = _with_quantization(path, read_json_object(path / "config.json"))
         return cls(path, config, _read_generation_config(path, config), name)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -84,6 +91,21 @@ class ModelFolder:
 
             return gguf_tokenizer(self.gguf.metadata, self.path)
         return Tokenizer.from_folder(self.path)
+
+    def pooling(self) -> PoolingKind | None:
+        """Return how texts become vectors, as sentence-transformers has it; None where the folder is silent.
+
+        Raises ModelLoadError for several kinds at once, or one that is not supported.
+        """
+        path = self.path / POOLING_CONFIG
+        if not path.is_file():
+            return None
+        config = read_json_object(path)
+        asked = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+        if len(asked) != 1 or asked[0] not in POOLING_MODES:
+            known = ", ".join(POOLING_MODES)
+            raise ModelLoadError(f"{path}: exactly one of {known} must be true, not {', '.join(asked) or 'none'}")
+        return POOLING_MODES[asked[0]]
 
     def weight_files(self) -> Sequence[Path]:
         """Return the files that hold the weights."""
@@ -147,6 +169,24 @@ def _meant(name: str) -> str:
     return f"Did you mean {close[0]}? " if close else ""
 
 
+def _with_quantization(folder: Path, config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return config.json with its quantization_config where families of one model type have it.
+
+    It may stand in `text_config`, as MLX's `quantization`, in AutoGPTQ's quantize_config.json or in ModelOpt's
+    hf_quant_config.json; those get the name of their format. Raises ModelLoadError for a file that is no JSON object.
+    """
+    inner = config.get("text_config")
+    places = (config, cast("Mapping[str, object]", inner) if isinstance(inner, dict) else {})
+    found = next((place[QUANTIZATION] for place in places if place.get(QUANTIZATION) is not None), None)
+    own = config.get("quantization")
+    if isinstance(own, dict) and not (isinstance(found, dict) and "quant_method" in found):
+        found = {"quant_method": "mlx", **cast("Mapping[str, object]", own)}
+    for name, method in (("quantize_config.json", "gptq"), ("hf_quant_config.json", "modelopt")):
+        if found is None and (folder / name).is_file():
+            found = {"quant_method": method, **read_json_object(folder / name)}
+    return config if found is config.get(QUANTIZATION) else {**config, QUANTIZATION: found}
+
+
 def _gguf_defaults(model: "GgufModel") -> GenerationDefaults:
     """Read what the file's keys recommend; a model may end its turn with another token than a text."""
     read = ConfigReader(model.metadata, str(model.path))
@@ -172,10 +212,12 @@ def _read_generation_config(folder: Path, config: Mapping[str, object]) -> Gener
     path = folder / "generation_config.json"
     values = read_json_object(path) if path.exists() else {}
     read = ConfigReader(values, "generation_config.json")
+    keys = ("eos_token_id", "bos_token_id", "pad_token_id")
+    ids = {key: config.get(key) if values.get(key) is None else values[key] for key in keys}
     defaults = GenerationDefaults(
-        eos_token_ids=_token_ids(values, config),
-        bos_token_id=_token_id(values, config, "bos_token_id"),
-        pad_token_id=_token_id(values, config, "pad_token_id"),
+        eos_token_ids=_token_ids(ids["eos_token_id"], config.get("vocab_size")),
+        bos_token_id=_token_id("bos_token_id", ids["bos_token_id"]),
+        pad_token_id=_token_id("pad_token_id", ids["pad_token_id"]),
         temperature=read.optional_number("temperature", low=0.0, high=100.0),
         top_p=read.optional_number("top_p", low=1e-9, high=1.0),
         top_k=read.optional_integer("top_k", low=-1),
@@ -192,13 +234,9 @@ def _read_generation_config(folder: Path, config: Mapping[str, object]) -> Gener
     return defaults
 
 
-def _token_ids(generation: Mapping[str, object], config: Mapping[str, object]) -> tuple[int, ...]:
+def _token_ids(value: object, vocab_size: object) -> tuple[int, ...]:
     """Read eos_token_id, which is one id, or a list of them (Llama 3)."""
-    value = generation.get("eos_token_id")
-    if value is None:
-        value = config.get("eos_token_id")
     ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
-    vocab_size = config.get("vocab_size")
     for token_id in ids:
         in_vocabulary = not isinstance(vocab_size, int) or (isinstance(token_id, int) and token_id < vocab_size)
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 or not in_vocabulary:
@@ -209,10 +247,7 @@ def _token_ids(generation: Mapping[str, object], config: Mapping[str, object]) -
     return tuple(cast("list[int]", ids))
 
 
-def _token_id(generation: Mapping[str, object], config: Mapping[str, object], key: str) -> int | None:
-    value = generation.get(key)
-    if value is None:
-        value = config.get(key)
+def _token_id(key: str, value: object) -> int | None:
     if value is None or value == -1:  # older configs write -1 for none
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:

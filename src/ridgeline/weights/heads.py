@@ -1,6 +1,6 @@
 """Open published EAGLE heads, of every version: a folder with a config.json and one safetensors file.
 
-Called by `engine/heads.py`.
+Called by `engine/companion.py`.
 """
 
 import re
@@ -48,17 +48,18 @@ READ_ELSEWHERE = (  # in the model's config, or in the head's tensors
 class HeadSource:
     """A head before memory is taken: its programs, as `lower_eagle` says, and where their weights are in its file.
 
-    `layers` are those of the model whose inputs it reads. `token_ids_V` are the model's ids of the tokens that the head
-    has logits of; None: the same ones.
+    Medusa heads have one, `step`, as `lower_medusa` says: `num_heads` of them. `layers` are those of the model whose
+    inputs it reads. `token_ids_V` are the model's ids of the tokens that the head has logits of; None: the same ones.
     """
 
     path: Path
-    fold: Program
+    fold: Program | None
     step: Program
     layers: tuple[int, ...]
     token_ids_V: IntArray | None
     checkpoint: Checkpoint
     stored: Mapping[str, str]
+    num_heads: int = 0
 
     def tensors(self, dtype: np.dtype[Any]) -> dict[str, Array]:
         """Return the head's own weights in `dtype`."""
@@ -78,11 +79,7 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
     head, num_tokens = _read(ConfigReader(folder.config), len(target.layers), modules)
     num_inputs = checkpoint.entries[modules["fc.weight"]].shape[1]
     hidden_size = num_inputs // (len(head.layers) if head.is_version_3 else 2)
-    if (hidden_size, num_tokens) != (target.hidden_size, target.vocab_size):
-        raise ConfigError(
-            f"{folder.path} cannot draft for {target_name}: it is for a model of hidden size {hidden_size:,} and "
-            f"{num_tokens:,} tokens, and this one has {target.hidden_size:,} and {target.vocab_size:,}"
-        )
+    check_sizes(folder.path, hidden_size, num_tokens, target, target_name)
     token_ids_V = None
     if "d2t" in modules:
         token_ids_V = np.arange(head.vocab_size) + checkpoint.tensor(modules["d2t"]).astype(np.int64)
@@ -96,7 +93,7 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
     }
     source = HeadSource(folder.path, *lower_eagle(head, target), head.layers, token_ids_V, checkpoint, stored)
     known = {*stored.values(), *(modules[name] for name in ("d2t", "t2d") if name in modules)}
-    _check(source, known, target.vocab_size)
+    check_tensors(source, known, target.vocab_size)
     return source
 
 
@@ -133,10 +130,19 @@ def _read(config: ConfigReader, num_layers: int, modules: Mapping[str, str]) -> 
     return head, vocab_size
 
 
-def _check(source: HeadSource, known: set[str], num_tokens: int) -> None:
+def check_sizes(path: Path, hidden_size: int, num_tokens: int, target: DecoderSpec, target_name: str) -> None:
+    """Raise ConfigError unless a head of this hidden size and vocabulary is one for `target`."""
+    if (hidden_size, num_tokens) != (target.hidden_size, target.vocab_size):
+        raise ConfigError(
+            f"{path} cannot draft for {target_name}: it is for a model of hidden size {hidden_size:,} and "
+            f"{num_tokens:,} tokens, and this one has {target.hidden_size:,} and {target.vocab_size:,}"
+        )
+
+
+def check_tensors(source: HeadSource, known: set[str], num_tokens: int) -> None:
     """Raise ModelLoadError unless the tensors are those that the programs read, of their shapes, and no others."""
     entries, ids = source.checkpoint.entries, source.token_ids_V
-    weights = {**source.fold.weights, **source.step.weights}
+    weights = {**(source.fold.weights if source.fold else {}), **source.step.weights}
     shapes = {name: shape for name, shape in weights.items() if name.startswith("draft.")}
     problems = [f"{name} is not understood" for name in entries if name not in known]
     problems += [f"{stored} is not read" for name, stored in source.stored.items() if name not in shapes]

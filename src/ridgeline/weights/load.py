@@ -33,6 +33,8 @@ MAX_LISTED = 10
 if TYPE_CHECKING:
     from ridgeline.weights.gguf.tensors import GgufCheckpoint
 
+StoredTensors: TypeAlias = "PackedCheckpoint | GgufCheckpoint"
+"""A checkpoint that has matrices of small numbers: `format_of` one, and rows of its `matrix`."""
 Tensors: TypeAlias = "Checkpoint | PackedCheckpoint | GgufCheckpoint"
 """A checkpoint as it is read: `entries` by name, and `read` of ranges of one, whatever it is stored as."""
 
@@ -52,11 +54,7 @@ class StreamedWeights(Mapping[str, Array]):
     """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps."""
 
     def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]) -> None:
-        self._checkpoint, sources = open_checkpoint(folder, spec, program, dtype)
-        self._sources: dict[str, list[tuple[str, Source]]] = {name: [] for name in program.weights}
-        for name, source in sources.items():
-            for target in source.rename.targets:
-                self._sources[target].append((name, source))
+        self._checkpoint, self._sources = open_checkpoint(folder, spec, program, dtype)
         self._program = program
         self._dtypes = dict.fromkeys(program.weights, dtype) | dict.fromkeys(float32_weights(program), FLOAT32)
 
@@ -92,8 +90,8 @@ class StreamedWeights(Mapping[str, Array]):
 
 def open_checkpoint(
     folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]
-) -> tuple[Tensors, Mapping[str, Source]]:
-    """Return the checkpoint, found to hold the program's weights and no others, and what each of its tensors is.
+) -> tuple[Tensors, Mapping[str, Sequence[tuple[str, Source]]]]:
+    """Return the checkpoint, found to hold the program's weights and no others, and the tensors of each weight.
 
     What is quantized in it is read as `dtype`.
     """
@@ -110,7 +108,11 @@ def open_checkpoint(
     _check(checkpoint, sources, renames, program)
     if spec.head is not None and spec.head.tied and "head.weight" not in program.weights:
         _check_tied(checkpoint, renames)
-    return checkpoint, sources
+    by_weight: dict[str, list[tuple[str, Source]]] = {name: [] for name in program.weights}
+    for name, source in sources.items():
+        for target in source.rename.targets:
+            by_weight[target].append((name, source))
+    return checkpoint, by_weight
 
 
 def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence[Rename], program: Program) -> None:

@@ -6,7 +6,7 @@ the engine's build.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -68,9 +68,10 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
         halves.setdefault(match["module"], {})[match["factor"]] = float32(tensor)
     sources = {rename.source: rename for rename in expand(families.renames(spec), spec)}
     factors: dict[str, tuple[Array, Array]] = {}
+    scale = _scale(config, folder / CONFIG)
     for module, pair in halves.items():
         rename = sources.get(f"{module}.weight") or sources.get(f"model.{module}.weight")
-        factors.update(_fitted(folder / TENSORS, module, pair, rename, program, _Scale.of(config, folder / CONFIG)))
+        factors.update(_fitted(folder / TENSORS, module, pair, rename, program, scale))
     if not factors:
         raise ModelLoadError(f"{folder / TENSORS} holds no adapter")
     return Adapter(name, factors)
@@ -102,27 +103,20 @@ def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
     return largest
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """An adapter's product is multiplied by this: alpha / r, or alpha / sqrt(r) where ranks are stabilised."""
+def _scale(config: Mapping[str, object], path: Path) -> Callable[[str, int], float]:
+    """Return what the product of a module and its rank is multiplied by: alpha / r, or alpha / sqrt(r) with rsLoRA."""
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise ModelLoadError(f"{path}: lora_alpha must be a number, got {alpha!r}")
+    if not isinstance(patterns, dict) or any(not isinstance(x, (int, float)) for x in patterns.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise ModelLoadError(f"{path}: alpha_pattern must give a number for each module")
+    alphas, stabilised = cast("Mapping[str, float]", patterns), config.get("use_rslora") is True
 
-    alpha: float
-    alphas: Mapping[str, float]
-    stabilised: bool
+    def scale(module: str, rank: int) -> float:
+        found = [own for end, own in alphas.items() if module == end or module.endswith(f".{end}")]
+        return (found[0] if found else alpha) / (math.sqrt(rank) if stabilised else rank)
 
-    @classmethod
-    def of(cls, config: Mapping[str, object], path: Path) -> "_Scale":
-        alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-            raise ModelLoadError(f"{path}: lora_alpha must be a number, got {alpha!r}")
-        if not isinstance(patterns, dict) or any(not isinstance(x, (int, float)) for x in patterns.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            raise ModelLoadError(f"{path}: alpha_pattern must give a number for each module")
-        return cls(float(alpha), cast("Mapping[str, float]", patterns), config.get("use_rslora") is True)
-
-    def at(self, module: str, rank: int) -> float:
-        """Return the factor of a module's product; a pattern is the end of a module's name."""
-        found = [alpha for end, alpha in self.alphas.items() if module == end or module.endswith(f".{end}")]
-        return (found[0] if found else self.alpha) / (math.sqrt(rank) if self.stabilised else rank)
+    return scale
 
 
 def _fitted(
@@ -131,7 +125,7 @@ def _fitted(
     pair: Mapping[str, Array],
     rename: Rename | None,
     program: Program,
-    scale: _Scale,
+    scale: Callable[[str, int], float],
 ) -> Mapping[str, tuple[Array, Array]]:
     """Return the factors on each of the program's weights that the module is made of."""
     linears = {op.weights[0] for op in program.ops if op.kind == "linear"}
@@ -146,7 +140,7 @@ def _fitted(
             f"{path}: {module} has factors {list(a.shape)} and {list(b.shape)}, which do not make a layer "
             f"{list(shape)} of rank 1 to {MAX_RANK}"
         )
-    scaled, source = b * scale.at(module, a.shape[0]), Source(replace(rename, transpose=False))
+    scaled, source = b * scale(module, a.shape[0]), Source(replace(rename, transpose=False))
     return {target: (a, take_ranges(scaled, 0, source.rows(program, target, slice(None)))) for target in rename.targets}
 
 

@@ -4,7 +4,6 @@ Called by backends whose kernels compute with what is stored, where nobody asked
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,25 +12,10 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, joined
 from ridgeline.spec.spec import DecoderSpec
-from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
-from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import open_checkpoint
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.folder import QUANTIZATION, ModelFolder
+from ridgeline.weights.load import StoredTensors, open_checkpoint
 from ridgeline.weights.renames import Source
-
-
-class StoredTensors(Protocol):
-    """A checkpoint that has stored matrices."""
-
-    @property
-    def entries(self) -> Mapping[str, TensorEntry]: ...
-
-    def format_of(self, name: str) -> StoredFormat | None:
-        """Return how a tensor's matrices are stored; None where they are plain numbers, or decoded."""
-        ...
-
-    def matrix(self, name: str, index: int | None, rows: slice) -> StoredMatrix:
-        """Return rows of a stored matrix, or of matrix `index` of a stack."""
-        ...
 
 
 class PrequantizedWeights:
@@ -42,14 +26,12 @@ class PrequantizedWeights:
     inputs as rows, is not among them.
     """
 
-    def __init__(self, checkpoint: StoredTensors, sources: Mapping[str, Source], program: Program) -> None:
-        self._checkpoint, self._program = checkpoint, program
-        self._sources: dict[str, list[tuple[str, Source]]] = {}
-        for name, source in sources.items():
-            for target in source.rename.targets:
-                self._sources.setdefault(target, []).append((name, source))
+    def __init__(
+        self, checkpoint: StoredTensors, sources: Mapping[str, Sequence[tuple[str, Source]]], program: Program
+    ) -> None:
+        self._checkpoint, self._sources, self._program = checkpoint, sources, program
         self.formats: Mapping[str, StoredFormat] = {
-            target: form for target, found in self._sources.items() if (form := self._format_of(found)) is not None
+            target: form for target, found in sources.items() if (form := self._format_of(found)) is not None
         }
 
     def tensors(self, name: str) -> Sequence[str]:
@@ -82,7 +64,7 @@ def prequantized(folder: ModelFolder, spec: DecoderSpec, program: Program) -> Pr
 
     Raises what `load_weights` raises for a checkpoint that does not fit the program.
     """
-    if folder.gguf is None and folder.config.get("quantization_config") is None:
+    if folder.gguf is None and folder.config.get(QUANTIZATION) is None:
         return None
     checkpoint, sources = open_checkpoint(folder, spec, program, FLOAT32)
     if isinstance(checkpoint, Checkpoint):

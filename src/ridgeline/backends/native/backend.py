@@ -200,6 +200,8 @@ class NativeBackend:
 
         Raises ConfigError for an ISA level that does not run here, and for keys that int8 cannot hold.
         """
+        from ridgeline.backends.native.tuning.choose import Chooser
+
         dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
         if kv_dtype == "int8":
@@ -227,8 +229,9 @@ class NativeBackend:
             "dtype": why_dtype,
         }
         settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
-        settings, choices["kernels"] = _choose_variants(config, settings, model.program)
-        return NativePlan(model, config, settings, choices, stored)
+        chooser, matrices = Chooser(level, num_threads), matrix_bytes(settings, model.program)
+        variants, why = chooser.choose(config.backend.tuning, matrices, deterministic=settings.deterministic)
+        return NativePlan(model, config, replace(settings, variants=variants), {**choices, "kernels": why}, stored)
 
 
 BACKEND = NativeBackend()
@@ -266,16 +269,6 @@ def _check_int8(program: Program) -> None:
             f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}: use "
             "bfloat16 or float32"
         )
-
-
-def _choose_variants(config: EngineConfig, settings: NativeSettings, program: Program) -> tuple[NativeSettings, Choice]:
-    """Return settings with the kernels' variants: measured now at a machine's first start with such matrices."""
-    from ridgeline.backends.native.tuning.choose import Chooser
-
-    chooser = Chooser(settings.level, settings.num_threads)
-    kinds = matrix_bytes(settings, program)
-    variants, why = chooser.choose(config.backend.tuning, kinds, deterministic=settings.deterministic)
-    return replace(settings, variants=variants), why
 
 
 def _check_bandwidth(settings: NativeSettings, executable: "NativeExecutable") -> None:

@@ -49,11 +49,6 @@ class NativePart:
     groups: tuple[Group, ...]
     ends: tuple[int, ...]
 
-    @property
-    def end(self) -> int:
-        """Return where the instructions end."""
-        return self.ends[-1]
-
 
 @dataclass(frozen=True, slots=True)
 class ReferencePart:
@@ -71,12 +66,7 @@ class Compiler:
     """Builds a tape. A buffer is used again once the last reader of its value has run."""
 
     def __init__(
-        self,
-        program: Program,
-        weights: NativeWeights,
-        settings: NativeSettings,
-        tape: _native.Tape,
-        cache: CacheMemory,
+        self, program: Program, weights: NativeWeights, settings: NativeSettings, tape: _native.Tape, cache: CacheMemory
     ) -> None:
         self.program, self.weights, self.settings, self.tape, self.cache = program, weights, settings, tape, cache
         self.formats = MatrixFormats(settings, program)
@@ -100,7 +90,10 @@ class Compiler:
         for self._now, group in enumerate(groups):
             emit = native.get(group.kind)
             if emit is None:
-                self._fall_back(group.ops[0])
+                (op,) = group.ops
+                inputs = tuple(self.places.get(name) for name in op.inputs)
+                outputs = tuple(self.new(name) for name in op.outputs if name != LOGITS)
+                self._parts.append(ReferencePart(op, inputs, outputs))
             else:
                 begin = len(self.tape)
                 emit(self, group)
@@ -221,11 +214,6 @@ class Compiler:
             self._parts[-1] = NativePart(last.begin, (*last.groups, group), (*last.ends, end))
         else:
             self._parts.append(NativePart(begin, (group,), (end,)))
-
-    def _fall_back(self, op: Op) -> None:
-        inputs = tuple(self.places.get(name) for name in op.inputs)
-        outputs = tuple(self.new(name) for name in op.outputs if name != LOGITS)
-        self._parts.append(ReferencePart(op, inputs, outputs))
 
 
 Emitter = Callable[[Compiler, Group], None]

@@ -14,7 +14,7 @@ from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.kinds import KINDS_BY_FILE
 from ridgeline.core.dtypes import DTYPES
 from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, Op, dims_of
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAnglesAttrs, RopeAttrs
 from ridgeline.program.ops.dense import (
     NORMS,
     ActivationAttrs,
@@ -149,7 +149,7 @@ def norm_head(compiler: Compiler, group: Group) -> None:
 
 def norm_qkv(compiler: Compiler, group: Group) -> None:
     write = group.ops[-1] if group.ops[-1].kind == "kv_write" else _ops(group, "kv_write")[0]
-    assert isinstance(write.attrs, KvWriteAttrs)
+    assert isinstance(write.attrs, CacheWriteAttrs)
     chains = {chain[-1].outputs[0]: chain for chain in (_chain(group, op) for op in _ops(group, "linear"))}
     keys, values = (chains.pop(name) for name in write.inputs)
     ((q_name, queries),) = chains.items()
@@ -203,7 +203,7 @@ def rope(compiler: Compiler, op: Op, attrs: RopeAttrs) -> None:
     compiler.tape.rotate(x.buffer, out.buffer, _head_dim(compiler, op.inputs[0]), *_rotation(compiler, op))
 
 
-def kv_write(compiler: Compiler, op: Op, attrs: KvWriteAttrs) -> None:
+def kv_write(compiler: Compiler, op: Op, attrs: CacheWriteAttrs) -> None:
     k, v = (compiler.place(name).buffer for name in op.inputs)
     memory, cache_group = compiler.cache.kv[attrs.state]
     compiler.tape.heads(None, k, v, memory, cache_group, _native.Norm(), _native.Norm())

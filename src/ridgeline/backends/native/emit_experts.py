@@ -10,11 +10,13 @@ from ridgeline.backends.native.weights import PANEL, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.program.op import Attrs, Op
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs, expert_matrices
+from ridgeline.spec.spec import ClampedSwiGlu
 
 
 def route(compiler: Compiler, op: Op, attrs: RouteAttrs) -> None:
     (logits,), (ids, weights) = compiler.inputs(op), (compiler.new(name).buffer for name in op.outputs)
-    how = (attrs.scoring, attrs.normalize, attrs.scale, attrs.num_groups, attrs.top_groups, attrs.group_score)
+    r = attrs.routing
+    how = (r.scoring, r.normalize, r.scale, r.num_groups, r.top_groups, r.group_score)
     compiler.tape.route(logits, ids, weights, *how, compiler.vector(op.weights[0]) if op.weights else 0)
 
 
@@ -27,20 +29,10 @@ def experts(compiler: Compiler, op: Op, attrs: ExpertsAttrs) -> None:
             f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(compiler, biases[:2])
         )
         down_bias = compiler.weights.vector(biases[2], lambda: _padded_bias(compiler, biases[2]))
-    compiler.tape.experts(
-        compiler.program.weights[down][0],
-        _matrix(compiler, gate_up),
-        _matrix(compiler, [down]),
-        x,
-        ids,
-        weights,
-        compiler.output(op),
-        attrs.activation,
-        attrs.limit or 0.0,
-        attrs.alpha,
-        gate_up_bias,
-        down_bias,
-    )
+    matrices = (compiler.program.weights[down][0], _matrix(compiler, gate_up), _matrix(compiler, [down]))
+    act, out = attrs.activation, compiler.output(op)
+    function = ("silu", act.limit, act.alpha) if isinstance(act, ClampedSwiGlu) else (act, 0.0, 1.0)
+    compiler.tape.experts(*matrices, x, ids, weights, out, *function, gate_up_bias, down_bias)
 
 
 def _matrix(compiler: Compiler, names: Sequence[str]) -> _native.Matrix:

@@ -10,11 +10,12 @@ from ridgeline.backends.native.settings import MatrixFormat
 from ridgeline.backends.native.weights import PANEL
 from ridgeline.core.dtypes import Array, contiguous
 from ridgeline.program.op import Op
-from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes, LatentWriteAttrs
+from ridgeline.program.ops.attention import CacheWriteAttrs
+from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes
 from ridgeline.quant import dequantize, quantize
 
 
-def latent_write(compiler: Compiler, op: Op, attrs: LatentWriteAttrs) -> None:
+def latent_write(compiler: Compiler, op: Op, attrs: CacheWriteAttrs) -> None:
     (latent, key), (memory, cache_group) = compiler.inputs(op), compiler.cache.kv[attrs.state]
     compiler.tape.latent_write(latent, key, memory, cache_group)
 

@@ -57,22 +57,17 @@ class NativeExecutable:
             load, settings.level, settings.num_threads, store, prequantized, settings.variants
         )
         compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
-        self._parts = compiler.compile(native)
+        self.parts: Sequence[Part] = compiler.compile(native)  # of a step and where they run, in order
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
         self._fallback = self._open_fallback()
         self._weights.release()
         self._logits_width = logits_width(program)
-        self._timings = TapeTimings(program, settings, self._parts)
+        self._timings = TapeTimings(program, settings, self.parts)
         self._sample_at = len(self._tape)
         self._logits: np.ndarray | None = None  # of the last step
         self._tape.sample(program.vocab_size)
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """The parts of a step and where they run, in order."""
-        return self._parts
 
     @property
     def weight_bytes(self) -> int:
@@ -129,10 +124,10 @@ class NativeExecutable:
                         part[target] = part[source]
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        last = self._parts[-1]
-        if isinstance(self._parts[0], ReferencePart):
+        last = self.parts[-1]
+        if isinstance(self.parts[0], ReferencePart):
             self._tape.run(step.block, logits, 0, 0, sampled_token_ids)  # sizes the buffers, and what sampling needs
-        for part in self._parts:
+        for part in self.parts:
             if isinstance(part, ReferencePart):
                 started = time.perf_counter()
                 self._fall_back(part, step, logits)
@@ -141,7 +136,7 @@ class NativeExecutable:
             elif part is last:  # the tokens are sampled by the same call
                 self._tape.run(step.block, logits, part.begin, self._sample_at + 1, sampled_token_ids, seconds)
             else:
-                self._tape.run(step.block, logits, part.begin, part.end, sampled_token_ids, seconds)
+                self._tape.run(step.block, logits, part.begin, part.ends[-1], sampled_token_ids, seconds)
         if isinstance(last, ReferencePart):
             self._tape.run(step.block, logits, self._sample_at, self._sample_at + 1, sampled_token_ids, seconds)
         if self._result is not None:
@@ -168,7 +163,7 @@ class NativeExecutable:
 
     def _open_fallback(self) -> "Fallback | None":
         """Return what computes the ops that have no kernel; None where all have one."""
-        ops = [part.op for part in self._parts if isinstance(part, ReferencePart)]
+        ops = [part.op for part in self.parts if isinstance(part, ReferencePart)]
         if not ops:
             return None
         try:

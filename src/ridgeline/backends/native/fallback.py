@@ -17,7 +17,7 @@ from ridgeline.backends.reference.tensors import DTYPES, as_tensor
 from ridgeline.backends.step import StepBatch
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.dtypes import Array
-from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program, dims_of
+from ridgeline.program.op import STEP_INPUTS, Op, Program, dims_of
 from ridgeline.program.opset import OPSET
 
 
@@ -51,11 +51,8 @@ class Fallback:
             return [output.float().flatten(1).numpy() for output in outputs]
 
     def _step_input(self, name: str, step: StepBatch) -> torch.Tensor:
-        arrays = {TOKEN_IDS: step.token_ids_T, POSITIONS: step.positions_T, LOGIT_ROWS: step.logit_rows_R}
-        if name == ADAPTERS:
-            return torch.from_numpy(step.adapters_or_none_T)
-        if name in arrays:
-            return torch.from_numpy(arrays[name])
+        if name in STEP_INPUTS:
+            return torch.from_numpy(step.inputs()[name])
         # Keys and values that went to the cache natively: attention reads them there, and here only their shape.
         return torch.empty([0, *dims_of(self._program.shapes[name])], dtype=self._dtype)
 

@@ -19,7 +19,7 @@ from ridgeline.backends.native.memory import allocate, allocate_cache, logits_wi
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.weights import NativeWeights, Tensors
-from ridgeline.cache.layout import StateSize, plan_layout
+from ridgeline.cache.layout import CacheLayout, StateSize, plan_layout
 from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class MeasuredTape:
         self._num_threads = settings.num_threads
         self._logits_width = logits_width(program)
         self._tape = _native.Tape(settings.level, None, settings.deterministic)
-        layout = plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1)
+        nothing = CacheLayout(block_size, (), 1)
+        layout = plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1) if sizes else nothing
         groups = tuple(replace(group, num_blocks=1) for group in layout.groups)
         cache = allocate_cache(program, replace(layout, groups=groups), settings.kv)
         weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)

@@ -86,13 +86,7 @@ def matrix_format(
         kind = "int4_minima" if form.zero == "minima" else "int4"
     points, other = form.zero == "points", "" if scheme == kind else scheme
     return MatrixFormat(
-        kind=kind,
-        inputs=inputs,
-        group=form.group,
-        zero_points=points,
-        stored=stored,
-        scheme=other,
-        order=form.order,
+        kind=kind, inputs=inputs, group=form.group, zero_points=points, stored=stored, scheme=other, order=form.order
     )
 
 
@@ -111,9 +105,7 @@ class NativeSettings:
     kv: KvKind
     deterministic: bool = False
     embeddings: MatrixFormat | None = None  # of a table that no head shares; None: plain rows of `dtype`
-    prequantized: Mapping[str, MatrixFormat] = field(
-        default_factory=dict[str, MatrixFormat]
-    )  # weights as the file has them
+    prequantized: Mapping[str, MatrixFormat] = field(default_factory=dict[str, MatrixFormat])  # as the file has them
     variants: Variants = field(default_factory=dict[str, Mapping[str, str]])  # of a kind that is not there: the level's
 
     def table(self, weight: str) -> MatrixFormat | None:

@@ -92,9 +92,7 @@ class NativeWeights:
 
         def padded() -> np.ndarray:
             values = float32(make()).reshape(-1)
-            out = np.zeros(-(-values.size // PANEL) * PANEL, dtype=np.float32)
-            out[: values.size] = values
-            return out.view(np.uint8)
+            return np.pad(values, (0, -values.size % PANEL)).view(np.uint8)
 
         return address(self._part(f"{name}.vector", padded))
 
@@ -132,10 +130,10 @@ class NativeWeights:
 
         def stored(expert: int) -> Rows:
             if form.stored:
-                return self._stored_rows(sources, expert)
-            return self._quantize(
-                _concat([tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]), form
-            )
+                assert self._prequantized is not None
+                return _rows(joined([self._prequantized.read(source, expert) for source in sources]))
+            rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
+            return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
         return self._packed(name, stored, order, inputs, form, num_experts, self._order(name, sources[0], form))
 
@@ -162,16 +160,8 @@ class NativeWeights:
         if name not in self._matrices:
 
             def describe(location: int) -> _native.Matrix:
-                matrix = _native.Matrix(
-                    form.kind,
-                    form.inputs,
-                    len(order),
-                    inputs,
-                    form.input_group,
-                    form.zero_points,
-                    location,
-                    inputs_from,
-                )
+                kind = (form.kind, form.inputs, len(order), inputs, form.input_group, form.zero_points)
+                matrix = _native.Matrix(*kind, location, inputs_from)
                 return _native.tuned(self._level, matrix, self._variants.get(kind_name(form), {}))
 
             def packed() -> np.ndarray:
@@ -196,11 +186,6 @@ class NativeWeights:
             return found.view(np.uint8)
 
         return address(self._part(f"{name}.order", order))
-
-    def _stored_rows(self, sources: Sequence[str], expert: int) -> Rows:
-        """Return what the checkpoint stores of several weights, as one matrix."""
-        assert self._prequantized is not None
-        return _rows(joined([self._prequantized.read(source, expert) for source in sources]))
 
     def _quantize(self, rows_NK: Array, form: MatrixFormat) -> Rows:
         """Convert to the format's kind: return values, and for integers scales and maybe zero points."""
@@ -268,7 +253,3 @@ def _rows(matrix: StoredMatrix) -> Rows:
 def in_order(values: Array, order: np.ndarray) -> Array:
     """Return entries `order` of the last axis; zeros where the order says -1."""
     return np.where(order >= 0, values[..., np.maximum(order, 0)], 0)
-
-
-def _concat(arrays: Sequence[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

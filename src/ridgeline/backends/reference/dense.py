@@ -22,10 +22,7 @@ class DenseMemory:
     def __init__(
         self, states: Sequence[State], batch: int, num_tokens: int, visible_TT: torch.Tensor | None = None
     ) -> None:
-        self._states = states
-        self._batch = batch
-        self._num_tokens = num_tokens
-        self._visible_TT = visible_TT
+        self._states, self._batch, self._num_tokens, self._visible_TT = states, batch, num_tokens, visible_TT
         self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
         self._masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
 
@@ -35,20 +32,17 @@ class DenseMemory:
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         positions = torch.arange(self._num_tokens)[None]
         if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = mask_of(self._visible(window), dtype).expand(self._batch, -1, -1)
+            if self._visible_TT is None:
+                length, run = torch.tensor([self._num_tokens]), torch.tensor([1])
+                visible_STT = visible_keys_SQL(positions, positions, length, run, window)
+            else:
+                assert window is None, "only full attention can be told what it sees"
+                visible_STT = self._visible_TT[None]
+            self._masks[window, dtype] = mask_of(visible_STT, dtype).expand(self._batch, -1, -1)
         rows = torch.arange(self._batch * self._num_tokens).unflatten(0, (self._batch, -1))
         entries = tuple(x.to(dtype) for x in self._entries[state])
         is_causal = self._visible_TT is None and (window is None or window >= self._num_tokens)
         return [CachedSpans(rows, entries, positions, positions, self._masks[window, dtype], is_causal)]
-
-    def _visible(self, window: int | None) -> torch.Tensor:
-        """Return which keys each query sees, bool [1, T, T]."""
-        positions = torch.arange(self._num_tokens)[None]
-        if self._visible_TT is None:
-            length, run = torch.tensor([self._num_tokens]), torch.tensor([1])
-            return visible_keys_SQL(positions, positions, length, run, window)
-        assert window is None, "only full attention can be told what it sees"
-        return self._visible_TT[None]
 
     def spans(self) -> Sequence[slice]:
         return [slice(i * self._num_tokens, (i + 1) * self._num_tokens) for i in range(self._batch)]
@@ -67,14 +61,10 @@ class DenseModel(torch.nn.Module):
 
     def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self._program = program
+        self.program = program
         self._parameter_names = {name: name.replace(".", "/") for name in program.weights}  # torch forbids dots
         for name, attribute in self._parameter_names.items():
             self.register_parameter(attribute, torch.nn.Parameter(weights[name]))
-
-    @property
-    def program(self) -> Program:
-        return self._program
 
     def named_weights(self) -> dict[str, torch.nn.Parameter]:
         """Return the weights under the program's names."""
@@ -87,7 +77,7 @@ class DenseModel(torch.nn.Module):
         visible_TT: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `dense_logits`."""
-        return dense_logits(self._program, self.named_weights(), token_ids_BT, positions_T, visible_TT)
+        return dense_logits(self.program, self.named_weights(), token_ids_BT, positions_T, visible_TT)
 
 
 def dense_logits(
@@ -96,12 +86,11 @@ def dense_logits(
     token_ids_BT: torch.Tensor,
     positions_T: torch.Tensor | None = None,
     visible_TT: torch.Tensor | None = None,
-    adapter: int = 0,
 ) -> torch.Tensor:
     """Compute the logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
 
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
-    key]) say otherwise. `adapter`: the number of the LoRA adapter of all tokens, 0 for none.
+    key]) say otherwise.
     """
     batch, num_tokens = token_ids_BT.shape
     positions = torch.arange(num_tokens) if positions_T is None else positions_T
@@ -109,7 +98,7 @@ def dense_logits(
         TOKEN_IDS: token_ids_BT.flatten(),
         POSITIONS: positions.repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
-        ADAPTERS: torch.full((batch * num_tokens,), adapter),
+        ADAPTERS: torch.zeros(batch * num_tokens, dtype=torch.int64),
     }
     values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
     return values[program.result].unflatten(0, (batch, num_tokens))

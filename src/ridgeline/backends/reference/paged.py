@@ -22,18 +22,7 @@ from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.program.op import (
-    ADAPTERS,
-    FEATURES,
-    LOGIT_ROWS,
-    POSITIONS,
-    TOKEN_IDS,
-    KvState,
-    LatentState,
-    Program,
-    RecurrentState,
-    State,
-)
+from ridgeline.program.op import FEATURES, KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.pricing import ElementBytes
 
@@ -99,12 +88,7 @@ class ReferenceExecutable:
     ) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
         """Return the program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
-        inputs = {
-            TOKEN_IDS: torch.from_numpy(step.token_ids_T),
-            POSITIONS: torch.from_numpy(step.positions_T),
-            LOGIT_ROWS: torch.from_numpy(step.logit_rows_R),
-            ADAPTERS: torch.from_numpy(step.adapters_or_none_T),
-        }
+        inputs = {name: torch.from_numpy(array) for name, array in step.inputs().items()}
         if features_TW is not None:
             inputs[FEATURES] = torch.from_numpy(features_TW).to(self._dtype)
         return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
@@ -131,16 +115,9 @@ class _PagedMemory:
     """
 
     def __init__(
-        self,
-        memories: Mapping[int, StateMemory],
-        group_of: Mapping[int, int],
-        layout: CacheLayout,
-        step: StepBatch,
+        self, memories: Mapping[int, StateMemory], group_of: Mapping[int, int], layout: CacheLayout, step: StepBatch
     ) -> None:
-        self._memories = memories
-        self._group_of = group_of
-        self._layout = layout
-        self._step = step
+        self._memories, self._group_of, self._layout, self._step = memories, group_of, layout, step
         self._writes: dict[int, tuple[torch.Tensor, ...]] = {}
         self._batches: dict[tuple[int, int | None], list[tuple[torch.Tensor, CachedSpans]]] = {}
 

@@ -7,11 +7,7 @@ import torch
 
 from ridgeline.core.dtypes import BFLOAT16, Array
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def as_tensor(array: Array) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The kinds of workload, one file each, found by scanning this folder; a file names its class `WORKLOAD`.
 
-Adding a kind is adding a file that holds a frozen dataclass with `requests()`. Its fields are its options.
+Adding a kind is adding a file that holds a frozen dataclass that is a Workload. Its fields are its options.
 """
 
 import dataclasses

@@ -9,13 +9,13 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
+from ridgeline.bench.workload import BenchRequest, Workload, random_tokens, vocab_option
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Azure:
+class Azure(Workload):
     """Sends the first `num_requests` rows of the trace; the first arrives at 0.
 
     `time_scale` multiplies the time between arrivals (0.5: twice the load). `length_scale` multiplies both lengths,
@@ -30,9 +30,6 @@ class Azure:
     max_output_tokens: int = option(2048, low=1)
     vocab_size: int = vocab_option()
     seed: int = option(0, low=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the requests. Raises ConfigError when the file cannot be read as this trace."""

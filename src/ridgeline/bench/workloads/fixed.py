@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
+from ridgeline.bench.workload import BenchRequest, Workload, random_tokens, vocab_option
 from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class Fixed(Workload):
     """Make `num_requests` prompts of `input_tokens` random ids, each answered with `output_tokens` tokens."""
 
     num_requests: int = option(100, low=1)
@@ -15,9 +15,6 @@ class Fixed:
     output_tokens: int = option(128, low=1)
     vocab_size: int = vocab_option()
     seed: int = option(0, low=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Return prompts that share no prefix but by chance."""

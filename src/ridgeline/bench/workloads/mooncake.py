@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from ridgeline.bench.workload import BenchRequest, check_options, random_tokens, vocab_option
+from ridgeline.bench.workload import BenchRequest, Workload, random_tokens, vocab_option
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import option
 
@@ -25,7 +25,7 @@ class _Row(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mooncake:
+class Mooncake(Workload):
     """Sends the first `num_requests` lines of the trace; the first arrives at 0.
 
     `time_scale` multiplies the time between arrivals. `length_scale` shrinks the blocks and both lengths alike, and
@@ -40,9 +40,6 @@ class Mooncake:
     max_output_tokens: int = option(2048, low=1)
     vocab_size: int = vocab_option()
     seed: int = option(0, low=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the requests. Raises ConfigError when the file cannot be read as this trace."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.bench.workload import BenchRequest, check_options
+from ridgeline.bench.workload import BenchRequest, Workload
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import option
 
@@ -19,7 +19,7 @@ class _Line(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
+class Prompts(Workload):
     """Prompts in file order, of one `category` if named, at most `num_requests`. Of `turns`, the first is asked."""
 
     path: str
@@ -27,9 +27,6 @@ class Prompts:
     category: str = ""
     output_tokens: int = option(128, low=1)
     ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def requests(self) -> list[BenchRequest]:
         """Read the prompts. Raises ConfigError for an unreadable file, a line without prompt, or an empty category."""

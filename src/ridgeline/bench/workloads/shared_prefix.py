@@ -4,12 +4,12 @@ cache.
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_options, lengths_rng, random_tokens, require, vocab_option
+from ridgeline.bench.workload import BenchRequest, Workload, lengths_rng, random_tokens, require, vocab_option
 from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrefix:
+class SharedPrefix(Workload):
     """`num_prefixes` prefixes, shared evenly by the requests (the first ones take the rest), shuffled."""
 
     num_requests: int = option(100, low=1)
@@ -21,7 +21,7 @@ class SharedPrefix:
     seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        Workload.__post_init__(self)
         limit = f"in 1..{self.num_requests} (num_requests)"
         require(1 <= self.num_prefixes <= self.num_requests, "num_prefixes", self.num_prefixes, limit)
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from ridgeline.bench.workload import BenchRequest, check_options, lengths_rng, random_tokens, require, vocab_option
+from ridgeline.bench.workload import BenchRequest, Workload, lengths_rng, random_tokens, require, vocab_option
 from ridgeline.core.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uniform:
+class Uniform(Workload):
     """Make random token ids; lengths in and out are independent and uniform in [min, max]."""
 
     num_requests: int = option(256, low=1)
@@ -19,7 +19,7 @@ class Uniform:
     seed: int = option(0, low=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        Workload.__post_init__(self)
         require(self.input_min <= self.input_max, "input_min", self.input_min, "at most input_max")
         require(self.output_min <= self.output_max, "output_min", self.output_min, "at most output_max")
 

@@ -6,7 +6,7 @@ A kind decides; the manager acts on all groups or on none. Only CacheManager cal
 import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 from ridgeline.cache.layout import GroupLayout
 from ridgeline.cache.pool import BlockPool
@@ -33,22 +33,14 @@ NO_NEED = Need(0)
 
 
 class CacheGroup(Protocol):
-    """Manages one kind of memory over one pool; a table belongs to one sequence."""
+    """Manages one kind of memory over one pool; a table belongs to one sequence.
 
-    @property
-    def whole_prefix(self) -> bool:
-        """True if a hit needs every block from the start, so a node without this group's block serves nobody below."""
-        ...
+    A kind that leaves a method out keeps all blocks to the end, cuts no span, and shares no block with the tree.
+    """
 
-    @property
-    def miss_reason(self) -> str:
-        """Why this group could not serve a hit that the tokens allowed, in words for an operator."""
-        ...
-
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether fewer tokens than a step has computed may be committed: the others are computed again later."""
-        ...
+    whole_prefix: ClassVar[bool]  # a hit needs every block from the start: a node without this group's serves nobody
+    miss_reason: ClassVar[str]  # why this group could not serve a hit that the tokens allowed, for an operator
+    can_roll_back: ClassVar[bool]  # of what a step has computed less may be committed: it is computed again later
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Return the longest hit of at most `num_blocks` blocks along `path`, the nodes from the root's child on."""
@@ -60,7 +52,7 @@ class CacheGroup(Protocol):
 
     def span_end(self, computed: int, end: int) -> int:
         """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it."""
-        ...
+        return end
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         """Return the block to publish for block index `index`, once positions `before .. computed` are written."""
@@ -68,19 +60,13 @@ class CacheGroup(Protocol):
 
     def commit(self, table: SequenceTable, computed: int) -> None:
         """Release what no later query of this sequence can see, now that positions below `computed` are written."""
-        ...
 
     def truncate(self, table: SequenceTable, end: int) -> None:
         """Release what was reserved from position `end` on."""
-        ...
-
-    def release(self, table: SequenceTable) -> None:
-        """Drop all references of the table."""
-        ...
 
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         """Return the block that a published node of index `index` must share with the table; None: it need not."""
-        ...
+        return None
 
 
 def kinds() -> tuple[str, ...]:

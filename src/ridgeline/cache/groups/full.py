@@ -14,7 +14,7 @@ def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> 
     return FullGroup(block_size, pool)
 
 
-class FullGroup:
+class FullGroup(CacheGroup):
     """CacheGroup that never frees before the sequence ends; the tree holds its block for every node."""
 
     whole_prefix = True
@@ -36,20 +36,11 @@ class FullGroup:
         copies_tail = computed % self._block_size != 0 and self._pool.ref_count(table.block_at(tail)) > 1
         return Need(max(num_new, 0), tail if copies_tail else None) if num_new > 0 or copies_tail else NO_NEED
 
-    def span_end(self, computed: int, end: int) -> int:
-        return end
-
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         return table.block_at(index)
 
-    def commit(self, table: SequenceTable, computed: int) -> None:
-        """Do nothing: every block stays visible."""
-
     def truncate(self, table: SequenceTable, end: int) -> None:
         table.drop_from(-(-end // self._block_size), self._pool)
-
-    def release(self, table: SequenceTable) -> None:
-        table.release(self._pool)
 
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         return table.block_at(index) if index >= table.first_block else None

@@ -24,8 +24,11 @@ def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> 
     return RecurrentGroup(index, block_size, pool)
 
 
-class RecurrentGroup:
-    """CacheGroup whose tables hold one block: `first_block` is the block index of the last computed token."""
+class RecurrentGroup(CacheGroup):
+    """CacheGroup whose tables hold one block: `first_block` is the block index of the last computed token.
+
+    A reservation has no size, what was computed cannot be undone, and the sequence moves on to copies of shared blocks.
+    """
 
     whole_prefix = False
     miss_reason = "no checkpoint of the recurrent state"
@@ -63,13 +66,3 @@ class RecurrentGroup:
 
     def commit(self, table: SequenceTable, computed: int) -> None:
         table.first_block = max(computed - 1, 0) // self._block_size
-
-    def truncate(self, table: SequenceTable, end: int) -> None:
-        """Do nothing: a reservation has no size, and what was computed cannot be undone."""
-
-    def release(self, table: SequenceTable) -> None:
-        table.release(self._pool)
-
-    def tree_block(self, table: SequenceTable, index: int) -> int | None:
-        """Return None: the sequence moves on to a copy."""
-        return None

@@ -1,11 +1,5 @@
-"""Ways to make small numbers of weights: one file per method, named as it. Adding one is adding a file.
-
-A module declares
-
-    NEEDS_STATISTICS                                     whether it looks at a model's inputs
-    balance(weights, statistics, grid) -> s_K or None    numbers by which the inputs that several matrices read are
-                                                         divided, and the weights multiplied; None to leave both
-    quantize(weight_NK, statistics, grid) -> StoredMatrix
+"""Ways to make small numbers of weights: one file per method, named as it, with what `Method` says. Adding one is
+adding a file.
 """
 
 import importlib
@@ -39,12 +33,15 @@ class Statistics:
 
 
 class Method(Protocol):
-    """Describes the functions of a file of this folder."""
+    """Describes a file of this folder. `NEEDS_STATISTICS`: it looks at a model's inputs."""
 
     NEEDS_STATISTICS: bool
 
     def balance(self, weights: Sequence[torch.Tensor], statistics: Statistics, grid: Grid) -> torch.Tensor | None:
-        """Return by what inputs are divided that these matrices [N, K] all read, and nothing else does."""
+        """Return by what inputs are divided, and weights multiplied, that these matrices [N, K] alone read.
+
+        None leaves both as they are.
+        """
         ...
 
     def quantize(self, weight_NK: torch.Tensor, statistics: Statistics | None, grid: Grid) -> StoredMatrix:

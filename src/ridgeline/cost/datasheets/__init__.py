@@ -7,7 +7,6 @@ Must not import torch.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -21,28 +20,8 @@ from ridgeline.cost.hardware import InputKind
 CHANNEL_BYTES = 8  # a memory channel moves 64 bits a transfer
 
 
-class MemoryChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Channels of a CPU's memory and how often each moves 64 bits."""
-
-    count: int
-    transfers_per_s: float
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A datasheet as it is written."""
-
-    title: str
-    kind: Literal["gpu", "cpu"]
-    source: str
-    memory_bytes: float | None = None
-    bytes_per_s: float | None = None
-    memory_channels: MemoryChannels | None = None
-    ops_per_s: Mapping[InputKind, float] = msgspec.field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Datasheet:
-    """One device, or `count` of them that share all work equally and talk for nothing: a limit, not a forecast.
+class Datasheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes one device, or `count` of them that share all work equally and talk for nothing: a limit, no forecast.
 
     `ops_per_s` are dense, a multiply-add is two. `memory_bytes` is None where the owner chooses.
     """
@@ -51,9 +30,9 @@ class Datasheet:
     title: str
     kind: Literal["gpu", "cpu"]
     source: str
-    memory_bytes: float | None
+    memory_bytes: float | None = None
     bytes_per_s: float
-    ops_per_s: Mapping[InputKind, float]
+    ops_per_s: Mapping[InputKind, float] = msgspec.field(default_factory=dict)
     count: int = 1
 
     cache_bytes = 0  # none is known: everything comes from memory
@@ -72,7 +51,7 @@ class Datasheet:
 
     def times(self, count: int) -> "Datasheet":
         """Return `count` of these devices as one."""
-        return replace(
+        return msgspec.structs.replace(
             self,
             name=f"{self.name}:{count}",
             title=f"{count} × {self.title}",
@@ -101,20 +80,10 @@ def datasheet(name: str) -> Datasheet:
 
 @cache
 def _read(name: str) -> Datasheet:
-    written = msgspec.convert(tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8")), type=_File)
-    bandwidth = written.bytes_per_s
-    if bandwidth is None:
-        assert written.memory_channels is not None, f"{name}.toml has neither bytes_per_s nor memory_channels"
-        bandwidth = written.memory_channels.count * written.memory_channels.transfers_per_s * CHANNEL_BYTES
-    return Datasheet(
-        name=name,
-        title=written.title,
-        kind=written.kind,
-        source=written.source,
-        memory_bytes=written.memory_bytes,
-        bytes_per_s=bandwidth,
-        ops_per_s=written.ops_per_s,
-    )
+    written = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    if channels := written.pop("memory_channels", None):
+        written["bytes_per_s"] = channels["count"] * channels["transfers_per_s"] * CHANNEL_BYTES
+    return msgspec.convert({"name": name, **written}, type=Datasheet)
 
 
 def _folder() -> Traversable:

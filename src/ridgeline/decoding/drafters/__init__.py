@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, cast
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice
-from ridgeline.core.step import StepPlan, StepResult, Vectors, Weights
+from ridgeline.core.step import IntArray, StepPlan, StepResult, Vectors, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -21,6 +21,7 @@ class Companion:
 
     Token ids below `vocab_size` mean the same to both models; others are neither computed nor drafted. `compute`
     computes a step over `cache`; `fold` returns what a head computes with, of the target's hidden states side by side.
+    Where `num_heads` guess a token each, that is the logits of all, side by side, over the tokens `token_ids_V`.
     """
 
     cache: CacheManager
@@ -30,6 +31,8 @@ class Companion:
     choices: Mapping[str, Choice]
     compute: Callable[[StepPlan], StepResult]
     fold: Callable[[Vectors], Vectors] | None = None
+    num_heads: int = 0
+    token_ids_V: IntArray | None = None  # None: those of the target
 
 
 class DraftRequest(NamedTuple):

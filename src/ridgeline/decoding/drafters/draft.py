@@ -29,7 +29,7 @@ from ridgeline.core.step import (
 )
 from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
 from ridgeline.decoding.rejection import PROPOSAL
-from ridgeline.decoding.strategy import SequenceView, sample_row
+from ridgeline.decoding.strategy import SequenceView, row_after, sample_row
 
 
 def build(companion: Companion) -> "DraftModel":
@@ -211,7 +211,7 @@ class DraftModel:
                 followed = 0
             if not followed or any(span.start % block_size == 0 for span in spans):  # else slots go on by one
                 tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
-            rows = [_row_after(chain, row) for row, chain in enumerate(chains)]
+            rows = [row_after(chain.row, row, chain.token_ids) for row, chain in enumerate(chains)]
             if any(r.tells_weights or r.params.needs_history or r.num_output <= r.params.min_tokens for r in rows):
                 followed = 0
             features = [x for chain in chains if (x := chain.features_1W) is not None]
@@ -258,18 +258,6 @@ class DraftModel:
     def _release(self, seq_id: int) -> None:
         if self._residents.pop(seq_id, None) is not None:
             self._cache.release(seq_id)
-
-
-def _row_after(chain: _Chain, row: int) -> SampleRow:
-    """Return the row that decides the token after those that the chain has."""
-    first, drafted = chain.row, chain.token_ids
-    num_output = first.num_output + len(drafted)
-    return first._replace(
-        row=row,
-        num_output=num_output,
-        output_ids=[*first.output_ids, *drafted] if first.params.needs_history else (),
-        stop_ids=first.stop_ids if num_output < first.params.min_tokens else (),
-    )
 
 
 def _below(weights: Weights, vocab_size: int) -> Weights:

@@ -10,22 +10,24 @@ Called by the scheduler.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig, proposer_names
+from ridgeline.core.log import get_logger
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import DraftControl
-from ridgeline.decoding.drafters import Companion, Drafter, DraftRequest, build_drafter
-from ridgeline.decoding.drafters._guard import Probes, Shielded
+from ridgeline.decoding.draft_control import DraftControl, Probes
+from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, Room, SequenceView, sample_row
+from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
+MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
+
+log = get_logger("engine")
 
 
 def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None) -> "Speculative":
@@ -38,31 +40,9 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
     if given.drafter is not None:
         name, _ = given.drafter
         assert companion is not None, f"{name} drafts with a model"
-        drafter = name, Shielded(build_drafter(name, companion))
+        drafter = name, build_drafter(name, companion)
     rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
     return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, rejects=rejects)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Counts of one proposer's drafts since the start, for /metrics and the benchmarks."""
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_by_position: list[int] = field(default_factory=list[int])
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Take in a verified draft."""
-        self.drafts += 1
-        self.draft_tokens += num_drafted
-        by_position = self.accepted_by_position
-        by_position.extend([0] * (num_accepted - len(by_position)))
-        for position in range(num_accepted):
-            by_position[position] += 1
-
-    def stats(self) -> DraftStats:
-        by_position = tuple(self.accepted_by_position)
-        return DraftStats(self.drafts, self.draft_tokens, sum(by_position), by_position)
 
 
 class _Guess(NamedTuple):
@@ -98,13 +78,14 @@ class Speculative(Autoregressive):
         self._proposers = proposers
         self._method, self._drafter = drafter or ("", None)
         self._rejects = rejects
+        self._failures = 0  # of the drafter, in a row
         self._probes = Probes()
         self._max_draft_tokens = max_draft_tokens
         self._control = control
         self._clock = clock
         self._drafts: dict[int, Draft] = {}  # of this step, by sequence
         self._unverified: dict[int, tuple[int, list[Draft]]] = {}  # with how many tokens were known, by sequence
-        self._counts = {name: _Counts() for name in (*proposers, *([drafter[0]] if drafter else []))}
+        self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
         self._asked = False  # whether a sequence that runs is drafted for
@@ -120,7 +101,11 @@ class Speculative(Autoregressive):
         self._drafts.clear()
         if self._last is not None and self._drafter is not None:
             (plan, result), self._last = self._last, None
-            self._drafter.observe(running, plan, result)
+            try:
+                self._drafter.observe(running, plan, result)
+            except Exception:
+                self._failures = MAX_FAILURES
+                log.exception("hidden states could not be taken in, and what drafts from them is left alone")
         self._asked = any(self._asks(view) for view in running)
         if not self._asked:
             return
@@ -153,7 +138,7 @@ class Speculative(Autoregressive):
             if self._control is not None and self._probes.due(len(asked) > 0):
                 self._lengthen(asked, unguessed)
             if asked:
-                found = self._drafter.draft(asked, room.num_tokens)
+                found = self._drafted(self._drafter, asked, room.num_tokens)
                 self._drafts |= {
                     key: Draft(drafted.token_ids, 0, self._method, drafted.weights) for key, drafted in found.items()
                 }
@@ -174,15 +159,11 @@ class Speculative(Autoregressive):
         if not span.num_optional:
             return super().rows(view, span, first_row)
         first = sample_row(view, first_row)
-        params, guess = view.params, span.token_ids[span.num_tokens - span.num_optional :]
+        guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
         return [
-            first._replace(
-                row=first_row + i,
-                num_output=first.num_output + i,
-                output_ids=[*first.output_ids, *guess[:i]] if params.needs_history else (),
-                stop_ids=first.stop_ids if first.num_output + i < params.min_tokens else (),
+            row_after(first, first_row + i, guess[:i])._replace(
                 allowed=None if masks is None else masks[i],
                 trial=Trial(guess[i], weights[i]) if i < min(len(guess), len(weights)) else None,
             )
@@ -199,7 +180,7 @@ class Speculative(Autoregressive):
         while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
             right += 1
         draft = self._drafts[view.seq_id]
-        self._counts[draft.method].add(num_drafted, right)
+        self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
             self._control.acceptance.observe(view.seq_id, draft.kind, num_drafted, right)
         return Accepted(sampled[: right + 1], required + right, draft.method)
@@ -226,7 +207,7 @@ class Speculative(Autoregressive):
             self._control.acceptance.forget(view.seq_id)
 
     def drafts(self) -> Mapping[str, DraftStats]:
-        return {name: counts.stats() for name, counts in self._counts.items()}
+        return dict(self._stats)
 
     def _propose(self, view: SequenceView) -> Draft | None:
         """Return the draft that gains most, no longer than the output may still become."""
@@ -285,7 +266,23 @@ class Speculative(Autoregressive):
             asked.append(min(most.values(), key=lambda r: len(r.view.token_ids))._replace(num_tokens=1))
 
     def _max_by_drafter(self, view: SequenceView) -> int:
-        return 0 if self._drafter is None else min(self._room(view), self._drafter.max_tokens(view))
+        if self._drafter is None or self._failures >= MAX_FAILURES:
+            return 0
+        return min(self._room(view), self._drafter.max_tokens(view))
+
+    def _drafted(self, drafter: Drafter, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
+        """Return the drafter's drafts; none where it fails: sequences then go on without."""
+        try:
+            drafts = drafter.draft(asked, max_catch_up)
+        except Exception:
+            self._failures += 1
+            ends = ", and it is left alone" if self._failures == MAX_FAILURES else ""
+            log.exception("%d sequences go on without drafts, which could not be made%s", len(asked), ends)
+            for request in asked:
+                drafter.forget(request.view)
+            return {}
+        self._failures = 0
+        return drafts
 
     def _learn_in_hindsight(self, view: SequenceView) -> None:
         """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""

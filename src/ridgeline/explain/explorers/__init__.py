@@ -34,7 +34,7 @@ def inputs_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def explore(name: str, **inputs: Any) -> Exploration:
-    """Return what an explorer says for `inputs`, and its defaults for others.
+    """Return what an explorer says for `inputs`, and its defaults for others: `explore("kv", layers=32)`.
 
     Raises ConfigError for an explorer or an input that is not there, and for a value out of range.
     """

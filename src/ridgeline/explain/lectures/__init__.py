@@ -4,7 +4,7 @@ What the texts say is in rows.toml, by chapter; a chapter's file computes what i
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, resources
@@ -45,8 +45,12 @@ class Lecture:
 
     def _repr_html_(self) -> str:
         slips = sum(row.status == "✗" for row in self.rows)
-        cells = [(row.id, row.texts, row.says, row.status, row.sentence(), row.provenance) for row in self.rows]
-        return html_table(f"{len(cells)} numbers, {slips} slips", HEAD, cells)
+        return html_table(f"{len(self.rows)} numbers, {slips} slips", HEAD, [row.cells() for row in self.rows])
+
+
+def lecture() -> Lecture:
+    """Return the numbers that texts on inference name, each recomputed from its inputs."""
+    return Lecture(rows())
 
 
 @cache
@@ -71,62 +75,48 @@ def find(id: str) -> Row:
     return by_id[id]
 
 
-def legend() -> str:
-    """Say in Markdown what the texts, the marks and the words for provenance are."""
-    lines = [
-        f"Unless a row says otherwise a card is NVIDIA's H100 SXM: {peak(H100) / 1e12:.0f} × 10¹² FLOP/s in bf16, "
-        f"{bandwidth(H100) / 1e12:.2f} × 10¹² B/s, {memory(H100) / 1e9:.0f} × 10⁹ B; weights and cache are bf16. "
-        "A time is a limit: no step on that card can be faster.",
-        "",
-        "Texts: " + " · ".join(f"{letter} {what}" for letter, what in TEXTS.items()) + ".",
-        "",
-        "Marks: " + " · ".join(f"`{mark}` {what}" for mark, what in STATUSES.items()) + ".",
-        "",
-        "From: " + " · ".join(f"*{word}* {PROVENANCES[word]}" for word in PROVENANCES) + ".",
-    ]
-    return "\n".join(lines)
-
-
-def table() -> str:
-    """Return all rows as a table in Markdown."""
-    lines = ["| " + " | ".join(HEAD) + " |", "|---|---|---|---|---|---|"]
-    for row in rows():
-        cells = (row.id, row.texts, row.says, row.status, row.sentence(), row.provenance)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
-
-
 def page() -> str:
-    """Return `docs/numbers.md`."""
+    """Return `docs/numbers.md`: what the texts, the marks and the words for provenance are, and all rows as a table."""
     slips = sum(row.status == "✗" for row in rows())
-    derived = [f"- **{row.id}** {row.derivation}. {_inputs(row)}" for row in rows()]
-    return "\n".join(
-        [
-            "# Numbers",
-            "",
-            "<!-- written by: ridgeline explain lecture --page > docs/numbers.md -->",
-            "",
-            f"Texts on inference are full of numbers. Here are {len(rows())} of them, computed again from their "
-            "inputs by the op table that prices the engine's own steps; "
-            f"{slips} are slips, with the right value beside them. "
-            "`ridgeline explain lecture ID` prints one with its inputs.",
-            "",
-            legend(),
-            "",
-            table(),
-            "",
-            "## Where each comes from",
-            "",
-            *derived,
-            "",
-        ]
-    )
+    cells = ([cell.replace("|", "\\|") for cell in row.cells()] for row in rows())
+    return f"""# Numbers
+
+<!-- written by: ridgeline explain lecture --page > docs/numbers.md -->
+
+Texts on inference are full of numbers. Here are {len(rows())} of them, computed again from their inputs by the op \
+table that prices the engine's own steps; {slips} are slips, with the right value beside them. \
+`ridgeline explain lecture ID` prints one with its inputs.
+
+Unless a row says otherwise a card is NVIDIA's H100 SXM: {peak(H100) / 1e12:.0f} × 10¹² FLOP/s in bf16, \
+{bandwidth(H100) / 1e12:.2f} × 10¹² B/s, {memory(H100) / 1e9:.0f} × 10⁹ B; weights and cache are bf16. \
+A time is a limit: no step on that card can be faster.
+
+Texts: {_listed(f"{letter} {what}" for letter, what in TEXTS.items())}.
+
+Marks: {_listed(f"`{mark}` {what}" for mark, what in STATUSES.items())}.
+
+From: {_listed(f"*{word}* {what}" for word, what in PROVENANCES.items())}.
+
+| {" | ".join(HEAD)} |
+|---|---|---|---|---|---|
+{_lines(f"| {' | '.join(each)} |" for each in cells)}
+
+## Where each comes from
+
+{_lines(f"- **{row.id}** {row.derivation}. Inputs: {_inputs(row)}." for row in rows())}
+"""
+
+
+def _listed(items: Iterable[str]) -> str:
+    return " · ".join(items)
+
+
+def _lines(items: Iterable[str]) -> str:
+    return "\n".join(items)
 
 
 def _inputs(row: Row) -> str:
-    given = ", ".join(f"{name} {_plain(value)}" for name, value in row.inputs.items())
-    return f"Inputs: {given}."
-
-
-def _plain(value: object) -> str:
-    return f"{value:,.12g}" if isinstance(value, int | float) else str(value)
+    plain = (
+        (name, f"{value:,.12g}" if isinstance(value, int | float) else value) for name, value in row.inputs.items()
+    )
+    return ", ".join(f"{name} {value}" for name, value in plain)

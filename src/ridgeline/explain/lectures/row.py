@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,6 +79,10 @@ class Row:
     def sentence(self, **changed: Input) -> str:
         """Return what is right, with the values filled in."""
         return self.right.format_map({name: _Shown(value) for name, value in self.values(**changed).items()})
+
+    def cells(self) -> Sequence[str]:
+        """Return the cells of the table of all rows."""
+        return self.id, self.texts, self.says, self.status, self.sentence(), self.provenance
 
     def as_json(self) -> Mapping[str, Any]:
         """Return everything as plain data."""

@@ -9,8 +9,7 @@ from typing import Any
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
-from ridgeline.program.lower.experts import lower_experts
-from ridgeline.program.lower.feed_forward import lower_gated_mlp, lower_mlp
+from ridgeline.program.lower.feed_forward import lower_experts, lower_gated_mlp, lower_mlp
 from ridgeline.program.lower.latent import lower_latent_attention
 from ridgeline.program.lower.recurrent import (
     lower_gated_delta_net,
@@ -79,59 +78,51 @@ def _embed(b: Builder) -> str:
 
 
 def _sequential(b: Builder, prefix: str, layer: Layer, x: str) -> str:
-    if layer.mixer is not None:
-        h = _optional_norm(b, f"{prefix}.mixer_norm", layer.mixer_norm, x)
-        h = _mixer(b, prefix, layer.mixer, h)
-        h = _optional_norm(b, f"{prefix}.mixer_post_norm", layer.mixer_post_norm, h)
-        (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _scaled(b, f"{prefix}.mixer_scale", layer.residual_scale, h)))
-    if layer.feed_forward is not None:
-        h = _optional_norm(b, f"{prefix}.ffn_norm", layer.ffn_norm, x)
-        h = _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, h)
-        h = _optional_norm(b, f"{prefix}.ffn_post_norm", layer.ffn_post_norm, h)
-        (x,) = b.emit("add", f"{prefix}.ffn_sum", (x, _scaled(b, f"{prefix}.ffn_scale", layer.residual_scale, h)))
+    for half, part, norm, post_norm in (
+        ("mixer", layer.mixer, layer.mixer_norm, layer.mixer_post_norm),
+        ("ffn", layer.feed_forward, layer.ffn_norm, layer.ffn_post_norm),
+    ):
+        if part is not None:
+            h = _part(b, prefix, part, _optional_norm(b, f"{prefix}.{half}_norm", norm, x))
+            h = _optional_norm(b, f"{prefix}.{half}_post_norm", post_norm, h)
+            h = _scaled(b, f"{prefix}.{half}_scale", layer.residual_scale, h)
+            (x,) = b.emit("add", f"{prefix}.{half}_sum", (x, h))
     return x
 
 
 def _parallel(b: Builder, prefix: str, layer: ParallelLayer, x: str) -> str:
     h = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
     f = b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x) if layer.ffn_norm is not None else h
-    h = _mixer(b, prefix, layer.mixer, h)
-    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, h))
-    f = _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, f)
+    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _part(b, prefix, layer.mixer, h)))
+    f = _part(b, prefix, layer.feed_forward, f)
     return b.emit("add", f"{prefix}.ffn_sum", (x, f))[0]
 
 
 def _post_normed(b: Builder, prefix: str, layer: PostNormLayer, x: str) -> str:
-    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _mixer(b, prefix, layer.mixer, x)))
+    (x,) = b.emit("add", f"{prefix}.mixer_sum", (x, _part(b, prefix, layer.mixer, x)))
     x = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
-    (x,) = b.emit("add", f"{prefix}.ffn_sum", (x, _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, x)))
+    (x,) = b.emit("add", f"{prefix}.ffn_sum", (x, _part(b, prefix, layer.feed_forward, x)))
     return b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x)
 
 
 def _normed_residual(b: Builder, prefix: str, layer: NormedResidualLayer, x: str) -> str:
     x = b.norm(f"{prefix}.mixer_norm", layer.mixer_norm, x)
-    x = _weighted_sum(b, f"{prefix}.mixer_sum", layer.mixer_factors, x, _mixer(b, prefix, layer.mixer, x))
+    x = _weighted_sum(b, f"{prefix}.mixer_sum", layer.mixer_factors, x, _part(b, prefix, layer.mixer, x))
     x = b.norm(f"{prefix}.ffn_norm", layer.ffn_norm, x)
-    return _weighted_sum(
-        b, f"{prefix}.ffn_sum", layer.ffn_factors, x, _feed_forward(b, f"{prefix}.ffn", layer.feed_forward, x)
-    )
+    return _weighted_sum(b, f"{prefix}.ffn_sum", layer.ffn_factors, x, _part(b, prefix, layer.feed_forward, x))
 
 
 def _weighted_sum(b: Builder, prefix: str, factors: tuple[float, float], *terms: str) -> str:
     scaled = [
-        term if factor == 1.0 else b.emit("scale", f"{prefix}.{name}", (term,), (), ScaleAttrs(factor))[0]
+        _scaled(b, f"{prefix}.{name}", factor, term)
         for name, factor, term in zip(("residual", "branch"), factors, terms, strict=True)
     ]
     return b.emit("add", prefix, tuple(scaled))[0]
 
 
-def _mixer(b: Builder, prefix: str, mixer: Mixer, x: str) -> str:
-    name, lower_mixer = MIXERS[type(mixer)]
-    return lower_mixer(b, f"{prefix}.{name}", mixer, x)
-
-
-def _feed_forward(b: Builder, prefix: str, ffn: FeedForward, x: str) -> str:
-    return FEED_FORWARDS[type(ffn)](b, prefix, ffn, x)
+def _part(b: Builder, prefix: str, part: Mixer | FeedForward, x: str) -> str:
+    name, lower_part = PARTS[type(part)]
+    return lower_part(b, f"{prefix}.{name}", part, x)
 
 
 def _optional_norm(b: Builder, prefix: str, norm: Norm | None, x: str) -> str:
@@ -163,16 +154,14 @@ LAYERS: Mapping[type[AnyLayer], Lowering] = {
     PostNormLayer: _post_normed,
     NormedResidualLayer: _normed_residual,
 }
-MIXERS: Mapping[type[Mixer], tuple[str, Lowering]] = {
+PARTS: Mapping[type[Mixer | FeedForward], tuple[str, Lowering]] = {
     GroupedQueryAttention: ("attn", lower_attention),
     Mamba: ("mamba", lower_mamba),
     Mamba2: ("mamba", lower_mamba2),
     GatedDeltaNet: ("delta", lower_gated_delta_net),
     LightningAttention: ("lightning", lower_lightning_attention),
     LatentAttention: ("attn", lower_latent_attention),
-}
-FEED_FORWARDS: Mapping[type[FeedForward], Lowering] = {
-    GatedMlp: lower_gated_mlp,
-    Mlp: lower_mlp,
-    MixtureOfExperts: lower_experts,
+    GatedMlp: ("ffn", lower_gated_mlp),
+    Mlp: ("ffn", lower_mlp),
+    MixtureOfExperts: ("ffn", lower_experts),
 }

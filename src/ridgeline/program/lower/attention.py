@@ -4,7 +4,7 @@ from typing import Literal
 
 from ridgeline.program.lower.builder import Builder, LayerKv
 from ridgeline.program.op import KvState
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAttrs
 from ridgeline.program.ops.dense import ActivationAttrs, NormAttrs, SplitHeadsAttrs
 from ridgeline.spec.spec import GroupedQueryAttention
 
@@ -30,7 +30,7 @@ def _keys_and_values(b: Builder, prefix: str, mixer: GroupedQueryAttention, x: s
     v = b.linear(f"{prefix}.v", x, mixer.num_kv_heads * mixer.head_dim, mixer.qkv_bias)
     (v,) = b.emit("split_heads", f"{prefix}.v.heads", (v,), (), SplitHeadsAttrs(mixer.num_kv_heads))
     state = b.state(KvState(mixer.num_kv_heads, mixer.head_dim, mixer.window))
-    b.emit("kv_write", f"{prefix}.kv_write", (k, v), (), KvWriteAttrs(state))
+    b.emit("kv_write", f"{prefix}.kv_write", (k, v), (), CacheWriteAttrs(state))
     return LayerKv(state, k, v)
 
 

@@ -76,18 +76,19 @@ class Builder:
                 return self.emit("rmsnorm", prefix, (x,), (scale,), NormAttrs(norm.eps, norm.unit_offset))[0]
             case LayerNorm():
                 shape = (self.heads(x), width) if norm.per_head else (width,)
-                weights = [self.weight(f"{prefix}.weight", *shape)]
-                if norm.bias:
-                    weights.append(self.weight(f"{prefix}.bias", *shape))
-                return self.emit("layernorm", prefix, (x,), tuple(weights), NormAttrs(norm.eps, norm.unit_offset))[0]
+                weights = self.weights(prefix, shape, shape if norm.bias else None)
+                return self.emit("layernorm", prefix, (x,), weights, NormAttrs(norm.eps, norm.unit_offset))[0]
         assert_never(norm)
 
     def linear(self, prefix: str, x: str, out_features: int, bias: bool) -> str:
         """Add x W^T, plus bias."""
-        weights = [self.weight(f"{prefix}.weight", out_features, self.width(x))]
-        if bias:
-            weights.append(self.weight(f"{prefix}.bias", out_features))
-        return self.emit("linear", prefix, (x,), tuple(weights))[0]
+        weights = self.weights(prefix, (out_features, self.width(x)), (out_features,) if bias else None)
+        return self.emit("linear", prefix, (x,), weights)[0]
+
+    def weights(self, prefix: str, shape: tuple[int, ...], bias: tuple[int, ...] | None) -> tuple[str, ...]:
+        """Declare the weight of a module, and its bias where it has one of a shape."""
+        weight = self.weight(f"{prefix}.weight", *shape)
+        return (weight,) if bias is None else (weight, self.weight(f"{prefix}.bias", *bias))
 
     def weight(self, name: str, *shape: int) -> str:
         """Declares a weight; one name, one shape."""

@@ -11,7 +11,7 @@ from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp
 from ridgeline.program.op import FEATURES, LOGIT_ROWS, LOGITS, TOKEN_IDS, Program
-from ridgeline.program.ops.dense import EmbedAttrs, ScaleAttrs
+from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, RmsNorm
 
 
@@ -35,6 +35,20 @@ class EagleHead:
     fc_bias: bool
     own_embedding: bool
     own_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """Declares heads over one hidden state, the output of the final norm: residual layers, then logits.
+
+    Head `i`, from 0, guesses the token `i + 2` places on. With `shares_head` all have their logits by one matrix.
+    """
+
+    num_heads: int
+    num_layers: int
+    vocab_size: int
+    bias: bool
+    shares_head: bool
 
 
 def lower_eagle(head: EagleHead, target: DecoderSpec) -> tuple[Program, Program]:
@@ -67,6 +81,22 @@ def lower_eagle(head: EagleHead, target: DecoderSpec) -> tuple[Program, Program]
     return _fold(head, target), b.program((own,))
 
 
+def lower_medusa(heads: MedusaHeads, target: DecoderSpec) -> Program:
+    """Return the program from the output of the last layer of `target` to the logits of all heads, side by side."""
+    b = _builder(target, target.hidden_size, heads.vocab_size, target.hidden_size)
+    h, logits = _normed(b, target), ""
+    for number in range(heads.num_heads):
+        x, prefix = h, f"draft.heads.{number}"
+        for layer in range(heads.num_layers):
+            y = b.linear(f"{prefix}.layers.{layer}", x, b.width(x), heads.bias)
+            (y,) = b.emit("activation", f"{prefix}.act.{layer}", (y,), (), ActivationAttrs("silu"))
+            (x,) = b.emit("add", f"{prefix}.sum.{layer}", (x, y))
+        name = f"draft.heads.{0 if heads.shares_head else number}.head.weight"
+        (y,) = b.emit("linear", f"{prefix}.logits", (x,), (b.weight(name, heads.vocab_size, b.width(x)),))
+        logits = b.emit("concat", f"{prefix}.joined", (logits, y))[0] if logits else y
+    return b.program()
+
+
 def tapped(program: Program, layers: Sequence[int]) -> Program:
     """Return a model's program that retains the inputs of `layers` to the end of a step, as its taps."""
     before = [f"layers.{layer - 1}." if layer else "embed" for layer in layers]
@@ -78,11 +108,16 @@ def _fold(head: EagleHead, target: DecoderSpec) -> Program:
     b = _builder(target, target.hidden_size, target.vocab_size, len(head.layers) * target.hidden_size)
     if head.is_version_3:
         b.linear("draft.fc", FEATURES, head.hidden_size, head.fc_bias)
-    elif target.final_norm is None:
-        b.emit("scale", "same", (FEATURES,), (), ScaleAttrs(1.0))
     else:
-        b.norm("final_norm", target.final_norm, FEATURES)
+        _normed(b, target)
     return b.program()
+
+
+def _normed(b: Builder, target: DecoderSpec) -> str:
+    """Add the final norm of the model, over the output of its last layer."""
+    if target.final_norm is None:
+        return b.emit("scale", "same", (FEATURES,), (), ScaleAttrs(1.0))[0]
+    return b.norm("final_norm", target.final_norm, FEATURES)
 
 
 def _builder(target: DecoderSpec, hidden_size: int, vocab_size: int, num_features: int) -> Builder:

@@ -2,9 +2,9 @@
 
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.op import LatentState
-from ridgeline.program.ops.attention import RopeAttrs
+from ridgeline.program.ops.attention import CacheWriteAttrs, RopeAttrs
 from ridgeline.program.ops.dense import SliceAttrs, SplitHeadsAttrs
-from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentWriteAttrs
+from ridgeline.program.ops.latent import LatentAttentionAttrs
 from ridgeline.spec.spec import LatentAttention
 
 
@@ -25,7 +25,7 @@ def lower_latent_attention(b: Builder, prefix: str, mixer: LatentAttention, x: s
     (k,) = b.emit("split_heads", f"{prefix}.k.heads", (k,), (), SplitHeadsAttrs(1))
     (k,) = b.emit("rope", f"{prefix}.k.rope", (k, *angles), (), RopeAttrs(mixer.rope.interleaved))
     state = b.state(LatentState(rank, rope))
-    b.emit("latent_write", f"{prefix}.latent_write", (latent, k), (), LatentWriteAttrs(state))
+    b.emit("latent_write", f"{prefix}.latent_write", (latent, k), (), CacheWriteAttrs(state))
     up = b.weight(f"{prefix}.kv_up.weight", heads * (nope + mixer.value_dim), rank)
     attrs = LatentAttentionAttrs(state, mixer.scale)
     (o,) = b.emit("latent_attention", f"{prefix}.attention", (q, latent, k), (up,), attrs)

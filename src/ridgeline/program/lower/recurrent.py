@@ -87,9 +87,8 @@ def lower_lightning_attention(b: Builder, prefix: str, mixer: LightningAttention
 
 
 def _activated(b: Builder, prefix: str, x: str, width: int, activation: Activation) -> str:
-    return b.emit("activation", f"{prefix}.act", (b.linear(prefix, x, width, False),), (), ActivationAttrs(activation))[
-        0
-    ]
+    x = b.linear(prefix, x, width, False)
+    return b.emit("activation", f"{prefix}.act", (x,), (), ActivationAttrs(activation))[0]
 
 
 def _heads(b: Builder, x: str, count: int) -> str:
@@ -98,7 +97,5 @@ def _heads(b: Builder, x: str, count: int) -> str:
 
 def _conv(b: Builder, prefix: str, attrs: CausalConvAttrs, x: str, taps: int, bias: bool) -> str:
     width = b.width(x)
-    weights = [b.weight(f"{prefix}.weight", width, taps)]
-    if bias:
-        weights.append(b.weight(f"{prefix}.bias", width))
-    return b.emit("causal_conv", prefix, (x,), tuple(weights), attrs)[0]
+    weights = b.weights(prefix, (width, taps), (width,) if bias else None)
+    return b.emit("causal_conv", prefix, (x,), weights, attrs)[0]

@@ -42,8 +42,8 @@ class RopeAttrs(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
-class KvWriteAttrs(Attrs):
-    """Keys and values go to KV state number `state`."""
+class CacheWriteAttrs(Attrs):
+    """Keys and values, or latents and rotated keys, go to state number `state`."""
 
     state: int
 
@@ -126,17 +126,12 @@ def nothing(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape
 
 
 ROWS: Mapping[str, OpRow] = {
-    "rope_angles": OpRow(
-        RopeAnglesAttrs, 1, (0,), "positions [T] -> cos, sin [T,D/2] fp32", _angles, _rope_angles_cost, True
-    ),
-    "rope": OpRow(RopeAttrs, 3, (0,), "x [T,N,D], cos, sin -> rotated [T,N,D]", _rope_shape, _rope_cost),
-    "kv_write": OpRow(KvWriteAttrs, 2, (0,), "k, v [T,K,D] -> the cache", nothing, cache_write_cost),
-    "attention": OpRow(
-        AttentionAttrs,
-        3,
-        (0, 1),
-        "q [T,N,D], and k, v as written, over the cache, sinks [N]? -> [T,N*D]",
-        _attention_shape,
-        _attention_cost,
-    ),
+    # positions [T] -> cos, sin [T,D/2] fp32
+    "rope_angles": OpRow(RopeAnglesAttrs, 1, (0,), _angles, _rope_angles_cost, True),
+    # x [T,N,D], cos, sin -> rotated [T,N,D]
+    "rope": OpRow(RopeAttrs, 3, (0,), _rope_shape, _rope_cost),
+    # k, v [T,K,D] -> the cache
+    "kv_write": OpRow(CacheWriteAttrs, 2, (0,), nothing, cache_write_cost),
+    # q [T,N,D], and k, v as written, over the cache, sinks [N]? -> [T,N*D]
+    "attention": OpRow(AttentionAttrs, 3, (0, 1), _attention_shape, _attention_cost),
 }

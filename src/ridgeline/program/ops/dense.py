@@ -164,19 +164,34 @@ def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weig
 
 
 ROWS: Mapping[str, OpRow] = {
-    "embed": OpRow(EmbedAttrs, 1, (1,), "ids [T], table [V,H] -> scale * rows [T,H]", _rows_of_table, _embed_cost),
-    "rmsnorm": OpRow(NormAttrs, 1, (0, 1, 2), "x [..,H], product of weights [H] -> [..,H]", _norm_shape, pointwise(4)),
-    "layernorm": OpRow(NormAttrs, 1, (1, 2), "x [..,H], w [H], b [H]? -> [..,H]", _norm_shape, pointwise(7)),
-    "linear": OpRow(Plain, 1, (1, 2), "x [T,I], w [O,I], b [O]? -> [T,O]", _linear_shape, _matmul_cost),
-    "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), "x [T,N*D] -> [T,N,D], a view", _split_heads, free),
-    "slice": OpRow(SliceAttrs, 1, (0,), "x [T,W] -> some of its columns [T,S], a view", _columns, free),
-    "scale": OpRow(ScaleAttrs, 1, (0,), "x -> c * x", _same, pointwise(1)),
-    "add_row": OpRow(AddRowAttrs, 1, (1,), "x [T,H], table [N,H] -> x + table[row]", _same_width, _add_row_cost),
-    "concat": OpRow(Plain, 2, (0,), "x [T,W], y [T,U] -> side by side [T,W+U]", _side_by_side, pointwise(0)),
-    "add": OpRow(Plain, 2, (0,), "x, y -> x + y", _same_pair, pointwise(1)),
-    "activation": OpRow(ActivationAttrs, 1, (0,), "x -> act(x)", _same, pointwise(8)),
-    "gated_activation": OpRow(ActivationAttrs, 2, (0,), "gate, up -> act(gate) * up", _same_pair, pointwise(9)),
-    "select_rows": OpRow(Plain, 2, (0,), "x [T,H], rows [R] -> [R,H]", _selected_rows, _select_rows_cost),
-    "lm_head": OpRow(Plain, 1, (1, 2), "x [R,H], w [V,H], b [V]? -> fp32 [R,V]", _linear_shape, _matmul_cost, True),
-    "softcap": OpRow(SoftcapAttrs, 1, (0,), "x -> c * tanh(x / c)", _same, pointwise(8), True),
+    # ids [T], table [V,H] -> scale * rows [T,H]
+    "embed": OpRow(EmbedAttrs, 1, (1,), _rows_of_table, _embed_cost),
+    # x [..,H], product of weights [H] -> [..,H]
+    "rmsnorm": OpRow(NormAttrs, 1, (0, 1, 2), _norm_shape, pointwise(4)),
+    # x [..,H], w [H], b [H]? -> [..,H]
+    "layernorm": OpRow(NormAttrs, 1, (1, 2), _norm_shape, pointwise(7)),
+    # x [T,I], w [O,I], b [O]? -> [T,O]
+    "linear": OpRow(Plain, 1, (1, 2), _linear_shape, _matmul_cost),
+    # x [T,N*D] -> [T,N,D], a view
+    "split_heads": OpRow(SplitHeadsAttrs, 1, (0,), _split_heads, free),
+    # x [T,W] -> some of its columns [T,S], a view
+    "slice": OpRow(SliceAttrs, 1, (0,), _columns, free),
+    # x -> c * x
+    "scale": OpRow(ScaleAttrs, 1, (0,), _same, pointwise(1)),
+    # x [T,H], table [N,H] -> x + table[row]
+    "add_row": OpRow(AddRowAttrs, 1, (1,), _same_width, _add_row_cost),
+    # x [T,W], y [T,U] -> side by side [T,W+U]
+    "concat": OpRow(Plain, 2, (0,), _side_by_side, pointwise(0)),
+    # x, y -> x + y
+    "add": OpRow(Plain, 2, (0,), _same_pair, pointwise(1)),
+    # x -> act(x)
+    "activation": OpRow(ActivationAttrs, 1, (0,), _same, pointwise(8)),
+    # gate, up -> act(gate) * up
+    "gated_activation": OpRow(ActivationAttrs, 2, (0,), _same_pair, pointwise(9)),
+    # x [T,H], rows [R] -> [R,H]
+    "select_rows": OpRow(Plain, 2, (0,), _selected_rows, _select_rows_cost),
+    # x [R,H], w [V,H], b [V]? -> fp32 [R,V]
+    "lm_head": OpRow(Plain, 1, (1, 2), _linear_shape, _matmul_cost, True),
+    # x -> c * tanh(x / c)
+    "softcap": OpRow(SoftcapAttrs, 1, (0,), _same, pointwise(8), True),
 }

@@ -6,38 +6,19 @@ from dataclasses import dataclass
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Op, Plain, Program, Shape, dims_of
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, activation_bytes, elements, weight_bytes
-from ridgeline.spec.experts import GroupScore, Scoring
-from ridgeline.spec.spec import Activation
+from ridgeline.spec.spec import Activation, ClampedSwiGlu, Routing
 
 
 @dataclass(frozen=True, slots=True)
 class RouteAttrs(Attrs):
-    """The `top_k` best of a token's experts, and what each counts for: `scale` times its score.
-
-    With `normalize` a token's scores are divided by their sum first. With several groups, of consecutive experts, only
-    the `top_groups` best of them take part: a group is as good as its best expert, or as its two best together
-    (DeepSeek-V2, arXiv 2405.04434; DeepSeek-V3, arXiv 2412.19437). Among equals the lower number wins.
-    """
-
-    top_k: int
-    scoring: Scoring
-    normalize: bool
-    scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-    group_score: GroupScore = "max"
+    routing: Routing
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsAttrs(Attrs):
-    """An expert is down(act(gate) * up).
+    """An expert is down(act(gate) * up), or down(f(gate, up)) of a function of both."""
 
-    With a `limit` L it is down((u + 1) * g * sigmoid(alpha * g)), g = min(gate, L), u = up within -L and L (gpt-oss).
-    """
-
-    activation: Activation
-    limit: float | None = None
-    alpha: float = 1.0
+    activation: Activation | ClampedSwiGlu
 
 
 def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
@@ -58,18 +39,10 @@ def expert_matrices(op: Op) -> tuple[Sequence[str], Sequence[str]]:
 
 def _route_shape(attrs: RouteAttrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     (num_experts,) = dims_of(inputs[0])
-    groups = attrs.num_groups
-    if not 1 <= attrs.top_groups <= groups or num_experts % groups:
-        raise ConfigError(f"{attrs.top_groups} of {groups} groups of {num_experts} experts: the groups must be equal")
-    if attrs.group_score == "top2_sum" and groups > 1 and num_experts < 2 * groups:
-        raise ConfigError(f"the two best of a group in {groups} groups of {num_experts} experts: a group has fewer")
-    if not 1 <= attrs.top_k <= num_experts // groups * attrs.top_groups:
-        raise ConfigError(
-            f"top {attrs.top_k} of {num_experts // groups * attrs.top_groups} experts in reach of a token"
-        )
+    attrs.routing.check(num_experts)
     if any(weight != (num_experts,) for weight in weights):
         raise ConfigError(f"selection bias of shape {weights[0]} for {num_experts} experts")
-    return ((inputs[0][0], attrs.top_k),) * 2
+    return ((inputs[0][0], attrs.routing.top_k),) * 2
 
 
 def _route_cost(x: Operands) -> OpCost:
@@ -109,23 +82,10 @@ def _gate_rows_cost(x: Operands) -> OpCost:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "route": OpRow(
-        RouteAttrs,
-        1,
-        (0, 1),
-        "logits [T,E], selection bias [E]? -> expert ids int32, weights fp32 [T,k]",
-        _route_shape,
-        _route_cost,
-        float32_outputs=True,
-        float32_weights=True,
-    ),
-    "experts": OpRow(
-        ExpertsAttrs,
-        3,
-        (3, 6),
-        "x [T,H], ids, weights [T,k], gate, up [E,F,H], down [E,H,F], biases? -> [T,H]",
-        _experts_shape,
-        _experts_cost,
-    ),
-    "gate_rows": OpRow(Plain, 2, (0,), "x [T,H], g [T,1] -> sigmoid(g) * x", _gate_rows_shape, _gate_rows_cost),
+    # logits [T,E], selection bias [E]? -> expert ids int32, weights fp32 [T,k]
+    "route": OpRow(RouteAttrs, 1, (0, 1), _route_shape, _route_cost, float32_outputs=True, float32_weights=True),
+    # x [T,H], ids, weights [T,k], gate, up [E,F,H], down [E,H,F], biases? -> [T,H]
+    "experts": OpRow(ExpertsAttrs, 3, (3, 6), _experts_shape, _experts_cost),
+    # x [T,H], g [T,1] -> sigmoid(g) * x
+    "gate_rows": OpRow(Plain, 2, (0,), _gate_rows_shape, _gate_rows_cost),
 }

@@ -9,15 +9,8 @@ from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import Attrs, Op, Program, Shape, dims_of
-from ridgeline.program.ops.attention import cache_write_cost, nothing, visible_keys
+from ridgeline.program.ops.attention import CacheWriteAttrs, cache_write_cost, nothing, visible_keys
 from ridgeline.program.pricing import OpCost, Operands, OpRow, WeightShape, elements, weight_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LatentWriteAttrs(Attrs):
-    """Latents and rotated keys go to latent state number `state`."""
-
-    state: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +100,8 @@ def _attention_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[We
 
 
 ROWS: Mapping[str, OpRow] = {
-    "latent_write": OpRow(LatentWriteAttrs, 2, (0,), "latent [T,C], k [T,1,R] -> the cache", nothing, cache_write_cost),
-    "latent_attention": OpRow(
-        LatentAttentionAttrs,
-        3,
-        (1,),
-        "q [T,N,P+R], latent and k as written, over the cache, w [N*(P+V),C] -> [T,N*V]",
-        _attention_shape,
-        _attention_cost,
-    ),
+    # latent [T,C], k [T,1,R] -> the cache
+    "latent_write": OpRow(CacheWriteAttrs, 2, (0,), nothing, cache_write_cost),
+    # q [T,N,P+R], latent and k as written, over the cache, w [N*(P+V),C] -> [T,N*V]
+    "latent_attention": OpRow(LatentAttentionAttrs, 3, (1,), _attention_shape, _attention_cost),
 }

@@ -169,55 +169,16 @@ def _gated_norm_shape(
 
 
 ROWS: Mapping[str, OpRow] = {
-    "causal_conv": OpRow(
-        CausalConvAttrs,
-        1,
-        (1, 2),
-        "x [T,C], w [C,W], b [C]? -> act(each channel over its last W tokens) [T,C]; keeps [C,W-1]",
-        _conv_shape,
-        _conv_cost,
-    ),
-    "selective_scan": OpRow(
-        RecurrentAttrs,
-        4,
-        (2,),
-        "x, dt [T,I], B, C [T,N], A_log [I,N], D [I] -> [T,I]; keeps [I,N]",
-        _scan_shape,
-        _recurrence(_scan_state, 10),
-        float32_weights=True,
-    ),
-    "ssd": OpRow(
-        SsdAttrs,
-        4,
-        (3,),
-        "x [T,H,P], dt [T,H], B, C [T,G,N], A_log, D, dt_bias [H] -> [T,H*P]; keeps [H,P,N]",
-        _ssd_shape,
-        _recurrence(_ssd_state, 5),
-        float32_weights=True,
-    ),
-    "delta_rule": OpRow(
-        RecurrentAttrs,
-        5,
-        (2,),
-        "q, k [T,Hk,K], v [T,H,V], a, b [T,H], A_log, dt_bias [H] -> [T,H*V]; keeps [H,K,V]",
-        _delta_shape,
-        _recurrence(_key_value_state, 7),
-        float32_weights=True,
-    ),
-    "retention": OpRow(
-        RetentionAttrs,
-        3,
-        (0,),
-        "q, k [T,H,K], v [T,H,V] -> [T,H*V]; keeps [H,K,V]",
-        _retention_shape,
-        _recurrence(_key_value_state, 5),
-    ),
-    "gated_norm": OpRow(
-        GatedNormAttrs,
-        2,
-        (1,),
-        "x, z [T,W], w [W], or [group] for all groups -> x by norm and silu(z) [T,W]",
-        _gated_norm_shape,
-        pointwise(13),
-    ),
+    # x [T,C], w [C,W], b [C]? -> act(each channel over its last W tokens) [T,C]; keeps [C,W-1]
+    "causal_conv": OpRow(CausalConvAttrs, 1, (1, 2), _conv_shape, _conv_cost),
+    # x, dt [T,I], B, C [T,N], A_log [I,N], D [I] -> [T,I]; keeps [I,N]
+    "selective_scan": OpRow(RecurrentAttrs, 4, (2,), _scan_shape, _recurrence(_scan_state, 10), float32_weights=True),
+    # x [T,H,P], dt [T,H], B, C [T,G,N], A_log, D, dt_bias [H] -> [T,H*P]; keeps [H,P,N]
+    "ssd": OpRow(SsdAttrs, 4, (3,), _ssd_shape, _recurrence(_ssd_state, 5), float32_weights=True),
+    # q, k [T,Hk,K], v [T,H,V], a, b [T,H], A_log, dt_bias [H] -> [T,H*V]; keeps [H,K,V]
+    "delta_rule": OpRow(RecurrentAttrs, 5, (2,), _delta_shape, _recurrence(_key_value_state, 7), float32_weights=True),
+    # q, k [T,H,K], v [T,H,V] -> [T,H*V]; keeps [H,K,V]
+    "retention": OpRow(RetentionAttrs, 3, (0,), _retention_shape, _recurrence(_key_value_state, 5)),
+    # x, z [T,W], w [W], or [group] for all groups -> x by norm and silu(z) [T,W]
+    "gated_norm": OpRow(GatedNormAttrs, 2, (1,), _gated_norm_shape, pointwise(13)),
 }

@@ -6,7 +6,7 @@ dynamic and longrope scaling depend on that, of all that lowering writes down. C
 
 from dataclasses import replace
 
-from ridgeline.program.op import Op, Program
+from ridgeline.program.op import Program
 from ridgeline.program.ops.attention import RopeAnglesAttrs
 
 
@@ -15,10 +15,8 @@ def for_context(program: Program, context_length: int) -> Program:
     assert context_length <= program.context_length, "learned positions were checked for shorter contexts only"
     if context_length == program.context_length:
         return program
-    return replace(program, ops=tuple(_fitted(op, context_length) for op in program.ops), context_length=context_length)
-
-
-def _fitted(op: Op, context_length: int) -> Op:
-    if not isinstance(op.attrs, RopeAnglesAttrs) or op.attrs.rope is None:
-        return op
-    return replace(op, attrs=RopeAnglesAttrs.of_rope(op.attrs.rope, context_length))
+    ops = list(program.ops)
+    for at, op in enumerate(ops):
+        if isinstance(op.attrs, RopeAnglesAttrs) and op.attrs.rope is not None:
+            ops[at] = replace(op, attrs=RopeAnglesAttrs.of_rope(op.attrs.rope, context_length))
+    return replace(program, ops=tuple(ops), context_length=context_length)

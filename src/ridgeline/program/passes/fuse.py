@@ -8,28 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.program.op import LOGITS, Op, Program
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs
 from ridgeline.program.ops.dense import MATRIX_OPS, NORMS
 
-# What each kind of group holds, parts in brackets where the program has them:
-#   norm_qkv         [norm], linears of q, k and v, their heads, [norms and rope of q and k], kv_write
-#   norm_q           [norm], linear of q, its heads, [norm and rope of q]: of an attention to another layer's keys
-#   attention        attention
-#   linear_add       linear, add onto the residual
-#   norm_gated       [norm], linears of gate and up, gated_activation
-#   norm_activated   [norm], linear, activation
-#   norm_head        [select_rows], [norm], lm_head, [softcap]
-#   norm_linears     [norm], two or more linears of the same input that are in none of the above
-GROUP_KINDS = (
-    "norm_qkv",
-    "norm_q",
-    "attention",
-    "linear_add",
-    "norm_gated",
-    "norm_activated",
-    "norm_head",
-    "norm_linears",
-)
+# With what each kind of group holds, parts in brackets where the program has them.
+GROUP_KINDS: Mapping[str, str] = {
+    "norm_qkv": "[norm], linears of q, k and v, their heads, [norms and rope of q and k], kv_write",
+    "norm_q": "[norm], linear of q, its heads, [norm and rope of q]: of an attention to another layer's keys",
+    "attention": "attention",
+    "linear_add": "linear, add onto the residual",
+    "norm_gated": "[norm], linears of gate and up, gated_activation",
+    "norm_activated": "[norm], linear, activation",
+    "norm_head": "[select_rows], [norm], lm_head, [softcap]",
+    "norm_linears": "[norm], two or more linears of the same input that are in none of the above",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +111,7 @@ _Match = tuple[str, list[Op]]
 
 def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
     """Match from a kv_write back to the three linears; the queries are those of the first attention that reads it."""
-    assert isinstance(write.attrs, KvWriteAttrs)
+    assert isinstance(write.attrs, CacheWriteAttrs)
     k, v = write.inputs
     readers = [op for op in (*flow.consumers(k), *flow.consumers(v)) if op.label != write.label]
     if k == v or not readers or not all(_attends(flow, op, write) for op in readers):
@@ -151,7 +143,7 @@ def _made_alike(queries: Sequence[Op], keys: Sequence[Op]) -> bool:
 
 def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:
     """Return whether `op` reads what `write` wrote, from the cache."""
-    assert isinstance(write.attrs, KvWriteAttrs)
+    assert isinstance(write.attrs, CacheWriteAttrs)
     return (
         isinstance(op.attrs, AttentionAttrs)
         and op.attrs.state == write.attrs.state

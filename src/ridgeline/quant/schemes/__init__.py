@@ -1,1 +1,31 @@
-"""One file per scheme; see `ridgeline.quant.scheme.Scheme` for what it holds."""
+"""Schemes of weight quantization: one file each, named as the scheme, which holds the functions of `Scheme`."""
+
+import importlib
+from typing import Protocol, cast
+
+from ridgeline.core.config import scheme_names
+from ridgeline.core.dtypes import Float32s
+from ridgeline.core.errors import ConfigError
+from ridgeline.quant.stored import StoredFormat, StoredMatrix
+
+
+class Scheme(Protocol):
+    """Describes the functions of a file of `schemes/`."""
+
+    def stored_format(self, group_size: int | None, zero_points: bool) -> StoredFormat:
+        """Return how the scheme stores matrices; `group_size` None: the scheme's own choice.
+
+        Raises ConfigError for a group size or zero points that the scheme does not have.
+        """
+        ...
+
+    def quantize(self, weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:
+        """Round each row of a matrix to nearest. Scales of what is no number, or too large, are none either."""
+        ...
+
+
+def scheme(name: str) -> Scheme:
+    """Look up a scheme by name. Raises ConfigError where there is none."""
+    if name not in scheme_names():
+        raise ConfigError(f"{name!r} is no quantization scheme; there are {', '.join(scheme_names())}")
+    return cast("Scheme", importlib.import_module(f"{__name__}.{name}"))

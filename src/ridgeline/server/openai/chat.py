@@ -1,11 +1,11 @@
 """POST /v1/chat/completions: messages through the model's chat template, whole or streamed."""
 
 import asyncio
-import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -16,20 +16,17 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.params import MAX_LOGPROBS, StructuredOutputsParams
 from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
-from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
 from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     AssistantMessage,
-    ChatBody,
     ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    CompletionBody,
     FinishName,
     FunctionCall,
     Tool,
@@ -37,37 +34,45 @@ from ridgeline.server.openai.protocol import (
 )
 from ridgeline.server.openai.responses import Reply, end, respond
 from ridgeline.server.openai.structured import blamed_on, field_of, structured_outputs
-from ridgeline.server.service import Service, note_of
+from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
 from ridgeline.text.outputs import OutputFormat, OutputReader
 from ridgeline.text.tools.reader import Piece
 
-_DECODER = msgspec.json.Decoder(with_parameters(ChatRequest))
+CHAT_BODY = with_parameters(ChatRequest)
+_DECODER = msgspec.json.Decoder(CHAT_BODY)
 
 
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/chat/completions. Raises what errors.py maps."""
     note = note_of(http)
     service.reserve(note, 0)
-    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    body = await read_json(http, _DECODER)
     service.reserve(note, body.n or 1, body.cache_salt)
-    chat = await asyncio.to_thread(_prepare, service, body)
-    return await respond(chat, Reply(service, [chat.request], note), http, stream=bool(body.stream))
+    chat = await asyncio.to_thread(_prepare, service, note, body)
+    return await respond(chat, http, stream=bool(body.stream))
 
 
-def _prepare(service: Service, body: ChatRequest) -> "_Chat":
-    """Check everything and compute the prompt's tokens, in a worker thread. Raises RequestError."""
+def _prepare(service: Service, note: RequestNote, body: ChatRequest) -> "_Chat":
+    max_tokens = partial(_max_tokens, body, service.info.generation.max_new_tokens)
+    reply, form = prepared(service, note, body, f"chatcmpl-{uuid.uuid4().hex}", max_tokens)
+    return _Chat(reply, body, form, TokenNames(service.tokenizer))
+
+
+def prepared(
+    service: Service, note: RequestNote, body: ChatRequest, chat_id: str, max_tokens: Callable[[int], int]
+) -> tuple[Reply, OutputFormat]:
+    """Check everything and compute the prompt's tokens, in a worker thread; `max_tokens` is told the room behind."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
     usage_chunk = include_usage(body)
     own = structured_outputs(body)
     dialogue = dialogue_of(service, body, constrained=own is not None)
-    generation = service.info.generation
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
     params = sampling_params(
         body,
-        generation,
-        max_tokens=_max_tokens(body, generation.max_new_tokens, service.info.max_model_len - len(prompt_ids)),
+        service.info.generation,
+        max_tokens=max_tokens(service.info.max_model_len - len(prompt_ids)),
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -77,7 +82,6 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
                 f"{field_of(body)} and tool_choice both say what the output must be", param="tool_choice"
             )
         params = replace(params, structured_outputs=StructuredOutputsParams(grammar=dialogue.forced))
-    chat_id = f"chatcmpl-{uuid.uuid4().hex}"
     with blamed_on(field_of(body) if dialogue.forced is None else "tools"):
         request = service.intake.request(
             prompt_ids,
@@ -89,7 +93,7 @@ def _prepare(service: Service, body: ChatRequest) -> "_Chat":
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    return _Chat(model, int(time.time()), body, request, dialogue.form, TokenNames(service.tokenizer), usage_chunk)
+    return Reply(service, note, chat_id, model, [request], usage_chunk), dialogue.form
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
@@ -115,34 +119,25 @@ def _num_logprobs(body: ChatRequest) -> int | None:
 class _Chat:
     """A checked request, and how its outputs are written."""
 
-    model: str
-    created_unix_s: int
+    reply: Reply
     body: ChatRequest
-    request: Request
     form: OutputFormat
     names: TokenNames
-    usage_chunk: bool
 
-    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the response."""
         (output,) = outputs
-        message = ChatBody(
-            id=self.request.request_id,
-            created=self.created_unix_s,
-            model=self.model,
-            choices=[self._choice(completion) for completion in output.outputs],
-            usage=reply.usage,
-        )
+        message = self.reply.whole("chat.completion", [self._choice(completion) for completion in output.outputs])
         if self.body.return_token_ids:
             message.prompt_token_ids = output.prompt_token_ids
         if self.body.prompt_logprobs is not None:
             message.prompt_logprobs = prompt_logprobs(self.names, output.prompt_logprobs or [None])
         return msgspec.json.encode(message)
 
-    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a stream: each output's role once, then what each delta with tokens adds."""
         readers: dict[int, OutputReader] = {}
-        async with aclosing(reply.deltas()) as deltas:
+        async with aclosing(self.reply.deltas()) as deltas:
             async for _, delta in deltas:
                 if not delta.token_ids and delta.finish is None:
                     continue
@@ -151,12 +146,10 @@ class _Chat:
                 if reader is None:
                     reader = readers[delta.index] = OutputReader(self.form)
                     opening = event(self._opening(delta.index))
-                if chunks := opening + b"".join(event(self._chunk([choice])) for choice in self._added(delta, reader)):
+                if chunks := opening + b"".join(event(self._chunk(choice)) for choice in self._added(delta, reader)):
                     yield chunks
-        if self.usage_chunk:
-            message = self._chunk([])
-            message.usage = reply.usage
-            yield event(message)
+        if self.reply.usage_chunk:
+            yield event(self._chunk())
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         reader = OutputReader(self.form)
@@ -183,19 +176,19 @@ class _Chat:
         choice.finish_reason = self._reason(choice, reader)
         return choice
 
-    def _opening(self, index: int) -> ChatChunk:
-        chunk = self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))])
+    def _opening(self, index: int) -> CompletionBody:
+        chunk = self._chunk(ChatChoice(index=index, delta=ChatDelta(role="assistant", content="")))
         if self.body.return_token_ids:
-            chunk.prompt_token_ids = list(self.request.prompt_ids)
+            chunk.prompt_token_ids = list(self.reply.requests[0].prompt_ids)
         return chunk
 
-    def _added(self, delta: OutputDelta, reader: OutputReader) -> list[ChatChunkChoice]:
+    def _added(self, delta: OutputDelta, reader: OutputReader) -> list[ChatChoice]:
         """Return a part of the choice for each piece of its output; what belongs to the tokens is with the last."""
         pieces = reader.feed(delta.text, last=delta.finish is not None)
         if not pieces and delta.finish is None and not (self.body.logprobs or self.body.return_token_ids):
             return []  # what came may be a part of a mark
         parts = [_delta(piece) for piece in pieces] or [ChatDelta()]
-        choices = [ChatChunkChoice(index=delta.index, delta=part) for part in parts]
+        choices = [ChatChoice(index=delta.index, delta=part) for part in parts]
         last = choices[-1]
         last.logprobs = self._logprobs(delta.logprobs) if delta.token_ids else None
         last.token_ids = delta.token_ids if self.body.return_token_ids else UNSET
@@ -204,19 +197,13 @@ class _Chat:
             last.finish_reason = self._reason(last, reader)
         return choices
 
-    def _reason(self, choice: ChatChoice | ChatChunkChoice, reader: OutputReader) -> FinishName | None:
+    def _reason(self, choice: ChatChoice, reader: OutputReader) -> FinishName | None:
         """Return why the output ended: with calls, but as OpenAI says it, not where the caller named the tool."""
         calls = reader.num_calls and choice.finish_reason == "stop" and not isinstance(self.body.tool_choice, Tool)
         return "tool_calls" if calls else choice.finish_reason
 
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self.request.request_id,
-            created=self.created_unix_s,
-            model=self.model,
-            choices=choices,
-            usage=None if self.usage_chunk else UNSET,
-        )
+    def _chunk(self, *choices: ChatChoice) -> CompletionBody:
+        return self.reply.chunk("chat.completion.chunk", *choices)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return chat_logprobs(self.names, logprobs) if self.body.logprobs else None

@@ -1,14 +1,13 @@
 """POST /v1/completions: prompts as text or token ids, one or many, whole or streamed."""
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -20,15 +19,10 @@ from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
-from ridgeline.server.openai.protocol import (
-    CompletionBody,
-    CompletionChoice,
-    CompletionRequest,
-    UsageBody,
-)
+from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
 from ridgeline.server.openai.responses import Reply, end, respond
 from ridgeline.server.openai.structured import blamed_on, field_of
-from ridgeline.server.service import Service, note_of
+from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
@@ -39,10 +33,10 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
     note = note_of(http)
     service.reserve(note, 0)
-    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
-    completion = await asyncio.to_thread(_prepare, service, body)
-    return await respond(completion, Reply(service, completion.requests, note), http, stream=bool(body.stream))
+    completion = await asyncio.to_thread(_prepare, service, note, body)
+    return await respond(completion, http, stream=bool(body.stream))
 
 
 def num_prompts(prompt: str | list[str | int | list[int]]) -> int:
@@ -68,7 +62,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], limit: int) -> list
     return list(prompts)
 
 
-def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
+def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_Completion":
     """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
@@ -107,8 +101,8 @@ def _prepare(service: Service, body: CompletionRequest) -> "_Completion":
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    names = TokenNames(service.tokenizer)
-    return _Completion(completion_id, model, int(time.time()), body, requests, echoes, names, usage_chunk)
+    reply = Reply(service, note, completion_id, model, requests, usage_chunk)
+    return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
@@ -124,28 +118,23 @@ def _echo(service: Service, prompt: Prompt, request: Request) -> str:
 class _Completion:
     """A checked request, and how its outputs are written. `echoes` are the texts of the prompts, if asked for."""
 
-    completion_id: str
-    model: str
-    created_unix_s: int
+    reply: Reply
     body: CompletionRequest
-    requests: Sequence[Request]
     echoes: Sequence[str] | None
     names: TokenNames
-    usage_chunk: bool
 
-    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes:
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the response."""
         choices = [
             choice for index, output in enumerate(outputs) for choice in self._choices(index, output)
         ]  # outputs of one prompt stand together, as in OpenAI's API
-        return msgspec.json.encode(self._message(choices, reply.usage))
+        return msgspec.json.encode(self.reply.whole("text_completion", choices))
 
-    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a stream, one for each delta with tokens."""
         writers: dict[int, _ChoiceWriter] = {}
-        scores: list[list[TokenLogprob | None]] = [[None] for _ in self.requests]
-        no_usage = None if self.usage_chunk else UNSET
-        async with aclosing(reply.deltas()) as deltas:
+        scores: list[list[TokenLogprob | None]] = [[None] for _ in self.reply.requests]
+        async with aclosing(self.reply.deltas()) as deltas:
             async for index, delta in deltas:
                 scores[index].extend(delta.prompt_logprobs)
                 if not delta.token_ids and delta.finish is None:
@@ -157,9 +146,9 @@ class _Completion:
                 choice = writer.choice(number, delta.text, delta.token_ids, delta.logprobs)
                 if delta.finish is not None:
                     end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
-                yield event(self._message([choice], no_usage))
-        if self.usage_chunk:
-            yield event(self._message([], reply.usage))
+                yield event(self.reply.chunk("text_completion", choice))
+        if self.reply.usage_chunk:
+            yield event(self.reply.chunk("text_completion"))
 
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         scores = output.prompt_logprobs or [None]
@@ -175,19 +164,14 @@ class _Completion:
         return choices
 
     def _number(self, prompt: int, output: int) -> int:
-        return prompt * self.requests[0].params.n + output
-
-    def _message(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> CompletionBody:
-        return CompletionBody(
-            id=self.completion_id, created=self.created_unix_s, model=self.model, choices=choices, usage=usage
-        )
+        return prompt * self.reply.requests[0].params.n + output
 
 
 class _ChoiceWriter:
     """Writes one output, at once or chunk by chunk; the echo of its prompt comes before the first token."""
 
     def __init__(self, completion: _Completion, prompt: int, scores: Sequence[TokenLogprob | None]) -> None:
-        request = completion.requests[prompt]
+        request = completion.reply.requests[prompt]
         self._prompt_ids = request.prompt_ids
         self._scores = scores
         self._echo = None if completion.echoes is None else completion.echoes[prompt]

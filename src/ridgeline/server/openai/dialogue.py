@@ -18,6 +18,7 @@ from ridgeline.text.tools.forcing import forced_calls
 from ridgeline.text.tools.formats import INSTRUCTIONS
 
 MAX_TOOLS = 128
+_END_OF_TEXT = "\ue000"  # of private use: no template looks for it
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -61,7 +62,8 @@ def _prompt(service: Service, body: ChatRequest, tools: Mapping[str, Tool]) -> s
         variables = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
     variables |= body.chat_template_kwargs or {}
     listed = [msgspec.to_builtins(tool) for tool in tools.values()]
-    return rendered(service, body.messages, body.add_generation_prompt, variables, listed or None)
+    prompted, continued = body.add_generation_prompt, body.continue_final_message
+    return rendered(service, body.messages, prompted, variables, listed or None, continued)
 
 
 def rendered(
@@ -70,8 +72,9 @@ def rendered(
     add_generation_prompt: bool | None,
     variables: Mapping[str, object] | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    continued: bool | None = False,
 ) -> str:
-    """Return the prompt that the model's chat template makes of a conversation. Raises RequestError."""
+    """Return the prompt that the chat template makes of a conversation; `continued`: up to the end of its last text."""
     template = service.chat_template
     if template is None:
         raise RequestError(
@@ -85,9 +88,19 @@ def rendered(
     if tools and "tools" not in template.source:
         told = INSTRUCTIONS.replace("$TOOLS", "\n".join(json.dumps(tool["function"]) for tool in tools))
         turns.insert(0, {"role": "system", "content": told})
-    return template.render(
-        turns, tools=tools, add_generation_prompt=add_generation_prompt is not False, variables=variables
-    )
+    if continued:
+        turns[-1] = _marked(turns[-1])
+    opens = add_generation_prompt is not False and not continued
+    prompt = template.render(turns, tools=tools, add_generation_prompt=opens, variables=variables)
+    return prompt.rpartition(_END_OF_TEXT)[0] if continued else prompt
+
+
+def _marked(turn: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a turn that the model continues, with a mark behind its text. Raises RequestError for another's."""
+    if turn["role"] != "assistant" or not turn["content"] or "tool_calls" in turn:
+        message = f"a last message of role {turn['role']} cannot be continued: only an assistant's text without calls"
+        raise RequestError(message, param="continue_final_message")
+    return {**turn, "content": f"{turn['content']}{_END_OF_TEXT}"}
 
 
 def _offered(tools: Sequence[Tool]) -> dict[str, Tool]:

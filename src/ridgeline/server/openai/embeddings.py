@@ -63,7 +63,7 @@ async def create_embedding(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
     note = note_of(http)
     service.reserve(note, 0)
-    body = await read_json(http, _DECODER, service.settings.max_body_bytes)
+    body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.input))
     model = service.require_model(body.model)
     requests = await asyncio.to_thread(_prepare, service, body)

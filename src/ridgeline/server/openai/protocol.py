@@ -5,7 +5,7 @@ ask for nothing beyond what it does: these and null are taken, any other is refu
 are spelled as in vLLM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 # ---- requests
 
 Neutral = Mapping[str, tuple[object, ...]]
+FunctionName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$")]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -99,7 +100,7 @@ class CompletionRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
 class FunctionFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Describes a function; `parameters` is the JSON schema of its arguments."""
 
-    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -170,6 +171,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     prediction: PredictionFields | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -180,6 +182,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 # ---- responses
 
 FinishName = Literal["stop", "length", "tool_calls"]
+ObjectName = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -258,17 +261,6 @@ class CompletionChoice(Choice, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionBody(msgspec.Struct, kw_only=True):
-    """A whole response or one chunk: both are `text_completion` objects."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: UsageBody | UnsetType | None = UNSET
-
-
 class TopLogprob(msgspec.Struct, frozen=True):
     """One likely token: its `bytes`, joined over tokens, are the UTF-8 of the text."""
 
@@ -300,26 +292,6 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
-class ChatChoice(Choice, kw_only=True):
-    """One choice when it is whole."""
-
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
-
-
-class ChatBody(msgspec.Struct, kw_only=True):
-    """A chat response when it is whole."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: UsageBody
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
 class ChatDelta(msgspec.Struct, kw_only=True):
     """The part of the message that a chunk adds."""
 
@@ -329,23 +301,25 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChunkChoice(Choice, kw_only=True):
-    """The part of choice `index` that a chunk adds."""
+class ChatChoice(Choice, kw_only=True):
+    """One choice when it is whole, with its `message`, or the `delta` that a chunk adds to it."""
 
-    delta: ChatDelta
+    message: AssistantMessage | UnsetType = UNSET
+    delta: ChatDelta | UnsetType = UNSET
     logprobs: ChatLogprobs | None = None
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """One message of a chat stream."""
+class CompletionBody(msgspec.Struct, kw_only=True):
+    """A whole response of either API, or one message of its stream."""
 
     id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: ObjectName
     created: int
     model: str
-    choices: list[ChatChunkChoice]
+    choices: Sequence[Choice]
     usage: UsageBody | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ModelBody(msgspec.Struct, kw_only=True):

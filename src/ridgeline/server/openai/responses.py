@@ -1,37 +1,43 @@
 """From engine requests to deltas with the bookkeeping of the server: usage, metrics, and ends that are errors."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import EngineError, OverloadedError, RequestError
-from ridgeline.engine.outputs import CompletionOutput, Finish, OutputDelta, RequestOutput
+from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Request, Timings
 from ridgeline.server.openai.protocol import (
     Choice,
+    CompletionBody,
     CompletionTokensDetails,
+    ObjectName,
     PromptTokensDetails,
     TimingsBody,
     UsageBody,
 )
 from ridgeline.server.service import RequestNote, Service
-from ridgeline.server.sse import EventStream, while_connected
+from ridgeline.server.sse import DONE, EventStream, while_connected
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The deltas of the requests that are made of one HTTP request: one for each prompt."""
+    """Streams what comes of the requests that are made of one HTTP request: one for each prompt."""
 
     service: Service
-    requests: Sequence[Request]
     note: RequestNote
+    response_id: str
+    model: str
+    requests: Sequence[Request]
+    usage_chunk: bool  # whether a stream ends with the token counts
+    created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Yield (prompt index, delta) until all outputs have ended; closing it aborts those that have not.
@@ -56,15 +62,7 @@ class Reply:
 
     async def outputs(self) -> list[RequestOutput]:
         """Return all outputs, whole."""
-        outputs = [
-            RequestOutput(
-                request.request_id,
-                None,
-                list(request.prompt_ids),
-                [CompletionOutput(index) for index in range(request.params.n)],
-            )
-            for request in self.requests
-        ]
+        outputs = [RequestOutput.begun(request) for request in self.requests]
         async with aclosing(self.deltas()) as deltas:
             async for index, delta in deltas:
                 outputs[index].extend(delta)
@@ -75,12 +73,33 @@ class Reply:
         """The counts so far; whole once the deltas have ended."""
         note = self.note
         total = note.prompt_tokens + note.completion_tokens
-        usage = UsageBody(note.prompt_tokens, note.completion_tokens, total, PromptTokensDetails(note.cached_tokens))
-        if not any(request.prediction_ids for request in self.requests):
-            return usage
-        rejected = note.predicted_tokens - note.accepted_prediction_tokens
-        details = CompletionTokensDetails(note.accepted_prediction_tokens, rejected)
-        return msgspec.structs.replace(usage, completion_tokens_details=details)
+        details: CompletionTokensDetails | UnsetType = UNSET
+        if any(request.prediction_ids for request in self.requests):
+            rejected = note.predicted_tokens - note.accepted_prediction_tokens
+            details = CompletionTokensDetails(note.accepted_prediction_tokens, rejected)
+        cached = PromptTokensDetails(note.cached_tokens)
+        return UsageBody(note.prompt_tokens, note.completion_tokens, total, cached, details)
+
+    def whole(self, kind: ObjectName, choices: Sequence[Choice]) -> CompletionBody:
+        """Return the whole response."""
+        return self._message(kind, choices, self.usage)
+
+    def chunk(self, kind: ObjectName, *choices: Choice) -> CompletionBody:
+        """Return a message of a stream; the one without choices has the token counts."""
+        no_usage = None if self.usage_chunk else UNSET
+        return self._message(kind, choices, no_usage if choices else self.usage)
+
+    def _message(
+        self, kind: ObjectName, choices: Sequence[Choice], usage: UsageBody | UnsetType | None
+    ) -> CompletionBody:
+        return CompletionBody(
+            id=self.response_id,
+            object=kind,
+            created=self.created_unix_s,
+            model=self.model,
+            choices=choices,
+            usage=usage,
+        )
 
     def _finish(self, output: int, finish: Finish) -> None:
         match finish.reason:
@@ -105,26 +124,29 @@ class Reply:
 class ResponseBody(Protocol):
     """How an endpoint writes what the engine gives."""
 
-    def whole(self, reply: Reply, outputs: Sequence[RequestOutput]) -> bytes: ...
+    @property
+    def reply(self) -> Reply: ...
 
-    def events(self, reply: Reply) -> AsyncGenerator[bytes, None]: ...
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes: ...
+
+    def events(self) -> AsyncGenerator[bytes, None]: ...
 
 
-async def respond(body: ResponseBody, reply: Reply, http: HttpRequest, *, stream: bool) -> Response:
+async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool) -> Response:
     """Return the whole response, or a stream that is opened once its first message is there.
 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
+    reply = body.reply
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())
-        content = await asyncio.to_thread(body.whole, reply, outputs)
+        content = await asyncio.to_thread(body.whole, outputs)
         return Response(content, media_type="application/json")
-    events = body.events(reply)
+    events = body.events()
     first = await while_connected(http.receive, anext(events))
-    service = reply.service
-    return EventStream(
-        first, events, lambda e: service.explain(e, reply.note.request_id), service.settings.stall_timeout_s
-    )
+    service, note = reply.service, reply.note
+    done = b"" if note.anthropic else DONE
+    return EventStream(first, events, lambda e: service.explain(e, note), service.settings.stall_timeout_s, done)
 
 
 def end(

@@ -55,13 +55,13 @@ _TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Dec
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /tokenize. Raises what errors.py maps."""
-    body = await read_json(http, _TOKENIZE, service.settings.max_body_bytes)
+    body = await read_json(http, _TOKENIZE)
     return json_response(await asyncio.to_thread(_tokens, service, body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /detokenize. Raises what errors.py maps."""
-    body = await read_json(http, _DETOKENIZE, service.settings.max_body_bytes)
+    body = await read_json(http, _DETOKENIZE)
     service.require_model(body.model)
     tokenizer = _tokenizer(service)
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:

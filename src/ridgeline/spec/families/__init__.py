@@ -3,7 +3,7 @@
 A family module declares a function, and a second one where its tensors are not named as Llama's:
 
     read(config: ConfigReader) -> DecoderSpec      what the model is; every config key understood or refused
-    renames(spec: DecoderSpec) -> Sequence[Rename] how checkpoint tensors become program weights
+    renames(spec: DecoderSpec) -> Renames          how checkpoint tensors become program weights
 
 Adding an architecture is adding a file here, which the registry finds by its name, and random small configs for the
 tests in `tests/families/<model_type>.py`.
@@ -11,19 +11,13 @@ tests in `tests/families/<model_type>.py`.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping
+from types import ModuleType
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import expert_renames, llama_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Rename
-
-
-class Family(Protocol):
-    """The functions that every family module has."""
-
-    def read(self, config: ConfigReader) -> DecoderSpec: ...
+from ridgeline.spec.spec import DecoderSpec, Renames
 
 
 def names() -> list[str]:
@@ -31,19 +25,19 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def family(model_type: str) -> Family:
+def family(model_type: str) -> ModuleType:
     """Return the family module of `model_type`. Raises ConfigError naming what is supported."""
     if model_type not in names():
         raise ConfigError(f"model_type {model_type!r} is not supported; supported: {', '.join(names())}")
-    return cast("Family", importlib.import_module(f"{__name__}.{model_type}"))
+    return importlib.import_module(f"{__name__}.{model_type}")
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     """Return how the tensors of a checkpoint become the program's weights: as the family says, else as in Llama.
 
     Experts, where a model has any, are named as Qwen's.
     """
-    own = cast("Callable[[DecoderSpec], Sequence[Rename]] | None", getattr(family(spec.model_type), "renames", None))
+    own: Callable[[DecoderSpec], Renames] | None = getattr(family(spec.model_type), "renames", None)
     return own(spec) if own else [*llama_renames(), *expert_renames()]
 
 
@@ -53,6 +47,6 @@ def read_spec(config: Mapping[str, object]) -> DecoderSpec:
     if not isinstance(model_type, str):
         raise ConfigError("config.json: model_type is missing; is this a Hugging Face model folder?")
     reader = ConfigReader(config)
-    spec = family(model_type).read(reader)
+    spec: DecoderSpec = family(model_type).read(reader)
     reader.finish()
     return spec

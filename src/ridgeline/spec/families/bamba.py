@@ -1,14 +1,11 @@
 """Bamba: Mamba-2 in most layers, attention with half of each head rotated in a few, a gated MLP in all."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_LAYERS,
     decoder,
-    head_size,
+    even_head_dim,
     llama_renames,
     read_attention,
     read_gated_mlp,
@@ -17,7 +14,7 @@ from ridgeline.spec.common import (
 from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Renames, RmsNorm
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -33,15 +30,14 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def _attention(config: ConfigReader) -> GroupedQueryAttention:
     heads = config.integer("num_attention_heads")
-    head_dim = head_size(config.integer("hidden_size"), heads)
+    head_dim = even_head_dim(config)
     rotary_dim = config.optional_integer("attn_rotary_emb", head_dim // 2)
     if rotary_dim != head_dim // 2:
         raise ConfigError(f"config.json: attn_rotary_emb={rotary_dim}; Bamba rotates half of {head_dim} entries")
     bias = config.flag("attention_bias", False)
-    return replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.5), bias=bias),
-        num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
-    )
+    kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
+    rope = read_rope(config, head_dim, default_partial=0.5)
+    return read_attention(config, head_dim, rope, bias=bias, num_kv_heads=kv_heads)
 
 
 def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
@@ -63,5 +59,5 @@ def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
     return mixer
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     return llama_renames(*hybrid_renames(), *mamba2_renames("model.layers.{i}.mamba"))

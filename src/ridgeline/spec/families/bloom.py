@@ -1,44 +1,26 @@
 """BLOOM: ALiBi instead of positions, a norm behind the embedding, queries, keys and values fused head by head."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.common import MAX_LAYERS, alibi_slopes, fused_renames, multi_head
+from ridgeline.spec.common import TIED, alibi_slopes, decoder, fused_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, Head, Layer, LayerNorm, Mlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, Layer, LayerNorm, Mlp, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer(config.spelling("hidden_size", "n_embed"))
-    heads = config.integer(config.spelling("num_attention_heads", "n_head"))
+    config.spell(hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
+    config.spell(max_position_embeddings="seq_length")  # as trained; nothing ends there
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.expect("apply_residual_connection_post_layernorm", False)
     config.expect("n_inner", None, 4 * hidden)
-    config.ignore(
-        "slow_but_exact",  # the order of sums that were split over devices in training
-        "attention_softmax_in_fp32",
-        "masked_softmax_fusion",
-        "bias_dropout_fusion",
-        "skip_bias_add",
-        "skip_bias_add_qkv",
-        "offset_alibi",
-        "unk_token_id",
-    )
+    config.ignore("slow_but_exact")  # the order of sums that were split over devices in training
+    config.ignore("attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
+    config.ignore("skip_bias_add", "skip_bias_add_qkv", "offset_alibi", "unk_token_id")
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
-    attention = multi_head(hidden, heads, alibi=alibi_slopes(heads), qkv_bias=True, out_bias=True)
+    attention = multi_head(config, alibi=alibi_slopes(heads), qkv_bias=True, out_bias=True)
     layer = Layer(attention, Mlp(4 * hidden, "gelu_tanh", bias=True), norm, norm)
-    num_layers = config.integer(config.spelling("num_hidden_layers", "n_layer"), high=MAX_LAYERS)
-    return DecoderSpec(
-        model_type="bloom",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_positions=config.integer("seq_length", 2048),  # as trained; nothing ends there
-        layers=(layer,) * num_layers,
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", True)),
-        embedding=Embedding(norm=norm),
-    )
+    return decoder(config, layer, norm, positions=2048, head=TIED, embedding=Embedding(norm=norm))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     outside = {
         "transformer.word_embeddings": "embed",
         "transformer.word_embeddings_layernorm": "embed_norm",

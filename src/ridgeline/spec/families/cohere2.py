@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from ridgeline.spec.common import head_size, read_llama, read_pattern_windows
+from ridgeline.spec.common import even_head_dim, read_llama, read_pattern_windows
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    head_dim = head_size(config.integer("hidden_size"), config.integer("num_attention_heads"))
+    head_dim = even_head_dim(config)
     config.expect("head_dim", head_dim)
     config.expect("use_qk_norm", False)
     config.expect("use_embedding_sharing", True)

@@ -1,11 +1,9 @@
 """DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention; experts by sigmoid scores, a learned bias on the choice."""
 
-from collections.abc import Sequence
-
 from ridgeline.spec.families.deepseek_v2 import read_deepseek
 from ridgeline.spec.families.deepseek_v2 import renames as renames_of_deepseek_v2
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Rename, Routing
+from ridgeline.spec.spec import DecoderSpec, Rename, Renames, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,6 +23,6 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_deepseek(config, routing, interleaved=config.flag("rope_interleave", True))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     predicts_further = Rename(f"model.layers.{len(spec.layers)}.", ())  # for speculative decoding
     return [*renames_of_deepseek_v2(spec), predicts_further]

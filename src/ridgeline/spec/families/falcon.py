@@ -1,9 +1,7 @@
 """Falcon: multi-query (7B), grouped (40B, 180B, Falcon 2), or a key for each query and ALiBi (RW)."""
 
-from collections.abc import Sequence
-
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, TIED, alibi_slopes, decoder, fused_renames, head_size, multi_head
+from ridgeline.spec.common import ACTIVATIONS, TIED, alibi_slopes, decoder, even_head_dim, fused_renames, multi_head
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import (
@@ -14,26 +12,24 @@ from ridgeline.spec.spec import (
     LayerNorm,
     Mlp,
     ParallelLayer,
-    Rename,
+    Renames,
 )
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden = config.integer("hidden_size")
     bias = config.flag("bias", False)
     config.expect("apply_residual_connection_post_layernorm", False)
-    attention = _read_attention(config, hidden, bias)
-    size = config.optional_integer("ffn_hidden_size") or hidden * config.integer("ff_factor", 4)
+    attention = _read_attention(config, bias)
+    size = config.optional_integer("ffn_hidden_size") or config.integer("hidden_size") * config.integer("ff_factor", 4)
     mlp = Mlp(size, config.choice("activation", ACTIVATIONS, "gelu"), bias)
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
     layer = _read_layer(config, attention, mlp, norm)
     return decoder(config, layer, norm, positions=2048, head=TIED)
 
 
-def _read_attention(config: ConfigReader, hidden: int, bias: bool) -> GroupedQueryAttention:
-    heads = config.integer("num_attention_heads")
+def _read_attention(config: ConfigReader, bias: bool) -> GroupedQueryAttention:
+    heads, head_dim = config.integer("num_attention_heads"), even_head_dim(config)
     kv_heads = config.integer("num_kv_heads", heads)
-    head_dim = head_size(hidden, heads)
     if not config.flag("new_decoder_architecture", False):
         multi_query = config.flag("multi_query", True)
         if not multi_query and kv_heads != heads:
@@ -45,7 +41,7 @@ def _read_attention(config: ConfigReader, hidden: int, bias: bool) -> GroupedQue
     if config.flag("alibi", False):
         alibi = tuple(slope * head_dim**-0.5 for slope in alibi_slopes(heads))  # added before the logits are scaled
     rope = None if alibi else rope
-    return multi_head(hidden, heads, num_kv_heads=kv_heads, rope=rope, alibi=alibi, qkv_bias=bias, out_bias=bias)
+    return multi_head(config, num_kv_heads=kv_heads, rope=rope, alibi=alibi, qkv_bias=bias, out_bias=bias)
 
 
 def _read_layer(config: ConfigReader, attention: GroupedQueryAttention, mlp: Mlp, norm: LayerNorm) -> AnyLayer:
@@ -62,7 +58,7 @@ def _read_layer(config: ConfigReader, attention: GroupedQueryAttention, mlp: Mlp
     return ParallelLayer(attention, mlp, norm, norm if norms == 2 else None)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     first = spec.layers[0]
     two_norms = isinstance(first, ParallelLayer) and first.ffn_norm is not None
     outside = {"transformer.word_embeddings": "embed", "transformer.ln_f": "final_norm", "lm_head": "head"}

@@ -1,7 +1,5 @@
 """Gemma 1: Llama with scaled embeddings, norm weights stored from 1 and a GELU gate."""
 
-from dataclasses import replace
-
 from ridgeline.spec.common import ACTIVATIONS, TIED, read_llama, rms_norm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp
@@ -12,12 +10,12 @@ def read(config: ConfigReader) -> DecoderSpec:
     activation = config.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
     if activation == "gelu":
         activation = "gelu_tanh"  # the first configs said gelu and meant this
-    spec = read_llama(
+    return read_llama(
         config,
         rms_norm(config, unit_offset=True),
         bias=config.flag("attention_bias", False),
         ffn=GatedMlp(config.integer("intermediate_size"), activation),
         positions=8192,
         head=TIED,
+        embedding=Embedding(scale=config.integer("hidden_size") ** 0.5),
     )
-    return replace(spec, embedding=Embedding(scale=spec.hidden_size**0.5))

@@ -1,20 +1,19 @@
 """Gemma 2: norms before and after each block, capped logits, alternating local and global attention."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.spec.common import (
     ACTIVATIONS,
     TIED,
     four_norms,
+    layer_renames,
     llama_renames,
-    module_renames,
     read_llama,
     read_windows,
     rms_norm,
 )
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Rename
+from ridgeline.spec.spec import DecoderSpec, Embedding, GatedMlp, Renames
 
 NORMS = {  # Llama's name of the second norm is the first block's post-norm here
     "post_attention_layernorm": "mixer_post_norm",
@@ -27,7 +26,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.expect("use_bidirectional_attention", None, False)
     config.ignore("hidden_act", "cache_implementation")  # hidden_activation counts; how transformers keeps its cache
     activation = config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
-    spec = read_llama(
+    return read_llama(
         config,
         rms_norm(config, unit_offset=True),
         head_dim=config.integer("head_dim", 256, high=1024),
@@ -40,9 +39,9 @@ def read(config: ConfigReader) -> DecoderSpec:
         layer=four_norms,
         positions=8192,
         head=replace(TIED, softcap=config.optional_number("final_logit_softcapping", 30.0, low=1e-6)),
+        embedding=Embedding(scale=config.integer("hidden_size") ** 0.5),
     )
-    return replace(spec, embedding=Embedding(scale=spec.hidden_size**0.5))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames(*module_renames({f"model.layers.{{i}}.{x}": f"layers.{{i}}.{y}" for x, y in NORMS.items()}))
+def renames(spec: DecoderSpec) -> Renames:
+    return llama_renames(*layer_renames(NORMS))

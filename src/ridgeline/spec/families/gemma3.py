@@ -1,12 +1,11 @@
 """Gemma 3 with images, its language model: the same as gemma3_text, one level deeper; vision tensors stay unread."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.families import gemma3_text
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Head, Rename
+from ridgeline.spec.spec import DecoderSpec, Head, Rename, Renames
 
 VISION = ("vision_tower", "multi_modal_projector")
 
@@ -22,7 +21,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return replace(spec, model_type="gemma3", head=Head(tied))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     text = gemma3_text.renames(spec)
     # As published, and as transformers 4.52 and later hold it.
     published = [replace(rename, source=f"language_model.{rename.source}") for rename in text]

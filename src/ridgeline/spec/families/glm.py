@@ -1,12 +1,10 @@
 """GLM-4 9B and its like: Llama with pairs of the first half of each head rotated, gate and up in one matrix."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.common import MakeLayer, llama_renames, pre_norms, read_llama, rms_norm
+from ridgeline.spec.common import MakeLayer, layer_renames, llama_renames, pre_norms, read_llama, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Rename
+from ridgeline.spec.spec import DecoderSpec, Renames
 
-GATE_UP = Rename("model.layers.{i}.mlp.gate_up_proj.weight", ("layers.{i}.ffn.gate.weight", "layers.{i}.ffn.up.weight"))
+GATE_UP = {"mlp.gate_up_proj": ["ffn.gate", "ffn.up"]}
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -19,5 +17,5 @@ def read_glm(config: ConfigReader, layer: MakeLayer) -> DecoderSpec:
     return read_llama(config, norm, partial=0.5, interleaved=True, qkv_bias=bias, layer=layer, positions=131072)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames(GATE_UP)
+def renames(spec: DecoderSpec) -> Renames:
+    return llama_renames(*layer_renames(GATE_UP))

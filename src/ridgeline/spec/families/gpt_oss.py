@@ -1,16 +1,12 @@
 """gpt-oss: experts with a clamped SwiGLU and biases, attention sinks, a window in every other layer, YaRN."""
 
-from collections.abc import Sequence
-
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_EXPERTS, head_size, llama_renames, read_llama, read_windows, rms_norm
+from ridgeline.spec.common import MAX_EXPERTS, llama_renames, read_head_dim, read_llama, read_windows, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, MixtureOfExperts, Rename, Routing
+from ridgeline.spec.spec import ClampedSwiGlu, DecoderSpec, MixtureOfExperts, Rename, Renames, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim", 64, high=1024) or head_size(hidden, heads)
     # Other spellings of num_experts_per_tok and of the rope's original context, which the published files carry too.
     config.ignore("experts_per_token", "initial_context_length")
     config.expect("hidden_act", "silu")
@@ -30,7 +26,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_llama(
         config,
         rms_norm(config, 1e-5),
-        head_dim=head_dim,
+        head_dim=read_head_dim(config, default=64),
         theta=150000.0,
         windows=windows,
         bias=config.flag("attention_bias", True),
@@ -40,7 +36,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     """Return the renames: plain tensors hold experts [E, in, out], MXFP4 [E, out, in], both gate and up in turn."""
     prefix, to = "model.layers.{i}", "layers.{i}"
     layout = [Rename(f"{prefix}.self_attn.sinks", (f"{to}.attn.sinks",))]

@@ -1,6 +1,5 @@
 """Hunyuan-Large: groups of layers share the keys and values of one (CLA); an expert that all tokens share."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.spec.common import (
@@ -9,14 +8,15 @@ from ridgeline.spec.common import (
     MAX_LAYERS,
     decoder,
     expert_renames,
-    head_size,
+    layer_renames,
     llama_renames,
     read_attention,
+    read_head_dim,
     rms_norm,
 )
 from ridgeline.spec.common_rope import read_alpha_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Rename, Routing
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MixtureOfExperts, Renames, Routing
 
 # Token ids of a multimodal sibling, which the same configuration class writes; and settings of training.
 IGNORED = (
@@ -27,8 +27,7 @@ IGNORED = (
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("attention_head_dim", high=1024) or head_size(hidden, heads)
+    head_dim = read_head_dim(config, "attention_head_dim")
     bias = config.flag("attention_bias", False)
     config.expect("use_rotary_pos_emb", True)
     config.expect("norm_type", "hf_rms", "rms")
@@ -74,11 +73,7 @@ def _read_feed_forwards(config: ConfigReader) -> tuple[GatedMlp, MixtureOfExpert
     return GatedMlp(size, activation, bias), experts
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    prefix = "layers.{i}"
-    names = llama_renames(
-        Rename(f"model.{prefix}.self_attn.query_layernorm.weight", (f"{prefix}.attn.q_norm.weight",)),
-        Rename(f"model.{prefix}.self_attn.key_layernorm.weight", (f"{prefix}.attn.k_norm.weight",)),
-    )
-    router = Rename(f"model.{prefix}.mlp.gate.wg.weight", (f"{prefix}.ffn.router.weight",))
-    return [*names, router, *expert_renames(shared="shared_mlp")]
+def renames(spec: DecoderSpec) -> Renames:
+    names = {f"self_attn.{word}_layernorm": f"attn.{word[0]}_norm" for word in ("query", "key")}
+    names["mlp.gate.wg"] = "ffn.router"
+    return [*llama_renames(*layer_renames(names)), *expert_renames(shared="shared_mlp")]

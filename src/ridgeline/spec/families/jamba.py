@@ -1,7 +1,5 @@
 """Jamba: Mamba in most layers, attention without positions in a few, experts in every other one (arXiv 2403.19887)."""
 
-from collections.abc import Sequence
-
 from ridgeline.spec.common import (
     ACTIVATIONS,
     MAX_EXPERTS,
@@ -14,16 +12,7 @@ from ridgeline.spec.common import (
 )
 from ridgeline.spec.common_recurrent import NOT_COMPUTED, hybrid_renames, mamba_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    Layer,
-    Mamba,
-    MixtureOfExperts,
-    Rename,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, Mamba, MixtureOfExperts, Rename, Renames, RmsNorm, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -34,7 +23,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     hidden, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers", high=MAX_LAYERS)
     heads = config.integer("num_attention_heads")
     kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
-    attention = multi_head(hidden, heads, num_kv_heads=kv_heads)
+    attention = multi_head(config, num_kv_heads=kv_heads)
     mamba = _mamba(config, hidden, norm)
     attends = _every(config, "attn_layer", 8, 4)
     size, activation = config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS, "silu")
@@ -76,7 +65,7 @@ def _experts(config: ConfigReader, size: int) -> MixtureOfExperts | None:
     return MixtureOfExperts(count, size, activation, Routing(top_k, normalize=False))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     return [
         *llama_renames(*hybrid_renames(), *mamba_renames("model.layers.{i}.mamba")),
         Rename("model.layers.{i}.feed_forward.router.weight", ("layers.{i}.ffn.router.weight",)),

@@ -1,19 +1,19 @@
 """LLaDA: a Llama that fills in masks instead of continuing text; a token sees the whole prompt and its own block."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, head_size, module_renames, multi_head, rms_norm
-from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    Head,
-    Layer,
-    MaskedDiffusion,
-    Rename,
-    Rope,
+from ridgeline.spec.common import (
+    ACTIVATIONS,
+    decoder,
+    even_head_dim,
+    layer_renames,
+    module_renames,
+    multi_head,
+    rms_norm,
 )
+from ridgeline.spec.reader import ConfigReader
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MaskedDiffusion, Renames, Rope
 
 TRAINING_ONLY = (
     *("attention_dropout", "embedding_dropout", "residual_dropout", "precision", "init_cutoff_factor", "init_device"),
@@ -24,13 +24,13 @@ TRAINING_ONLY = (
 
 def read(config: ConfigReader) -> DecoderSpec:
     _expect_llama_blocks(config)
-    hidden, heads = config.integer("d_model"), config.integer("n_heads")
+    config.spell(hidden_size="d_model", num_attention_heads="n_heads", num_hidden_layers="n_layers")
+    config.spell(max_position_embeddings="max_sequence_length", tie_word_embeddings="weight_tying")
     norm = rms_norm(config, 1e-5)
     attention = multi_head(
-        hidden,
-        heads,
-        num_kv_heads=config.optional_integer("n_kv_heads") or heads,
-        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), head_size(hidden, heads)),
+        config,
+        num_kv_heads=config.optional_integer("n_kv_heads") or config.integer("num_attention_heads"),
+        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), even_head_dim(config)),
         qkv_bias=config.flag("include_qkv_bias", False),
     )
     mlp = GatedMlp(config.integer("mlp_hidden_size"), config.choice("activation_type", ACTIVATIONS, "silu"))
@@ -39,16 +39,8 @@ def read(config: ConfigReader) -> DecoderSpec:
     mask_id = config.integer("mask_token_id", low=0)
     if mask_id >= embedding_size:
         raise ConfigError(f"config.json: mask_token_id {mask_id} is outside the {embedding_size} rows of the embedding")
-    return DecoderSpec(
-        model_type="llada",
-        vocab_size=embedding_size,
-        hidden_size=hidden,
-        max_positions=config.integer("max_sequence_length"),
-        layers=(Layer(attention, mlp, norm, norm),) * config.integer("n_layers", high=MAX_LAYERS),
-        final_norm=norm,
-        head=Head(tied=config.flag("weight_tying", False)),
-        diffusion=MaskedDiffusion(mask_id),
-    )
+    spec = decoder(config, Layer(attention, mlp, norm, norm), norm)
+    return replace(spec, vocab_size=embedding_size, diffusion=MaskedDiffusion(mask_id))
 
 
 def _expect_llama_blocks(config: ConfigReader) -> None:
@@ -62,12 +54,10 @@ def _expect_llama_blocks(config: ConfigReader) -> None:
     config.expect("multi_query_attention", None, False)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    names = {"wte": "embed", "ln_f": "final_norm", "ff_out": "head"}
-    parts = {"attn_norm": "mixer_norm", "ff_norm": "ffn_norm", "attn_out": "attn.o"}
-    parts |= {f"{letter}_proj": f"attn.{letter}" for letter in "qkv"}
-    parts |= {"ff_proj": "ffn.gate", "up_proj": "ffn.up", "ff_out": "ffn.down"}
-    return module_renames(
-        {f"model.transformer.{source}": target for source, target in names.items()}
-        | {f"model.transformer.blocks.{{i}}.{source}": f"layers.{{i}}.{target}" for source, target in parts.items()}
-    )
+def renames(spec: DecoderSpec) -> Renames:
+    at, names = "model.transformer", {"wte": "embed", "ln_f": "final_norm", "ff_out": "head"}
+    layer = {"attn_norm": "mixer_norm", "ff_norm": "ffn_norm", "attn_out": "attn.o"}
+    layer |= {f"{letter}_proj": f"attn.{letter}" for letter in "qkv"}
+    layer |= {"ff_proj": "ffn.gate", "up_proj": "ffn.up", "ff_out": "ffn.down"}
+    outside = module_renames({f"{at}.{source}": to for source, to in names.items()})
+    return [*outside, *layer_renames(layer, at + ".blocks.{i}")]

@@ -1,11 +1,9 @@
 """Mamba-2: state-space duality and nothing else (arXiv 2405.21060)."""
 
-from collections.abc import Sequence
-
 from ridgeline.spec.common import ACTIVATIONS
 from ridgeline.spec.common_recurrent import backbone_renames, check_inner, mamba2_renames, read_norm, read_pure_mamba
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Mamba2, Rename
+from ridgeline.spec.spec import DecoderSpec, Mamba2, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -24,8 +22,8 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
     inner = config.integer("hidden_size") * config.integer("expand", 2, high=64)
     check_inner(inner, mixer.num_heads, mixer.head_dim)
-    return read_pure_mamba(config, "mamba2", mixer, tied=False)
+    return read_pure_mamba(config, mixer, tied=False)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     return [*backbone_renames(), *mamba2_renames("backbone.layers.{i}.mixer")]

@@ -1,12 +1,10 @@
 """MiniMax-Text-01: lightning attention, softmax attention in between, experts, scaled residuals (arXiv 2501.08313)."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from ridgeline.spec.common import (
     ACTIVATIONS,
     decoder,
     expert_renames,
+    layer_renames,
     llama_renames,
     read_attention,
     read_head_dim,
@@ -16,7 +14,7 @@ from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.families.mixtral import read_experts
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, LightningAttention, NormedResidualLayer, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, LightningAttention, NormedResidualLayer, Rename, Renames, RmsNorm
 
 OUTPUT_NORM = RmsNorm(1e-6)  # of lightning attention, whatever rms_norm_eps is
 
@@ -26,8 +24,10 @@ def read(config: ConfigReader) -> DecoderSpec:
     heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
     activation = config.choice("hidden_act", ACTIVATIONS, "silu")
     norm = rms_norm(config, 1e-5)
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_theta=1e6)),
+    attention = read_attention(
+        config,
+        head_dim,
+        read_rope(config, head_dim, default_theta=1e6),
         num_kv_heads=config.optional_integer("num_key_value_heads", 8) or heads,
         window=config.optional_integer("sliding_window"),
     )
@@ -54,17 +54,16 @@ def _rates(num_heads: int, layer: int, num_layers: int) -> tuple[float, ...]:
     return tuple(2.0 ** (-8 * (head + 1) / num_heads) * slower for head in range(num_heads))
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     mixers = (layer.mixer for layer in spec.layers)
     heads = next((mixer.num_heads for mixer in mixers if isinstance(mixer, LightningAttention)), 1)
-    source, to = "model.layers.{i}.self_attn", "layers.{i}.lightning"
+    source = "model.layers.{i}.self_attn"
+    lightning = {"norm": "lightning.norm", "output_gate": "lightning.gate", "out_proj": "lightning.out"}
     tables = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # computed from the layer's number
     return [
         *llama_renames(),
         *expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2"),
-        Rename(f"{source}.qkv_proj.weight", tuple(f"{to}.{name}.weight" for name in "qkv"), groups=heads),
-        Rename(f"{source}.norm.weight", (f"{to}.norm.weight",)),
-        Rename(f"{source}.output_gate.weight", (f"{to}.gate.weight",)),
-        Rename(f"{source}.out_proj.weight", (f"{to}.out.weight",)),
+        *layer_renames({"qkv_proj": [f"lightning.{name}" for name in "qkv"]}, source, groups=heads),
+        *layer_renames(lightning, source),
         *(Rename(f"{source}.{name}", ()) for name in tables),
     ]

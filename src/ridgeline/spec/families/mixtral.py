@@ -1,10 +1,8 @@
 """Mixtral: Mistral with eight experts in place of the feed-forward, of which every token uses two."""
 
-from collections.abc import Sequence
-
 from ridgeline.spec.common import ACTIVATIONS, MAX_EXPERTS, expert_renames, llama_renames, read_llama, rms_norm
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Rename, Routing
+from ridgeline.spec.spec import DecoderSpec, MixtureOfExperts, Renames, Routing
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -22,5 +20,5 @@ def read_experts(config: ConfigReader) -> MixtureOfExperts:
     )
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     return [*llama_renames(), *expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2")]

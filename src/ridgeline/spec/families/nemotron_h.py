@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder, module_renames
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, decoder, layer_renames, read_mlp
 from ridgeline.spec.common_recurrent import NOT_COMPUTED, backbone_renames, mamba2_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Mlp, Rename, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba2, Renames, RmsNorm
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"} | {kind: kind for kind in LETTERS.values()}
@@ -22,13 +22,14 @@ UNUSED = (
 
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore(*NOT_COMPUTED, *UNUSED)
+    config.spell(hidden_act="mlp_hidden_act")
     config.expect("sliding_window", None)
     config.expect("tie_word_embeddings", False)
     norm = RmsNorm(config.number("layer_norm_epsilon", 1e-5, low=0.0))
     layer_of = {
         "linear_attention": Layer(_mamba(config, norm), None, mixer_norm=norm),
         "full_attention": Layer(_attention(config), None, mixer_norm=norm),
-        "mlp": Layer(None, _mlp(config), ffn_norm=norm),
+        "mlp": Layer(None, read_mlp(config, "relu2"), ffn_norm=norm),
     }
     return decoder(config, [layer_of[kind] for kind in _kinds(config)], norm, positions=4096)
 
@@ -71,15 +72,9 @@ def _attention(config: ConfigReader) -> GroupedQueryAttention:
     return GroupedQueryAttention(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5)
 
 
-def _mlp(config: ConfigReader) -> Mlp:
-    activation = config.choice("mlp_hidden_act", ACTIVATIONS, "relu2")
-    return Mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias", False))
-
-
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     """Return the renames: a layer has one norm and one mixer, whose program weights depend on what the layer is."""
-    source, prefix = "backbone.layers.{i}", "layers.{i}"
-    names = {f"{source}.norm": f"{prefix}.ffn_norm"}
-    names |= {f"{source}.mixer.{letter}_proj": f"{prefix}.attn.{letter}" for letter in "qkvo"}
-    names |= {f"{source}.mixer.{matrix}_proj": f"{prefix}.ffn.{matrix}" for matrix in ("up", "down")}
-    return [*backbone_renames(), *module_renames(names), *mamba2_renames(f"{source}.mixer")]
+    names = {"norm": "ffn_norm", "mixer.up_proj": "ffn.up", "mixer.down_proj": "ffn.down"}
+    names |= {f"mixer.{letter}_proj": f"attn.{letter}" for letter in "qkvo"}
+    layers = "backbone.layers.{i}"
+    return [*backbone_renames(), *layer_renames(names, layers), *mamba2_renames(f"{layers}.mixer")]

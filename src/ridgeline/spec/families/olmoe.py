@@ -1,6 +1,6 @@
 """OLMoE: sixty-four small experts in every layer; queries and keys are normalised before they are cut into heads."""
 
-from ridgeline.spec.common import head_size, read_llama, read_moe, rms_norm
+from ridgeline.spec.common import even_head_dim, read_llama, read_moe, rms_norm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
@@ -11,7 +11,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_llama(
         config,
         norm,
-        head_dim=head_size(config.integer("hidden_size"), config.integer("num_attention_heads")),
+        head_dim=even_head_dim(config),
         bias=config.flag("attention_bias", False),
         qk_norm=norm,
         qk_norm_over="row",

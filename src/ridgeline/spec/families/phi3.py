@@ -1,15 +1,12 @@
 """Phi 3, 3.5 and 4-mini: Llama with fused projections, partial rotation and LongRoPE."""
 
-from collections.abc import Sequence
-
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import llama_renames, read_head_dim, read_llama, rms_norm
+from ridgeline.spec.common import layer_renames, llama_renames, read_head_dim, read_llama, rms_norm
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.families.glm import GATE_UP
+from ridgeline.spec.parts import LongRope, PlainRope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, LongRope, PlainRope, Rename
-
-QKV = Rename("model.layers.{i}.self_attn.qkv_proj.weight", tuple(f"layers.{{i}}.attn.{x}.weight" for x in "qkv"))
+from ridgeline.spec.spec import DecoderSpec, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -24,5 +21,5 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_llama(config, rms_norm(config, 1e-5), rope=rope, window=window)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    return llama_renames(QKV, GATE_UP)
+def renames(spec: DecoderSpec) -> Renames:
+    return llama_renames(*layer_renames(GATE_UP | {"self_attn.qkv_proj": ["attn.q", "attn.k", "attn.v"]}))

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from ridgeline.spec.common import read_llama, read_shared_moe, read_sparse, read_windows, rms_norm
+from ridgeline.spec.common import read_llama, read_moe, read_sparse, read_windows, rms_norm
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    experts = read_shared_moe(config, num_experts=60, size=1408, top_k=4, shared_size=5632)
+    experts = read_moe(config, num_experts=60, size=1408, top_k=4, shared_size=5632)
     ffn, bias = read_sparse(config, experts, dense_size=5632), config.flag("qkv_bias", True)
     return read_llama(config, rms_norm(config), windows=_windows(config), qkv_bias=bias, ffn=ffn)
 

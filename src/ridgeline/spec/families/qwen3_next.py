@@ -1,29 +1,30 @@
 """Qwen 3 Next: gated delta nets, every fourth layer gated attention, and experts with a gated shared one."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from ridgeline.spec.common import (
     ACTIVATIONS,
     decoder,
     expert_renames,
+    layer_renames,
     llama_renames,
     read_attention,
-    read_shared_moe,
+    read_moe,
     read_sparse,
     rms_norm,
 )
 from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttention, Layer, Rename
+from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttention, Layer, Rename, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
     norm = rms_norm(config, unit_offset=True)
     head_dim, bias = config.integer("head_dim", 256, high=1024), config.flag("attention_bias", False)
-    attention = replace(
-        read_attention(config, head_dim, read_rope(config, head_dim, default_partial=0.25), bias=bias),
+    attention = read_attention(
+        config,
+        head_dim,
+        read_rope(config, head_dim, default_partial=0.25),
+        bias=bias,
         num_kv_heads=config.integer("num_key_value_heads"),
         qk_norm=norm,
         output_gate=True,
@@ -37,7 +38,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         norm_eps=norm.eps,
     )
-    experts = read_shared_moe(config, num_experts=512, size=512, top_k=10, shared_size=512, normalize=True)
+    experts = read_moe(config, num_experts=512, size=512, top_k=10, shared_size=512, normalize=True)
     interval = config.integer("full_attention_interval", 4)
     attends = read_attending(config, lambda index: (index + 1) % interval == 0)
     mixers = [attention if attending else delta for attending in attends]
@@ -46,25 +47,18 @@ def read(config: ConfigReader) -> DecoderSpec:
     return decoder(config, layers, norm)
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
+def renames(spec: DecoderSpec) -> Renames:
     mixers = [layer.mixer for layer in spec.layers]
     heads = next((mixer.num_heads for mixer in mixers if isinstance(mixer, GroupedQueryAttention)), 1)
     key_heads = next((mixer.num_key_heads for mixer in mixers if isinstance(mixer, GatedDeltaNet)), 1)
-    source, to, attn = "model.layers.{i}.linear_attn", "layers.{i}.delta", "layers.{i}.attn"
-
-    def delta(*names: str) -> tuple[str, ...]:
-        return tuple(f"{to}.{name}.weight" for name in names)
-
-    q = "model.layers.{i}.self_attn.q_proj"
-    gated = [Rename(f"{q}.{x}", (f"{attn}.q.{x}", f"{attn}.gate.{x}"), groups=heads) for x in ("weight", "bias")]
+    source, to = "model.layers.{i}.linear_attn", "layers.{i}.delta"
+    fused = {"in_proj_qkvz": [f"delta.{name}" for name in "qkvz"], "in_proj_ba": ["delta.b", "delta.a"]}
     return [
-        *llama_renames(*gated),
+        *llama_renames(*layer_renames({"self_attn.q_proj": ["attn.q", "attn.gate"]}, groups=heads)),
         *expert_renames(),
-        Rename(f"{source}.in_proj_qkvz.weight", delta("q", "k", "v", "z"), groups=key_heads),
-        Rename(f"{source}.in_proj_ba.weight", delta("b", "a"), groups=key_heads),
-        Rename(f"{source}.conv1d.weight", delta("conv_q", "conv_k", "conv_v"), depthwise=True),
-        Rename(f"{source}.norm.weight", delta("norm")),
-        Rename(f"{source}.out_proj.weight", delta("out")),
+        *layer_renames(fused, source, groups=key_heads),
+        *layer_renames({"norm": "delta.norm", "out_proj": "delta.out"}, source),
+        Rename(f"{source}.conv1d.weight", tuple(f"{to}.conv_{name}.weight" for name in "qkv"), depthwise=True),
         Rename(f"{source}.A_log", (f"{to}.A_log",)),
         Rename(f"{source}.dt_bias", (f"{to}.dt_bias",)),
         Rename("mtp.", ()),  # layers that guess further tokens

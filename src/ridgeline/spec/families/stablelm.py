@@ -1,10 +1,8 @@
 """StableLM 2 and 3B: Llama with LayerNorm and partial rotation, where configured parallel, with norms of every head."""
 
-from collections.abc import Sequence
-
-from ridgeline.spec.common import head_size, llama_renames, pre_norms, read_llama
+from ridgeline.spec.common import even_head_dim, layer_renames, llama_renames, pre_norms, read_llama
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, LayerNorm, ParallelLayer, Rename
+from ridgeline.spec.spec import DecoderSpec, LayerNorm, ParallelLayer, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -12,7 +10,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_llama(
         config,
         LayerNorm(eps),
-        head_dim=head_size(config.integer("hidden_size"), config.integer("num_attention_heads")),
+        head_dim=even_head_dim(config),
         partial=0.25,
         qk_norm=LayerNorm(eps, bias=False, per_head=True) if config.flag("qk_layernorm", False) else None,
         qkv_bias=config.flag("use_qkv_bias", False),
@@ -21,14 +19,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     )
 
 
-def renames(spec: DecoderSpec) -> Sequence[Rename]:
-    prefix = "layers.{i}"
+def renames(spec: DecoderSpec) -> Renames:
     return llama_renames(
-        *(
-            Rename(
-                f"model.{prefix}.self_attn.{letter}_layernorm.norms.{{e}}.weight",
-                (f"{prefix}.attn.{letter}_norm.weight",),
-            )
-            for letter in "qk"
-        ),
+        *layer_renames({f"self_attn.{letter}_layernorm.norms.{{e}}": f"attn.{letter}_norm" for letter in "qk"})
     )

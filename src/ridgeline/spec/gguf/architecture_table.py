@@ -70,11 +70,6 @@ def number_above_0(key: str) -> Read:
     return lambda metadata, shapes: metadata.optional_number(key, low=0.0) or None
 
 
-def flag(key: str, default: bool) -> Read:
-    """Read true or false."""
-    return lambda metadata, shapes: metadata.flag(key, default)
-
-
 def has(tensor: str) -> Read:
     """Tell whether the first layer has a tensor."""
     return lambda metadata, shapes: f"blk.0.{tensor}" in shapes
@@ -171,7 +166,7 @@ def gptneox(metadata: ConfigReader, shapes: Shapes) -> Config:
     heads = common["num_attention_heads"]
     if common.pop("num_key_value_heads") != heads:
         raise ConfigError(f"attention.head_count_kv must be attention.head_count, {heads}")
-    return common
+    return {"use_parallel_residual": metadata.flag("use_parallel_residual", True), **common}
 
 
 def llama(metadata: ConfigReader, shapes: Shapes) -> Config:
@@ -321,14 +316,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gpt_oss,
         gpt_oss_tensors,
     ),
-    "gptneox": Architecture(
-        "gpt_neox",
-        {
-            "use_parallel_residual": flag("use_parallel_residual", True),
-            "attention_bias": has("attn_qkv.bias"),
-        },
-        gptneox,
-    ),
+    "gptneox": Architecture("gpt_neox", {"attention_bias": has("attn_qkv.bias")}, gptneox),
     "granite": Architecture(
         "granite",
         {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import MAX_LAYERS, head_size
+from ridgeline.spec.common import MAX_LAYERS, head_size, layer_renames
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Rename
 
@@ -185,11 +185,7 @@ def llama_tensors(*instead: Stored, paired_rows: int = 0, norm_offset: float = 0
 
 def fused_qkv() -> Sequence[Stored]:
     """Return the tensors of queries, keys and values stored as one."""
-    prefix = "layers.{i}.attn"
-    parts = ("weight", "bias")
-    return [
-        Stored(Rename(f"blk.{{i}}.attn_qkv.{part}", tuple(f"{prefix}.{x}.{part}" for x in "qkv"))) for part in parts
-    ]
+    return [Stored(rename) for rename in layer_renames({"attn_qkv": ["attn.q", "attn.k", "attn.v"]}, "blk.{i}")]
 
 
 def paired_tensors(spec: DecoderSpec) -> Sequence[Stored]:

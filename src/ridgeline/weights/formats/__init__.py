@@ -1,8 +1,6 @@
 """How checkpoints store quantized weights: one file per format, named after config.json's `quant_method`.
 
-A module declares one function:
-
-    find(checkpoint, settings) -> Sequence[PackedTensor]     what in a checkpoint is stored that way
+A module declares what `Format` says; PackedCheckpoint shows the model its tensors by their own names.
 
 `settings` reads the quantization_config; the format takes from it what it understands, and what is left over is an
 error. A hyphen in `quant_method` is an underscore in the file name. Called by load.py and stored.py, which then see the
@@ -23,6 +21,7 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, dequantize
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import WHOLE, Checkpoint, TensorEntry, take_ranges
+from ridgeline.weights.folder import QUANTIZATION
 
 ReadMatrix = Callable[[Sequence[Array], slice], StoredMatrix]
 
@@ -116,7 +115,7 @@ def unpacked(
 
     Raises ConfigError for a method or a setting that is not known, ModelLoadError for parts that do not fit together.
     """
-    settings = ConfigReader(config).section("quantization_config")
+    settings = ConfigReader(config).section(QUANTIZATION)
     if settings is None:
         return checkpoint
     method = settings.text("quant_method").replace("_", "-")

@@ -9,18 +9,17 @@ low bits first, is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]. https://arxiv.org/a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.core.dtypes import Array, contiguous, float32
+from ridgeline.core.dtypes import Array, contiguous
 from ridgeline.core.errors import ConfigError
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix
+from ridgeline.quant.stored import Bytes, StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import covering, unpacked
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 PER_WORD = 8
 NIBBLE_OF_OUTPUT = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -57,25 +56,17 @@ def _packed(layer: str, checkpoint: Checkpoint, group: int) -> PackedTensor:
         words: (("I32",), (num_inputs, num_words)),
         scales: (FLOATS, (groups.count, num_words * PER_WORD)),
     }
-    if zeros in checkpoint.entries:
-        wanted = {**wanted, zeros: (("I32",), (groups.count, num_words))}
+    has_zeros = zeros in checkpoint.entries
+    if has_zeros:
+        wanted[zeros] = ("I32",), (groups.count, num_words)
     names = checked(checkpoint.entries, wanted, f"AWQ in groups of {groups.stored} inputs")
-    zero = "points" if zeros in checkpoint.entries else "fixed"
-    form = StoredFormat("uniform", 4, groups.described, zero, scale_type(checkpoint, scales))
-    return PackedTensor(f"{layer}.weight", (num_words * PER_WORD, num_inputs), names, form, _Reader(groups, form))
+    integers = Integers.of(groups, 4, "points" if has_zeros else "fixed", scale_type(checkpoint, scales))
 
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        points = _outputs(parts[2], rows) if has_zeros else None
+        return integers.matrix(_outputs(parts[0], rows), parts[1][:, rows].T, points)
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Make stored matrices of a layer's parts."""
-
-    groups: Groups
-    form: StoredFormat
-
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        codes, points = _outputs(parts[0], rows), _outputs(parts[2], rows) if len(parts) > 2 else None
-        scales_NG = self.groups.spread(float32(parts[1][:, rows].T))
-        return StoredMatrix(self.form, codes, scales_NG, None if points is None else self.groups.spread(points))
+    return PackedTensor(f"{layer}.weight", (num_words * PER_WORD, num_inputs), names, integers.form, matrix)
 
 
 def _outputs(words_XW: Array, rows: slice) -> Bytes:

@@ -8,15 +8,14 @@ nested_quant_map[absmax] * nested_absmax[block of 256] + offset. https://arxiv.o
 Of 8 bits: `X.weight` int8 [N, K] and `X.SCB` float32 [N], w = q * SCB / 127. https://arxiv.org/abs/2208.07339
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from ridgeline.core.dtypes import Array, Float32s, contiguous, float32
+from ridgeline.core.dtypes import Array, contiguous, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import LEVELS, Bytes, Code, StoredFormat, StoredMatrix, nibbles
 from ridgeline.spec.reader import ConfigReader
@@ -31,6 +30,7 @@ CODES: Mapping[str, Code] = {"nf4": "nf4", "fp4": "fp4"}
 STORAGE = ("U8", "I8", *FLOATS)
 EIGHT_BITS = ScaledBytes("bitsandbytes' int8", INT8, Blocks(1), ("F32",), lambda scb: float32(scb) / np.float32(127))
 MAX_STATE_BYTES = 1 << 16
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
@@ -43,15 +43,15 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
             found.append(_four_bits(checkpoint, weight, name, kind))
         elif name.endswith(".SCB"):
             layer = name.removesuffix(".SCB")
-            unused = [part for part in (f"{layer}.weight_format",) if part in entries]
-            if unused and np.any(checkpoint.tensor(unused[0]) != 0):
+            arranged = f"{layer}.weight_format"
+            if arranged in entries and np.any(checkpoint.tensor(arranged) != 0):
                 raise ModelLoadError(
-                    f"{entries[name].file}: {unused[0]} is not 0: int8 arranged for a GPU is not read; save the "
+                    f"{entries[name].file}: {arranged} is not 0: int8 arranged for a GPU is not read; save the "
                     "model by bitsandbytes 0.43 or later"
                 )
             if f"{layer}.weight" not in entries:
                 raise ModelLoadError(f"{entries[name].file}: {name} has no {layer}.weight beside it")
-            found.append(EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=unused))
+            found.append(EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=[arranged]))
     bare = [name for name, entry in entries.items() if name.endswith(".weight") and entry.dtype in ("U8", "I8")]
     if missing := set(bare) - {tensor.name for tensor in found}:
         name = min(missing)
@@ -59,14 +59,13 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Holds what a quant_state says."""
+class _State(msgspec.Struct):
+    """Holds what the JSON of a quant_state says."""
 
-    shape: tuple[int, int]
-    block: int
-    offset: np.float32
-    nested_block: int
+    shape: tuple[Count, Count]
+    blocksize: Count = 64
+    nested_offset: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] = 0.0
+    nested_blocksize: Count = 256
 
 
 def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) -> PackedTensor:
@@ -80,7 +79,7 @@ def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) 
     count, dtype = math.prod(state.shape), entries[weight].dtype
     size = DTYPES[dtype].itemsize if dtype in STORAGE else 1
     absmax, levels = f"{weight}.absmax", f"{weight}.quant_map"
-    num_items, num_blocks = -(-count // (2 * size)), -(-count // state.block)
+    num_items, num_blocks = -(-count // (2 * size)), -(-count // state.blocksize)
     nested = absmax in entries and entries[absmax].dtype == "U8"
     wanted: Wanted = {
         weight: (STORAGE, (num_items, 1) if len(entries[weight].shape) == 2 else (num_items,)),
@@ -88,17 +87,27 @@ def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) 
         levels: (("F32",), (len(LEVELS[CODES[kind]]),)),
     }
     if nested:
-        outer = -(-num_blocks // state.nested_block)
-        wanted = {
-            **wanted,
-            f"{weight}.nested_absmax": (("F32",), (outer,)),
-            f"{weight}.nested_quant_map": (("F32",), (256,)),
-        }
-    checked(entries, wanted, f"{kind} of {list(state.shape)} in blocks of {state.block}")
+        wanted[f"{weight}.nested_absmax"] = ("F32",), (-(-num_blocks // state.nested_blocksize),)
+        wanted[f"{weight}.nested_quant_map"] = ("F32",), (256,)
+    checked(entries, wanted, f"{kind} of {list(state.shape)} in blocks of {state.blocksize}")
     if not np.array_equal(checkpoint.tensor(levels), LEVELS[CODES[kind]]):
         raise ModelLoadError(f"{file}: {levels} is not the table of {kind}")
-    form = StoredFormat(CODES[kind], 4, math.gcd(state.block, state.shape[1]), scale="float32")
-    return PackedTensor(weight, state.shape, (*wanted, state_name), form, _Reader(state, form, nested))
+    num_outputs, num_inputs = state.shape
+    form = StoredFormat(CODES[kind], 4, math.gcd(state.blocksize, num_inputs), scale="float32")
+
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        first, end, step = rows.indices(num_outputs)
+        flat = slice(first * num_inputs, max(first, end) * num_inputs)
+        within_bytes, within = covering(flat, count, 2)
+        data: Bytes = contiguous(parts[0]).reshape(-1).view(np.uint8)[within_bytes]
+        codes = nibbles(data << np.uint8(4) | data >> np.uint8(4))[within].reshape(-1, num_inputs)
+        blocks = np.arange(flat.start, flat.stop, form.group) // state.blocksize
+        scales = parts[1][blocks]
+        if nested:
+            scales = parts[4][scales] * parts[3][blocks // state.nested_blocksize] + np.float32(state.nested_offset)
+        return StoredMatrix(form, codes[::step], scales.reshape(len(codes), -1)[::step])
+
+    return PackedTensor(weight, state.shape, (*wanted, state_name), form, matrix)
 
 
 def _read_state(checkpoint: Checkpoint, name: str) -> _State:
@@ -107,43 +116,8 @@ def _read_state(checkpoint: Checkpoint, name: str) -> _State:
     try:
         if entry.dtype != "U8" or entry.num_bytes > MAX_STATE_BYTES:
             raise ValueError(f"it is {entry.dtype} {list(entry.shape)}")
-        values = json.loads(contiguous(checkpoint.tensor(name)).tobytes())
-        if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
-        read = ConfigReader(cast("dict[str, object]", values), name)
-        shape = read.integers("shape", low=1)
-        if len(shape) != 2:
-            raise ValueError(f"shape is {list(shape)}")
-        offset = np.float32(read.number("nested_offset", 0.0))
-        return _State(
-            (shape[0], shape[1]), read.integer("blocksize", 64), offset, read.integer("nested_blocksize", 256)
-        )
-    except (ValueError, ConfigError, RecursionError) as error:
+        return msgspec.json.decode(contiguous(checkpoint.tensor(name)).tobytes(), type=_State)
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(
             f"{entry.file}: {name}: {str(error)[:200]}; it must be the JSON of a quant_state"
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    state: _State
-    form: StoredFormat
-    nested: bool
-
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        num_outputs, num_inputs = self.state.shape
-        first, end, step = rows.indices(num_outputs)
-        flat = slice(first * num_inputs, max(first, end) * num_inputs)
-        within_bytes, within = covering(flat, num_outputs * num_inputs, 2)
-        data: Bytes = contiguous(parts[0]).reshape(-1).view(np.uint8)[within_bytes]
-        codes = nibbles(data << np.uint8(4) | data >> np.uint8(4))[within].reshape(-1, num_inputs)
-        starts = np.arange(flat.start, flat.stop, self.form.group) // self.state.block
-        scales = self._absmax(parts, starts).reshape(len(codes), -1)
-        return StoredMatrix(self.form, codes[::step], scales[::step])
-
-    def _absmax(self, parts: Sequence[Array], blocks: Array) -> Float32s:
-        absmax = parts[1][blocks]
-        if not self.nested:
-            return absmax
-        outer, levels = parts[3][blocks // self.state.nested_block], parts[4]
-        return levels[absmax] * outer + self.state.offset

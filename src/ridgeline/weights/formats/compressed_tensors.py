@@ -1,4 +1,4 @@
-"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits, described group by group.
+"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits; pack-quantized is written too.
 
 A layer X with N outputs and K inputs is one of these, `weight_scale` [N, G] unless it says otherwise:
 
@@ -10,33 +10,56 @@ A layer X with N outputs and K inputs is one of these, `weight_scale` [N, G] unl
     mxfp8             X.weight float8 [N, K];      scales are exponents for groups of 32 inputs
 
 and together the tensor [N, K] called `X.weight`: w = (q - z) * s. Which group of the settings describes a layer, its
-name decides (packing/schemes.py), and what is stored must be what that says.
+name decides, and what is stored must be what that says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from ridgeline.core.dtypes import Array, float32
-from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0
+from ridgeline.core.dtypes import Array, float32, to_dtype
+from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, from_e8m0
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked, unpacked_lanes
-from ridgeline.weights.packing.fp4 import packed_fp4
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, order_name, scale_type
-from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, ScaledBytes, same_scales
-from ridgeline.weights.packing.schemes import WeightScheme, read_schemes
+from ridgeline.weights.packing.fp4 import NVFP4_GROUP, packed_fp4
+from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
+from ridgeline.weights.packing.scaled import E4M3, E8M0, INT8, Blocks, ScaledBytes, present, same_scales
+from ridgeline.weights.packing.targets import pattern
 
 # Tensors of a layer about its inputs, which are rounded as --quantize-inputs says.
 UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
+STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+# Formats that others write and that are not read, with what they are.
+REFUSED = {
+    "marlin-24": "2:4 sparse matrices arranged for a GPU", "sparse-24-bitmask": "sparse matrices",
+    "sparse-bitmask": "sparse matrices", "mxfp6-pack-quantized": "6-bit floats",
+}  # fmt: skip
+WRITTEN = "pack-quantized"
+FORMATS = (
+    WRITTEN, "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense",
+)  # fmt: skip
+BY_CLASS, BY_PATTERN, BY_NAME = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """How the weights of some layers are stored: one of the `config_groups`."""
+
+    targets: tuple[str, ...]
+    type: Literal["int", "float"]
+    num_bits: int
+    symmetric: bool
+    blocks: Blocks  # which of them share a scale
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-    schemes, entries = read_schemes(settings), checkpoint.entries
+    schemes, entries = _read_schemes(settings), checkpoint.entries
     layers = {
         name.rpartition(".")[0]: name
         for name, entry in entries.items()
@@ -45,9 +68,9 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     return [_packed(checkpoint, layer, name, schemes.of(layer)) for layer, name in layers.items()]
 
 
-def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: WeightScheme) -> PackedTensor:
+def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: _Scheme) -> PackedTensor:
     name, scales, entries = f"{layer}.weight", f"{layer}.weight_scale", checkpoint.entries
-    unused = [part for part in (f"{layer}.{suffix}" for suffix in UNUSED) if part in entries]
+    unused = [f"{layer}.{suffix}" for suffix in UNUSED]
     points = "" if scheme.symmetric else f"{layer}.weight_zero_point"
     match scheme.type, scheme.num_bits, entries[numbers].dtype:
         case "int", _, "I32":
@@ -62,7 +85,7 @@ def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: WeightSche
                 way = ScaledBytes("MXFP8", E4M3, scheme.blocks, E8M0, from_e8m0)
             return way.packed(checkpoint, name, numbers, scales, unused=unused)
         case "float", 4, "U8":
-            overall = f"{layer}.weight_global_scale" if scheme.group_size == 16 else ""
+            overall = f"{layer}.weight_global_scale" if scheme.blocks.columns == NVFP4_GROUP else ""
             return packed_fp4(checkpoint, name, numbers, scales, overall, divides=True, unused=unused)
         case _:
             raise ModelLoadError(
@@ -71,7 +94,7 @@ def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: WeightSche
             )
 
 
-def _of_words(checkpoint: Checkpoint, layer: str, scheme: WeightScheme, unused: Sequence[str]) -> PackedTensor:
+def _of_words(checkpoint: Checkpoint, layer: str, scheme: _Scheme, unused: Sequence[str]) -> PackedTensor:
     """Check that the parts of a layer of packed integers fit together, and return them as one tensor."""
     packed, scales, shape, zeros, g_idx = (
         f"{layer}.weight_{part}" for part in ("packed", "scale", "shape", "zero_point", "g_idx")
@@ -83,7 +106,8 @@ def _of_words(checkpoint: Checkpoint, layer: str, scheme: WeightScheme, unused: 
     if num_outputs != entries[packed].shape[0] or num_inputs < 1:
         found = f"{shape} is {[num_outputs, num_inputs]}, and {packed} {list(entries[packed].shape)}"
         raise ModelLoadError(f"{entries[packed].file}: {found}; they do not fit together")
-    groups, scale_shape = Groups(num_inputs, scheme.blocks.columns), scheme.blocks.shape((num_outputs, num_inputs))
+    matrix_shape, groups = (num_outputs, num_inputs), Groups(num_inputs, scheme.blocks.columns)
+    scale_shape = scheme.blocks.shape(matrix_shape)
     in_lanes = entries[packed].shape[1] != -(-num_inputs * bits // 32)
 
     def words_of(count: int) -> int:
@@ -94,52 +118,168 @@ def _of_words(checkpoint: Checkpoint, layer: str, scheme: WeightScheme, unused: 
         packed: (("I32",), (num_outputs, words_of(num_inputs))),
         scales: (FLOATS, same_scales(actual, scale_shape)),
     }
+    plain = zeros in entries and entries[zeros].dtype == "I8"
     if not scheme.symmetric:
-        plain = zeros in entries and entries[zeros].dtype == "I8"
         rows = num_outputs if plain else words_of(num_outputs)
-        wanted = {**wanted, zeros: (INT8 if plain else ("I32",), (rows, groups.count))}
+        wanted[zeros] = INT8 if plain else ("I32",), (rows, groups.count)
     if g_idx in entries:
-        wanted = {**wanted, g_idx: (("I32", "I64"), (num_inputs,))}
+        wanted[g_idx] = ("I32", "I64"), (num_inputs,)
     checked(entries, wanted, f"{what} of {shape} {[num_outputs, num_inputs]}")
     where = f"{entries[packed].file}: {g_idx}"
     order = input_order(where, checkpoint.tensor(g_idx), groups) if g_idx in entries else None
-    is_wide, whole = bits > 4, groups.count == 1 and bits > 4 and scheme.symmetric
-    form = StoredFormat(
-        "uniform",
-        8 if is_wide else 4,
-        0 if whole else groups.described,
-        "fixed" if scheme.symmetric else "points",
-        "float32" if whole else scale_type(checkpoint, scales),
-        order=order_name(order),
-    )
-    reader = _Words(scheme, groups, form, (num_outputs, num_inputs), in_lanes, order)
-    return PackedTensor(f"{layer}.weight", (num_outputs, num_inputs), (*wanted, shape, *unused), form, reader)
+    whole, zero = groups.count == 1 and bits > 4 and scheme.symmetric, "fixed" if scheme.symmetric else "points"
+    integers = Integers.of(groups, bits, zero, scale_type(checkpoint, scales), order, whole=whole)
+    unpack = unpacked_lanes if in_lanes else unpacked
+
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        codes, points = unpack(parts[0][rows], bits)[:, :num_inputs], None
+        if plain and not scheme.symmetric:
+            points = parts[2][rows].view(np.uint8) + np.uint8(1 << (bits - 1))
+        elif not scheme.symmetric:
+            points = unpack(parts[2].T, bits)[:, :num_outputs].T[rows]
+        return integers.matrix(codes, scheme.blocks.of_rows(parts[1], matrix_shape, rows), points)
+
+    names = (*wanted, shape, *present(checkpoint, unused))
+    return PackedTensor(f"{layer}.weight", matrix_shape, names, integers.form, matrix)
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """Make stored matrices of packed integers. `in_lanes`: no integer is in two words."""
+class _Schemes:
+    """The schemes of a model and the layers that have none."""
 
-    scheme: WeightScheme
-    groups: Groups
-    form: StoredFormat
-    shape: tuple[int, int]
-    in_lanes: bool
-    order: npt.NDArray[np.int32] | None
+    schemes: Sequence[_Scheme]
+    ignore: Sequence[str]
 
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        bits, points = self.scheme.num_bits, None
-        unpack = unpacked_lanes if self.in_lanes else unpacked
-        codes = unpack(parts[0][rows], bits)[:, : self.shape[1]]
-        scales = self.scheme.blocks.of_rows(float32(parts[1]), self.shape, rows)
-        if self.scheme.symmetric:  # fewer bits around the zero of 4 or 8
-            codes = codes + np.uint8(self.form.fixed_zero - (1 << (bits - 1)))
-        elif parts[2].dtype == np.int8:
-            points = parts[2][rows].view(np.uint8) + np.uint8(1 << (bits - 1))
-        else:
-            points = unpack(parts[2].T, bits)[:, : self.shape[0]].T[rows]
-        if self.order is not None:
-            codes = codes[:, self.order]
-        if self.form.group:
-            scales, points = self.groups.spread(scales), None if points is None else self.groups.spread(points)
-        return StoredMatrix(self.form, codes, scales, points, order=self.order)
+    def of(self, layer: str) -> _Scheme:
+        """Return the scheme of a quantized layer: that which names it, then by pattern, then by class.
+
+        Raises ConfigError where there is none.
+        """
+        if any(_fit(target, layer) > BY_CLASS for target in self.ignore):
+            raise ConfigError(f"quantization_config: ignore names {layer!r}, and its weight is quantized")
+        fits = [max((_fit(target, layer) for target in scheme.targets), default=0) for scheme in self.schemes]
+        if not any(fits):
+            raise ConfigError(
+                f"quantization_config: no group of config_groups names {layer!r}, and its weight is quantized"
+            )
+        return self.schemes[fits.index(max(fits))]
+
+
+def _fit(target: str, layer: str) -> int:
+    """Tell how a target names a layer: BY_NAME, BY_PATTERN or BY_CLASS, as Linear and its like do; 0: it does not."""
+    if target.startswith("re:") and pattern(target.removeprefix("re:")).match(layer):
+        return BY_PATTERN
+    return BY_NAME if target == layer else BY_CLASS if target.isidentifier() and target[:1].isupper() else 0
+
+
+def _read_schemes(settings: ConfigReader) -> _Schemes:
+    """Raises ConfigError for what is not supported, with its name."""
+    settings.ignore("kv_cache_scheme", "global_compression_ratio", "version", "moe_sparsity_config")
+    settings.expect("quantization_status", "compressed")
+    settings.expect("transform_config", {}, None)
+    sparsity = settings.section("sparsity_config")
+    if sparsity is not None and sparsity.all_keys():
+        sparsity.expect("format", "dense")
+    _check_format(settings.text("format", "dense"))
+    groups = settings.section("config_groups")
+    if groups is None:
+        raise ConfigError("quantization_config: config_groups is missing")
+    ignore = settings.texts("ignore") if settings.has("ignore") else ()
+    settings.ignore("ignore")
+    schemes = [_read_scheme(group) for name in groups.all_keys() if (group := groups.section(name)) is not None]
+    return _Schemes([scheme for scheme in schemes if scheme is not None], ignore)
+
+
+def _check_format(name: str) -> None:
+    if name not in FORMATS:
+        what = f": {REFUSED[name]}" if name in REFUSED else ""
+        raise ConfigError(
+            f"quantization_config: format={name!r} is not supported{what}; supported: {', '.join(FORMATS)}"
+        )
+
+
+def _read_scheme(group: ConfigReader) -> _Scheme | None:
+    group.ignore("input_activations", "output_activations")  # inputs are rounded as --quantize-inputs says
+    _check_format(group.text("format", "dense"))
+    weights, targets = group.section("weights"), group.texts("targets")
+    group.finish()
+    if weights is None:
+        return None
+    weights.ignore("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # the tensors say it
+    weights.expect("dynamic", False)
+    kind: Mapping[str, Literal["int", "float"]] = {"int": "int", "float": "float"}
+    type_, num_bits = weights.choice("type", kind, "int"), weights.integer("num_bits", 8)
+    group_size = weights.optional_integer("group_size", low=-1, high=1 << 20) or 0
+    default = "group" if group_size > 0 else "channel" if group_size else "tensor"
+    strategy = weights.choice("strategy", {name: name for name in STRATEGIES}, default)
+    block = weights.integers("block_structure", low=1)
+    symmetric = weights.flag("symmetric", True)
+    weights.finish()
+    if num_bits not in (range(2, 9) if type_ == "int" else (4, 8)):
+        raise ConfigError(f"quantization_config: num_bits={num_bits} of type {type_} is not supported")
+    if (strategy in ("group", "tensor_group") and group_size < 1) or (strategy == "block" and len(block) != 2):
+        raise ConfigError(
+            f"quantization_config: strategy={strategy!r} with group_size={group_size} and "
+            f"block_structure={list(block)} is not supported; a group has a group_size, a block [rows, columns]"
+        )
+    shared = {"tensor": (), "channel": (1,), "block": block}.get(strategy, (1, group_size))
+    return _Scheme(targets, type_, num_bits, symmetric, Blocks(*shared))
+
+
+def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Return the tensors of a layer. `dtype` holds every scale exactly, or they would mean other weights."""
+    bits = stored.format.bits
+    scales = to_dtype(stored.scales, dtype)
+    assert np.array_equal(float32(scales), stored.scales), f"{dtype} does not hold the scales of {layer}"
+    tensors: dict[str, Array] = {
+        f"{layer}.weight_packed": _words(stored.codes, bits),
+        f"{layer}.weight_scale": scales,
+        f"{layer}.weight_shape": np.array(stored.codes.shape, dtype=np.int64),
+    }
+    if stored.points is not None:
+        tensors[f"{layer}.weight_zero_point"] = np.ascontiguousarray(_words(stored.points.T, bits).T)
+    return tensors
+
+
+def _words(codes: Bytes, bits: int) -> Array:
+    """Return codes [R, C] as int32 words, the first in the low bits; a row ends in a word of its own."""
+    per_word = 32 // bits
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
+    lanes = padded.reshape(len(codes), -1, per_word).astype(np.uint32)
+    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    return np.bitwise_or.reduce(lanes << shifts, axis=-1).view(np.int32)
+
+
+def quantization_config(
+    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]]
+) -> dict[str, object]:
+    """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored.
+
+    `others` are the layers that are stored in other formats.
+    """
+    groups = [_group(form, ["Linear"]), *(_group(other, layers) for other, layers in others.items())]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": WRITTEN,
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "ignore": list(ignored),
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
+    weights: dict[str, object] = {
+        "num_bits": form.bits,
+        "type": "int",
+        "symmetric": form.zero == "fixed",
+        "strategy": "group" if form.group else "channel",
+        "group_size": form.group or None,
+        "dynamic": False,
+        "actorder": None,
+        "block_structure": None,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    }
+    inputs: dict[str, object] = {"input_activations": None, "output_activations": None}
+    return {"targets": list(targets), "weights": weights, **inputs, "format": WRITTEN}

@@ -14,7 +14,6 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     settings.ignore("activation_scale_ub", "modules_to_not_convert")  # inputs are rounded as --quantize-inputs says
     found: list[PackedTensor] = []
     for name in [name for name, entry in checkpoint.entries.items() if entry.dtype in E4M3]:
-        bound = f"{name.rpartition('.')[0]}.input_scale_ub"
-        unused = (bound,) if bound in checkpoint.entries else ()
+        unused = (f"{name.rpartition('.')[0]}.input_scale_ub",)
         found.append(WAY.packed(checkpoint, name, name, f"{name}_scale", unused=unused))
     return found

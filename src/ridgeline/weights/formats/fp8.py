@@ -31,6 +31,6 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     found: list[PackedTensor] = []
     for name in [name for name, entry in entries.items() if entry.dtype in E4M3]:
         scales = name + (SCALE if not block and name + SCALE in entries else SCALES)
-        unused = [part for part in (f"{name.rpartition('.')[0]}.input_scale",) if part in entries]
+        unused = (f"{name.rpartition('.')[0]}.input_scale",)
         found.append(way.packed(checkpoint, name, name, scales, unused=unused))
     return found

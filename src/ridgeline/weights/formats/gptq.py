@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from ridgeline.core.dtypes import Array, float32
+from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix
+from ridgeline.quant.stored import StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked
-from ridgeline.weights.packing.parts import Groups, Wanted, checked, input_order, matrix_entry, order_name, scale_type
+from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, input_order, matrix_entry, scale_type
 from ridgeline.weights.packing.targets import pattern
 
 BITS = (2, 3, 4, 8)
@@ -96,38 +95,19 @@ def _packed(layer: str, checkpoint: Checkpoint, settings: _Settings) -> PackedTe
         scales: (FLOATS, (groups.count, num_outputs)),
     }
     if g_idx in checkpoint.entries:
-        wanted = {**wanted, g_idx: (("I32",), (groups.num_inputs,))}
+        wanted[g_idx] = ("I32",), (groups.num_inputs,)
     checked(checkpoint.entries, wanted, f"GPTQ of {bits} bits in groups of {groups.stored} inputs")
     where = f"{checkpoint.entries[qweight].file}: {layer}"
-    order = input_order(f"{where}.g_idx", checkpoint.tensor(g_idx), groups) if g_idx in checkpoint.entries else None
-    zero, scale = "fixed" if settings.symmetric else "points", scale_type(checkpoint, scales)
-    form = StoredFormat("uniform", 8 if bits == 8 else 4, groups.described, zero, scale, order=order_name(order))
-    reader = _Reader(where, groups, settings, form, order)
-    return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), form, reader)
+    order = input_order(f"{where}.g_idx", checkpoint.tensor(g_idx), groups) if g_idx in wanted else None
+    zero = "fixed" if settings.symmetric else "points"
+    integers, middle = Integers.of(groups, bits, zero, scale_type(checkpoint, scales), order), 1 << (bits - 1)
 
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        codes, zeros, points = unpacked(parts[0][:, rows].T, bits), unpacked(parts[1], bits)[:, :num_outputs], None
+        if not settings.symmetric:
+            points = (zeros + np.uint8(settings.stores_less) & np.uint8(2 * middle - 1))[:, rows].T
+        elif not ((zeros == middle - 1).all() or (zeros == middle).all()):
+            raise ModelLoadError(f"{where}.qzeros differ, but quantization_config says sym=true")
+        return integers.matrix(codes, parts[2][:, rows].T, points)
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Make stored matrices of a layer's parts. `where` begins its errors."""
-
-    where: str
-    groups: Groups
-    settings: _Settings
-    form: StoredFormat
-    order: npt.NDArray[np.int32] | None
-
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        qweight, qzeros, scales = parts[:3]
-        bits, middle = self.settings.bits, 1 << (self.settings.bits - 1)
-        codes, points = unpacked(qweight[:, rows].T, bits), None
-        zeros = unpacked(qzeros, bits)[:, : qweight.shape[1]]
-        if self.settings.symmetric:
-            if not ((zeros == middle - 1).all() or (zeros == middle).all()):
-                raise ModelLoadError(f"{self.where}.qzeros differ, but quantization_config says sym=true")
-            codes = codes + np.uint8(self.form.fixed_zero - middle)  # fewer bits around the zero of four
-        else:
-            zeros = zeros + np.uint8(self.settings.stores_less) & np.uint8(2 * middle - 1)
-            points = self.groups.spread(zeros[:, rows].T)
-        if self.order is not None:
-            codes = codes[:, self.order]
-        return StoredMatrix(self.form, codes, self.groups.spread(float32(scales[:, rows].T)), points, order=self.order)
+    return PackedTensor(f"{layer}.weight", (num_outputs, groups.num_inputs), tuple(wanted), integers.form, matrix)

@@ -6,16 +6,15 @@ and `X.biases` [N, K / g] are together the tensor [N, K] called `X.weight`: w = 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ridgeline.core.dtypes import Array, float32
+from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError
-from ridgeline.quant.stored import StoredFormat, StoredMatrix
+from ridgeline.quant.stored import StoredMatrix
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked
-from ridgeline.weights.packing.parts import Groups, checked, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Integers, checked, matrix_entry, scale_type
 
 BITS = (2, 3, 4, 5, 6, 8)
 WITHOUT_EFFECT = ("quant_method", "linear_class", "quantize_input", "quantize_output")
@@ -59,18 +58,10 @@ def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> Packed
     shape = (num_outputs, groups.count)
     wanted = {scales: (FLOATS, shape), weight: (("U32",), (num_outputs, num_words)), biases: (FLOATS, shape)}
     checked(checkpoint.entries, wanted, f"MLX's {bits} bits in groups of {group}")
-    scale = scale_type(checkpoint, scales, biases)
-    form = StoredFormat("uniform", 4 if bits <= 4 else 8, groups.described, "minima", scale)
-    reader = _Reader(bits, groups, form)
-    return PackedTensor(weight, (num_outputs, groups.num_inputs), (weight, scales, biases), form, reader)
+    integers = Integers.of(groups, bits, "minima", scale_type(checkpoint, scales, biases))
 
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        return integers.matrix(unpacked(parts[0][rows], bits), parts[1][rows], minima_NG=parts[2][rows])
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    bits: int
-    groups: Groups
-    form: StoredFormat
-
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        scales, biases = (self.groups.spread(float32(part[rows])) for part in parts[1:])
-        return StoredMatrix(self.form, unpacked(parts[0][rows], self.bits), scales, minima=biases)
+    shape = (num_outputs, groups.num_inputs)
+    return PackedTensor(weight, shape, (weight, scales, biases), integers.form, matrix)

@@ -27,7 +27,7 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     _check_algorithm(settings if inner is None else inner)
     entries, found = checkpoint.entries, list[PackedTensor]()
     for name in [name for name in entries if name.endswith(".weight") and entries[name].dtype in (*E4M3, "U8")]:
-        scales, unused = f"{name}_scale", [part for part in (f"{name[:-7]}.input_scale",) if part in entries]
+        scales, unused = f"{name}_scale", (f"{name[:-7]}.input_scale",)
         if entries[name].dtype == "U8":
             found.append(packed_fp4(checkpoint, name, name, scales, f"{name}_scale_2", unused=unused))
         else:

@@ -162,9 +162,7 @@ def _q5_k(blocks: Bytes) -> Parts:
 def _q6_k(blocks: Bytes) -> Parts:
     """Put six bits around the zero of eight."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 8, 32)
-    codes = (low | high << 4).reshape(-1, SUPER) + np.uint8(128 - 32)
+    codes = (low | _two_bits(blocks, 128).reshape(-1, 8, 32) << 4).reshape(-1, SUPER) + np.uint8(128 - 32)
     return codes, *_products(blocks, 208, blocks[:, 192:208].view(np.int8))
 
 

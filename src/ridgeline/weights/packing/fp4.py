@@ -1,7 +1,6 @@
 """Matrices of 4-bit floats (E2M1), two in a byte: NVFP4 with scales of 8-bit floats, MXFP4 with powers of two."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,8 +9,8 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, from_e8m0, nibbles
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.formats import PackedTensor
-from ridgeline.weights.packing.parts import checked, matrix_entry
-from ridgeline.weights.packing.scaled import E4M3, E8M0, require_scalar
+from ridgeline.weights.packing.parts import Wanted, checked, matrix_entry
+from ridgeline.weights.packing.scaled import E4M3, E8M0, present, same_scales
 
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
 LARGEST = 448 * 6  # of NVFP4, times the scale of the whole matrix
@@ -29,32 +28,29 @@ def packed_fp4(
     """
     num_outputs, num_bytes = matrix_entry(checkpoint.entries, numbers).shape
     group = NVFP4_GROUP if overall else MXFP4_GROUP
-    wanted = {
+    entries, scalar = checkpoint.entries, np.float32(1)
+    wanted: Wanted = {
         numbers: (("U8",), (num_outputs, num_bytes)),
         scales: (E4M3 if overall else E8M0, (num_outputs, -(-2 * num_bytes // group))),
     }
-    checked(checkpoint.entries, wanted, "NVFP4" if overall else "MXFP4")
-    scalar = require_scalar(checkpoint, overall, numbers) if overall else np.float32(1)
+    if overall:
+        wanted[overall] = ("F32",), same_scales(entries[overall].shape, ()) if overall in entries else ()
+    checked(entries, wanted, "NVFP4" if overall else "MXFP4")
+    if overall:
+        scalar = np.float32(checkpoint.tensor(overall).reshape(()))
+        if not 0 < scalar < np.inf:
+            raise ModelLoadError(f"{entries[overall].file}: {overall} is {scalar}; it must be a positive number")
     largest = LARGEST / float(scalar) if divides else LARGEST * float(scalar)
     if overall and not PLAUSIBLE[0] < largest < PLAUSIBLE[1]:
         raise ModelLoadError(
-            f"{checkpoint.entries[overall].file}: {overall} is {scalar}, with which weights reach {largest:.3g}; is it "
+            f"{entries[overall].file}: {overall} is {scalar}, with which weights reach {largest:.3g}; is it "
             "the reciprocal of what this format has?"
         )
     form = StoredFormat("e2m1", 4, group, scale="float32")
-    parts = (*wanted, *([overall] if overall else []), *unused)
-    return PackedTensor(name, (num_outputs, 2 * num_bytes), parts, form, _Reader(form, scalar, divides))
+    parts = (*wanted, *present(checkpoint, unused))
 
+    def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
+        scales = from_e8m0(parts[1][rows]) if not overall else float32(parts[1][rows])
+        return StoredMatrix(form, nibbles(parts[0][rows]), scales / scalar if divides else scales * scalar)
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    form: StoredFormat
-    scalar: np.float32
-    divides: bool
-
-    def __call__(self, parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        scales = parts[1][rows]
-        if self.form.group == MXFP4_GROUP:
-            return StoredMatrix(self.form, nibbles(parts[0][rows]), from_e8m0(scales))
-        scales = float32(scales) / self.scalar if self.divides else float32(scales) * self.scalar
-        return StoredMatrix(self.form, nibbles(parts[0][rows]), scales)
+    return PackedTensor(name, (num_outputs, 2 * num_bytes), parts, form, matrix)

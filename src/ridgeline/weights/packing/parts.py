@@ -1,4 +1,4 @@
-"""The tensors that together store a matrix: checked against each other, their scales in groups that kernels have."""
+"""The tensors that together store a matrix: checked against each other, as stored matrices that kernels have."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 
 MAX_GROUP = 128  # larger groups are described as several with one scale
 
-Wanted = Mapping[str, tuple[Collection[str], tuple[int, ...]]]
+Wanted = dict[str, tuple[Collection[str], tuple[int, ...]]]
 """Dtypes and shape of stored tensors, by their names."""
+Order = npt.NDArray[np.int32]
 
 
 def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
@@ -26,7 +28,9 @@ def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
     return entry
 
 
-def checked(entries: Mapping[str, TensorEntry], wanted: Wanted, what: str) -> tuple[str, ...]:
+def checked(
+    entries: Mapping[str, TensorEntry], wanted: Mapping[str, tuple[Collection[str], tuple[int, ...]]], what: str
+) -> tuple[str, ...]:
     """Return the names of stored tensors that are all there, as wanted; the first is the one that the others belong to.
 
     Raises ModelLoadError for one that is missing, or of other numbers or sizes than `what` needs.
@@ -92,12 +96,48 @@ class Groups:
         return np.repeat(values_NG, times, axis=1)[:, :num_described]
 
 
-def order_name(order: npt.NDArray[np.int32] | None) -> str:
-    """Return a name that only one order has; none where there is no order."""
-    return "" if order is None else hashlib.blake2b(order.tobytes(), digest_size=16).hexdigest()
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """How integers of 2 to 8 bits become stored matrices; their inputs in this `order`, where they have one."""
+
+    groups: Groups
+    bits: int
+    form: StoredFormat
+    order: Order | None
+
+    @classmethod
+    def of(
+        cls,
+        groups: Groups,
+        bits: int,
+        zero: Literal["fixed", "points", "minima"],
+        scale: Literal["float16", "float32"],
+        order: Order | None = None,
+        *,
+        whole: bool = False,
+    ) -> "Integers":
+        """Describe them; `whole`: all inputs of an output share a float32 scale, and are one group."""
+        name = "" if order is None else hashlib.blake2b(order.tobytes(), digest_size=16).hexdigest()
+        group, scale = (0, "float32") if whole else (groups.described, scale)
+        return cls(groups, bits, StoredFormat("uniform", 4 if bits <= 4 else 8, group, zero, scale, name), order)
+
+    def matrix(
+        self, codes: Bytes, scales_NG: Array, points_NG: Bytes | None = None, minima_NG: Array | None = None
+    ) -> StoredMatrix:
+        """Return codes [N, K] with what each group of the file has. A fixed zero is 2^(bits-1)."""
+        if self.form.zero == "fixed":  # fewer bits around the zero of 4 or 8
+            codes = codes + np.uint8(self.form.fixed_zero - (1 << (self.bits - 1)))
+        if self.order is not None:
+            codes = codes[:, self.order]
+        minima = None if minima_NG is None else self._spread(float32(minima_NG))
+        points = None if points_NG is None else self._spread(points_NG)
+        return StoredMatrix(self.form, codes, self._spread(float32(scales_NG)), points, minima, self.order)
+
+    def _spread(self, values_NG: Array) -> Array:
+        return self.groups.spread(values_NG) if self.form.group else values_NG
 
 
-def input_order(where: str, g_idx: Array, groups: Groups) -> npt.NDArray[np.int32] | None:
+def input_order(where: str, g_idx: Array, groups: Groups) -> Order | None:
     """Return the inputs group by group; None where they lie so. Some writers fill an unused index with 0 or -1.
 
     `where` begins the error for groups of other sizes, a ModelLoadError.

@@ -63,12 +63,7 @@ class PackStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        name: PackName,
-        num_bytes: int,
-        checksums: Checksums = crc32s,
-        max_bytes: int = MAX_BYTES,
+        self, folder: Path, name: PackName, num_bytes: int, checksums: Checksums = crc32s, max_bytes: int = MAX_BYTES
     ) -> None:
         self._folder, self._name, self._num_bytes = folder, name, num_bytes
         self._checksums, self._max_bytes = checksums, max_bytes

@@ -1,13 +1,14 @@
 """Which variants a model's matrices are computed by, and why. Called by native/backend.py before anything is loaded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import msgspec
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import PANEL
 from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
-from ridgeline.backends.native.tuning.pins import parse_pins, pinned
 from ridgeline.backends.native.tuning.tuner import Effort, tune_all
 from ridgeline.backends.native.tuning.workload import empty_matrix
 from ridgeline.backends.probe import NativeModule, this_machine
@@ -20,6 +21,10 @@ MIN_TUNED_BYTES = 64 << 20  # of a kind's matrices; fewer stay in caches, where 
 MIN_BUFFER_BYTES = 64 << 20  # with less memory than this nothing can be measured
 MIN_AGE = timedelta(hours=1)  # of a choice that is made again
 MAX_BANDWIDTH_RATIO = 1.5  # beyond it the machine is not the one that was measured
+
+MEANT = "auto, default, a file, or [KIND:]CHOICE=VARIANT,..."
+Pin = tuple[str | None, str, str]
+"""Kind of matrices, None for all that have it; choice; variant."""
 
 log = get_logger("tuning")
 
@@ -126,3 +131,55 @@ def _save(machine: Machine, tunings: list[KernelTuning]) -> None:
         save_tunings(machine, tunings)
     except (OSError, ConfigError) as error:
         log.warning("the choice of kernels could not be cached, so the next start makes it again: %s", error)
+
+
+class _File(msgspec.Struct):
+    """Holds what is read of a file: `ridgeline hardware --json` writes it among other things."""
+
+    variants: dict[str, dict[str, str]]
+
+
+def parse_pins(asked: str) -> list[Pin]:
+    """Return what `asked` names. Raises ConfigError where it is neither a list nor a file of variants."""
+    path, pins = Path(asked), list[Pin]()
+    if path.is_file():
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_File)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"tuning={path}: it is not JSON with an object of variants by kind: {error}") from error
+        return [(kind, *each) for kind, choices in found.variants.items() for each in choices.items()]
+    if "=" not in asked:
+        raise ConfigError(f"tuning={asked!r} is no file and names no variant; give {MEANT}")
+    for item in asked.split(","):
+        named, _, variant = item.strip().partition("=")
+        kind, _, choice = named.rpartition(":")
+        if not choice or not variant:
+            raise ConfigError(f"tuning={asked!r}: {item!r} is not [KIND:]CHOICE=VARIANT")
+        pins.append((kind or None, choice, variant))
+    return pins
+
+
+def pinned(
+    pins: Collection[Pin],
+    defaults: Mapping[str, Mapping[str, str]],
+    there: Mapping[str, Collection[tuple[str, str]]],
+    *,
+    other_kinds: bool,
+) -> dict[str, dict[str, str]]:
+    """Return `defaults`, choices by kind, with the pins put in. `there` has all (choice, variant) of each kind.
+
+    Raises ConfigError for a variant that a kind does not have, and unless `other_kinds`, for a kind that is not there.
+    """
+    chosen = {kind: dict(choices) for kind, choices in defaults.items()}
+    for kind, choice, variant in pins:
+        if kind is not None and kind not in chosen:
+            if other_kinds:
+                continue
+            raise ConfigError(f"tuning: this model has no matrices of kind {kind!r}, but {', '.join(sorted(chosen))}")
+        kinds = [kind] if kind is not None else [each for each in chosen if (choice, variant) in there[each]]
+        if not kinds or (kind is not None and (choice, variant) not in there[kind]):
+            known = sorted({f"{a}={b}" for each in ([kind] if kind else chosen) for a, b in there[each]})
+            raise ConfigError(f"tuning: there is no {choice}={variant} here; there is {', '.join(known)}")
+        for each in kinds:
+            chosen[each][choice] = variant
+    return chosen

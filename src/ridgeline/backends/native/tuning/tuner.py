@@ -1,16 +1,21 @@
-"""Chooses the variants of a kind of matrices by measuring them on this machine. Called once per kind, by choose.py."""
+"""Chooses the variants of a kind of matrices by measuring them on this machine. Called once per kind, by choose.py.
+
+On a shared machine any one reading may be half of the next. So variants run in rounds, each beside the default of the
+same round, the default itself twice: what the two differ by is noise, and a variant has to win by more, repeatedly.
+The default is what remains when in doubt.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import ceil, exp, log
 from statistics import median
 from types import MappingProxyType
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import PANEL
 from ridgeline.backends.native.settings import MatrixFormat, kind_name
-from ridgeline.backends.native.tuning.decide import Decision, Round, decide, noise_of
 from ridgeline.backends.native.tuning.workload import Bench, Run, Workload, empty_matrix
 from ridgeline.core.machine import memory_bytes
 from ridgeline.cost.hardware import KernelTuning, TunedChoice
@@ -30,9 +35,27 @@ SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "s
 OVERRUN = 1.25  # of the time, where something else keeps the machine busy
 NUM_ROUNDS = 7  # that count; one more before them warms up
 TRIES = 3  # of which a round takes the fastest: a moment of another process falls into one of them
+MIN_SCORE = 1.03  # times as fast as the default, at the median
+MIN_NOISES = 2.0  # by which a score is above 1
+MIN_WON = 5 / 7  # of the rounds
+TIE = 0.01  # of the best score, within which the earlier variant is taken
 READ, AGAIN = "read", "again"  # what runs beside the variants
 MIN_READ_BYTES = 8 << 20
 MIN_BUFFER_BYTES, MAX_BUFFER_BYTES, BUFFER_BYTES_PER_THREAD = 256 << 20, 1 << 30, 128 << 20
+
+
+Round = Mapping[str, float]
+"""Seconds of each variant, the default among them, one after the other within a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The variant to take; how many times as fast as the default it was, and in how many rounds it was faster."""
+
+    variant: str
+    score: float
+    rounds_won: int
+    num_rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +102,7 @@ class Tuner:
                 continue
             num_runs = TRIES * (len(names) + 5) * (self._effort.num_rounds + 1)
             decision, read = self._decide(form, variants, choice, names, workload, SHARES[choice] * seconds / num_runs)
-            choices.append(_tuned(choice, defaults[choice], decision))
+            choices.append(TunedChoice(choice=choice, default=defaults[choice], **asdict(decision)))
             variants[choice] = decision.variant
             reads += read
         return KernelTuning(
@@ -168,5 +191,27 @@ def _decided(default: str, rounds: Sequence[Round]) -> Decision:
     return decide(default, variants, noise_of(default, AGAIN, rounds))
 
 
-def _tuned(choice: str, default: str, decision: Decision) -> TunedChoice:
-    return TunedChoice(choice=choice, default=default, **asdict(decision))
+def decide(default: str, rounds: Sequence[Round], noise: float = 0.0) -> Decision:
+    """Return the fastest variant that beats `default` beyond doubt, else the default with a score of 1.
+
+    `noise` is what `noise_of` finds in the same rounds.
+
+    Among equally fast variants, the first in the order of the rounds' keys is taken: the one that fetches least.
+    """
+    found = [_judged(default, variant, rounds) for variant in rounds[0] if variant != default] if rounds else []
+    min_score, min_won = max(MIN_SCORE, exp(MIN_NOISES * noise)), ceil(MIN_WON * len(rounds))
+    better = [each for each in found if each.score >= min_score and each.rounds_won >= min_won]
+    if not better:
+        return Decision(default, 1.0, 0, len(rounds))
+    best = max(each.score for each in better)
+    return next(each for each in better if each.score >= best * (1 - TIE))
+
+
+def noise_of(first: str, again: str, rounds: Sequence[Round]) -> float:
+    """Return how far two runs of the same work in one round are apart, at the median, as a logarithm."""
+    return median(abs(log(seconds[first] / seconds[again])) for seconds in rounds)
+
+
+def _judged(default: str, variant: str, rounds: Sequence[Round]) -> Decision:
+    ratios = [seconds[default] / seconds[variant] for seconds in rounds]
+    return Decision(variant, median(ratios), sum(ratio > 1 for ratio in ratios), len(ratios))

@@ -71,7 +71,8 @@ class Bench:
             count = min(count, len(offsets) // 2)
             places = [offsets[at : at + count] for at in range(0, len(offsets) - count + 1, count)]
         tapes = cycle([self._tape(form, variants, outputs, offsets) for offsets in places])
-        block = _block(workload.num_rows)
+        shape = StepShape(workload.num_rows)  # of a step of tokens that belong to no sequence
+        block = StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape).block
         logits = np.empty((0, PANEL), dtype=np.float32)
 
         def run() -> float:
@@ -95,9 +96,3 @@ class Bench:
 
 def _fill(part: np.ndarray) -> None:
     part.fill(FILLING)
-
-
-def _block(num_rows: int) -> np.ndarray:
-    """Return the inputs of a step of tokens that belong to no sequence."""
-    shape = StepShape(num_rows)
-    return StepBatch.lay_out(np.zeros(shape.num_words, dtype=np.int64), shape).block

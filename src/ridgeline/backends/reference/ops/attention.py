@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from ridgeline.backends.reference.attention import alibi_SNQL, grouped_attention
 from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
-from ridgeline.program.ops.attention import AttentionAttrs, KvWriteAttrs, RopeAnglesAttrs, RopeAttrs
+from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAnglesAttrs, RopeAttrs
 
 
 def rope_angles(attrs: RopeAnglesAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -25,7 +25,7 @@ def rope(attrs: RopeAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory
     return (torch.cat((passed, turned, rest), dim=-1),)
 
 
-def kv_write(attrs: KvWriteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def kv_write(attrs: CacheWriteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     memory.write(attrs.state, inputs[0], inputs[1])
     return ()
 

@@ -96,10 +96,6 @@ def softcap(attrs: SoftcapAttrs, inputs: Tensors, weights: Tensors, memory: Step
     return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
@@ -111,7 +107,7 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "relu2": _relu2,

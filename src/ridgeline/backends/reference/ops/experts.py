@@ -8,22 +8,23 @@ from ridgeline.backends.reference.packed import linear
 from ridgeline.backends.reference.rounding import RoundedInputs, rounded
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops.experts import ExpertsAttrs, RouteAttrs
+from ridgeline.spec.spec import ClampedSwiGlu, Routing
 
 
 def route(attrs: RouteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     """Select experts in falling order of score; the selection bias and the groups left out affect the choice alone."""
-    logits_TE = inputs[0].float()
-    scores_TE = logits_TE.softmax(-1) if attrs.scoring == "softmax" else logits_TE.sigmoid()
+    routing, logits_TE = attrs.routing, inputs[0].float()
+    scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
     choice_TE = scores_TE.detach()
     if weights:
         choice_TE = choice_TE + weights[0].detach().float()
-    if attrs.num_groups > 1:
-        choice_TE = _best_groups(attrs, choice_TE)
-    ids_TK = _best(choice_TE, attrs.top_k)
+    if routing.num_groups > 1:
+        choice_TE = _best_groups(routing, choice_TE)
+    ids_TK = _best(choice_TE, routing.top_k)
     weights_TK = scores_TE.gather(1, ids_TK)
-    if attrs.normalize:
+    if routing.normalize:
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)  # sigmoids can all be 0
-    return (ids_TK.int(), attrs.scale * weights_TK)
+    return (ids_TK.int(), routing.scale * weights_TK)
 
 
 def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -52,17 +53,18 @@ def _best(scores_TN: torch.Tensor, count: int) -> torch.Tensor:
     return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def _best_groups(attrs: RouteAttrs, choice_TE: torch.Tensor) -> torch.Tensor:
+def _best_groups(routing: Routing, choice_TE: torch.Tensor) -> torch.Tensor:
     """Mask the scores of all but the best groups with -inf."""
-    choice_TGN = choice_TE.unflatten(1, (attrs.num_groups, -1))
-    num_best = 1 if attrs.group_score == "max" else 2
-    groups_TG = _best(choice_TGN.topk(num_best).values.sum(-1), attrs.top_groups)
+    choice_TGN = choice_TE.unflatten(1, (routing.num_groups, -1))
+    num_best = 1 if routing.group_score == "max" else 2
+    groups_TG = _best(choice_TGN.topk(num_best).values.sum(-1), routing.top_groups)
     is_out_TG = torch.ones_like(choice_TGN[..., 0], dtype=torch.bool).scatter(1, groups_TG, False)
     return choice_TGN.masked_fill(is_out_TG[..., None], -torch.inf).flatten(1)
 
 
 def gated(attrs: ExpertsAttrs, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    if attrs.limit is None:
-        return ACTIVATIONS[attrs.activation](gate) * up
-    gate, up = gate.clamp(max=attrs.limit), up.clamp(-attrs.limit, attrs.limit)
-    return (up + 1) * gate * (attrs.alpha * gate).sigmoid()
+    act = attrs.activation
+    if not isinstance(act, ClampedSwiGlu):
+        return ACTIVATIONS[act](gate) * up
+    gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+    return (up + 1) * gate * (act.alpha * gate).sigmoid()

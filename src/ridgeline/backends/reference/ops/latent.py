@@ -8,10 +8,11 @@ import torch
 
 from ridgeline.backends.reference.attention import grouped_attention
 from ridgeline.backends.reference.memory import CachedSpans, Outputs, StepMemory, Tensors
-from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes, LatentWriteAttrs
+from ridgeline.program.ops.attention import CacheWriteAttrs
+from ridgeline.program.ops.latent import LatentAttentionAttrs, LatentSizes
 
 
-def latent_write(attrs: LatentWriteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def latent_write(attrs: CacheWriteAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     memory.write(attrs.state, torch.cat((inputs[0], inputs[1].flatten(1)), dim=1)[:, None])
     return ()
 

@@ -1,0 +1,199 @@
+"""POST /v1/messages and its count_tokens: chats as Anthropic's clients ask for them, whole or streamed."""
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from ridgeline.engine.outputs import RequestOutput
+from ridgeline.server.anthropic.convert import CALL_PREFIX, chat_of, ignored_names
+from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
+from ridgeline.server.body import converted, read_json
+from ridgeline.server.openai.chat import prepared
+from ridgeline.server.openai.dialogue import dialogue_of
+from ridgeline.server.openai.responses import Reply, respond
+from ridgeline.server.service import RequestNote, Service, note_of
+from ridgeline.text.outputs import OutputFormat, OutputReader
+from ridgeline.text.tools.reader import Piece
+
+PING_S = 15.0  # of silence, after which proxies may close a stream
+_BODY = msgspec.json.Decoder(dict[str, Any])
+_DELTAS = {"content": "text", "reasoning": "thinking", "arguments": "partial_json"}  # where each kind of piece goes
+
+
+async def create_message(service: Service, http: HttpRequest) -> Response:
+    """Serve /v1/messages. Raises what errors.py maps."""
+    note = note_of(http)
+    service.reserve(note, 0)
+    values = await read_json(http, _BODY)
+    service.reserve(note, 1)
+    body = await asyncio.to_thread(converted, values, MessagesRequest)
+    message = await asyncio.to_thread(_prepare, service, note, body)
+    return _naming(await respond(message, http, stream=bool(body.stream)), values, body)
+
+
+async def count_message_tokens(service: Service, http: HttpRequest) -> Response:
+    """Serve /v1/messages/count_tokens. Raises what errors.py maps."""
+    values = await read_json(http, _BODY)
+    body = await asyncio.to_thread(converted, values, PromptFields)
+    return _naming(JSONResponse(await asyncio.to_thread(_count, service, body)), values, body)
+
+
+def _naming(response: Response, values: Mapping[str, Any], body: PromptFields) -> Response:
+    if ignored := ignored_names(values, body):
+        response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
+    return response
+
+
+def _count(service: Service, body: PromptFields) -> dict[str, int]:
+    service.require_model(body.model)
+    dialogue = dialogue_of(service, chat_of(body), constrained=False)
+    return {"input_tokens": len(service.encode(dialogue.prompt, add_special_tokens=False))}
+
+
+def _prepare(service: Service, note: RequestNote, body: MessagesRequest) -> "_Message":
+    message_id = f"msg_{uuid.uuid4().hex}"
+    reply, form = prepared(service, note, chat_of(body), message_id, lambda room: min(body.max_tokens, max(1, room)))
+    return _Message(reply, body, form)
+
+
+class ContentReader:
+    """Takes the text of an output in pieces of any size -> its content blocks, and the events that tell of them."""
+
+    def __init__(self, form: OutputFormat) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._reader = OutputReader(form)
+        self._texts: list[str] | None = None  # of the open block
+
+    def feed(self, text: str, *, last: bool) -> bytes:
+        """Return the events that are certain with this text; `last`: nothing follows."""
+        events = [self._add(piece) for piece in self._reader.feed(text, last=last)]
+        return b"".join([*events, self._close() if last else b""])
+
+    def _add(self, piece: Piece) -> bytes:
+        if piece.kind == "call":
+            return self._begin({"type": "tool_use", "id": CALL_PREFIX + piece.call_id, "name": piece.text, "input": {}})
+        name, begun = _DELTAS[piece.kind], b""
+        if piece.kind != "arguments" and (self._texts is None or self.content[-1]["type"] != name):
+            begun = self._begin({"type": name, name: ""} | ({"signature": ""} if name == "thinking" else {}))
+        assert self._texts is not None
+        self._texts.append(piece.text)
+        return begun + self._delta("input_json" if name == "partial_json" else name, name, piece.text)
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self.content.append(block)
+        self._texts = []
+        return closed + named_event("content_block_start", index=len(self.content) - 1, content_block=block)
+
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        return named_event(
+            "content_block_delta", index=len(self.content) - 1, delta={"type": f"{kind}_delta", name: text}
+        )
+
+    def _close(self) -> bytes:
+        """End the open block, if there is one; from here on it is whole."""
+        if self._texts is None:
+            return b""
+        block, text, signed = self.content[-1], "".join(self._texts), b""
+        if block["type"] == "tool_use":
+            with suppress(msgspec.DecodeError, RecursionError):  # it stays empty where the output was cut off within it
+                block["input"] = msgspec.json.decode(text, type=dict[str, Any])
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
+            block["signature"] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            signed = self._delta("signature", "signature", block["signature"])
+        self._texts = None
+        return signed + named_event("content_block_stop", index=len(self.content) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A checked request, and how its output is written."""
+
+    reply: Reply
+    body: MessagesRequest
+    form: OutputFormat
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (completion,) = outputs[0].outputs
+        reader = ContentReader(self.form)
+        reader.feed(completion.text, last=True)
+        ending = self._ending(reader, completion.finish_reason, completion.stop_reason)
+        return msgspec.json.encode(self._message(reader.content, ending))
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        return with_pings(self._events(), PING_S)
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        reader: ContentReader | None = None
+        async with aclosing(self.reply.deltas()) as deltas:
+            async for _, delta in deltas:
+                if not delta.token_ids and delta.finish is None:
+                    continue
+                events = b""
+                if reader is None:
+                    reader = ContentReader(self.form)
+                    message = self._message([], {"stop_reason": None, "stop_sequence": None})
+                    events = named_event("message_start", message=message) + PING
+                events += reader.feed(delta.text, last=delta.finish is not None)
+                if (finish := delta.finish) is not None:
+                    ending = self._ending(reader, finish.reason, finish.stop_reason)
+                    events += named_event("message_delta", delta=ending, usage=self._usage) + STOP
+                if events:
+                    yield events
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        """The counts so far; whole once the output has ended."""
+        note = self.reply.note
+        cached = {"cache_read_input_tokens": note.cached_tokens, "cache_creation_input_tokens": 0}
+        num_new = note.prompt_tokens - note.cached_tokens
+        return {"input_tokens": num_new, "output_tokens": note.completion_tokens, **cached}
+
+    def _message(self, content: list[dict[str, Any]], ending: Mapping[str, str | None]) -> dict[str, Any]:
+        about = {"id": self.reply.response_id, "type": "message", "role": "assistant", "model": self.reply.model}
+        return {**about, "content": content, **ending, "usage": self._usage}
+
+    def _ending(self, reader: ContentReader, reason: str | None, stopped: str | int | None) -> dict[str, str | None]:
+        """Return why the output ended, in Anthropic's words."""
+        if isinstance(stopped, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+        why = "tool_use" if any(block["type"] == "tool_use" for block in reader.content) else "end_turn"
+        if reason == "length":
+            is_clipped = self.reply.requests[0].max_tokens < self.body.max_tokens
+            why = "model_context_window_exceeded" if is_clipped else "max_tokens"
+        return {"stop_reason": why, "stop_sequence": None}
+
+
+def named_event(name: str, **fields: object) -> bytes:
+    """Encode one message of a stream, which has its name twice."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
+
+
+PING, STOP = named_event("ping"), named_event("message_stop")
+
+
+async def with_pings(events: AsyncGenerator[bytes, None], silence_s: float) -> AsyncGenerator[bytes, None]:
+    """Yield the events, and pings while none comes; not before the first, which may still be an error."""
+    async with aclosing(events):
+        yield await anext(events)
+        while True:
+            following = asyncio.ensure_future(anext(events, None))
+            try:
+                while not (await asyncio.wait((following,), timeout=silence_s))[0]:
+                    yield PING
+                if (data := following.result()) is None:
+                    return
+                yield data
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,17 @@
+"""The model that tests of published heads draft for."""
+
+import pytest
+from tiny_models import build
+
+from drafting import TINY
+from ridgeline import LLM
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return build("llama", 3, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    return LLM(str(target.folder.path), **TINY)

@@ -1,0 +1,59 @@
+"""Learn and Numbers in a browser: what they show is what `ridgeline explain` prints."""
+
+from typing import Any
+
+import pytest
+from browser import SIZES, chromium, window
+from live_server import LiveServer
+
+from ridgeline.explain import explorers, lectures
+
+__all__ = ["chromium"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_idea_shows_its_figures(chromium: Any, live: LiveServer, size: str) -> None:
+    with window(chromium, live.url, size) as opened:
+        page = opened.open("/#learn")
+        ideas = page.locator(".ideas .list button")
+        ideas.first.wait_for()
+        assert ideas.count() == len(explorers.names())
+        for index, name in enumerate(explorers.names()):
+            ideas.nth(index).click()
+            said = explorers.explore(name)
+            card = page.locator(".ideas article")
+            assert card.locator(".result > p").inner_text() == said.sentence
+            assert card.locator("td.strong").all_inner_texts() == [figure.text for figure in said.figures]
+            assert card.locator(".curve svg").count() == len(said.series)
+            assert not opened.is_scrolled_sideways()
+
+
+def test_a_slider_moves_to_what_python_computes(chromium: Any, live: LiveServer) -> None:
+    with window(chromium, live.url) as opened:
+        page = opened.open("/#learn")
+        slider = page.get_by_label("layers", exact=True)
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        layers = int(slider.get_attribute("aria-valuetext"))
+        assert layers != explorers.inputs_of("kv")["layers"].default
+        shown = page.locator(".ideas td.strong").all_inner_texts()
+        assert shown == [figure.text for figure in explorers.explore("kv", layers=layers).figures]
+        assert page.get_by_text(f"ridgeline explain kv --layers {layers}").count() == 1
+        page.get_by_label("batch", exact=True).focus()
+        page.keyboard.press("ArrowRight")
+        assert slider.get_attribute("aria-valuetext") == str(explorers.inputs_of("kv")["layers"].default)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_numbers_are_found_by_status_and_word(chromium: Any, live: LiveServer, size: str) -> None:
+    rows = lectures.rows()
+    with window(chromium, live.url, size) as opened:
+        page = opened.open("/#numbers")
+        page.locator(".number").first.wait_for()
+        assert page.locator(".number .right").all_inner_texts() == [row.sentence() for row in rows]
+        page.get_by_role("button", name="a slip").click()
+        slips = [row.sentence() for row in rows if row.status == "✗"]
+        assert page.locator(".number .right").all_inner_texts() == slips
+        page.get_by_label("Search").fill("no such word at all")
+        assert page.get_by_text(f"0 of {len(rows)} numbers").count() == 1
+        assert not opened.is_scrolled_sideways()

@@ -1,0 +1,220 @@
+"""Write what the pages show without a server's help: simulated runs, the numbers of texts, explorers at their stops.
+
+Usage: python tools/pages_data.py [--check]. Without --check it writes `src/ridgeline/server/ui/data-*.js`; with it, it
+only says whether they are what would be written. Everything follows from datasheets: it is the same on all machines.
+"""
+
+import argparse
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.bench.load import Load
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.engine.journal import WAIT_REASONS, Records
+from ridgeline.explain import explorers, lectures
+from ridgeline.explain.lectures.row import STATUSES, Row
+from ridgeline.explain.simulation import Simulation, simulate
+
+UI = Path(__file__).resolve().parents[1] / "src" / "ridgeline" / "server" / "ui"
+MODEL, CARD = "llama-3-8b", "h100-sxm"
+STOPS = 9  # of an input between its least and its most
+DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Names a simulated run; `says` what to look at."""
+
+    name: str
+    says: str
+    workload: str
+    options: Mapping[str, object]
+    rate_per_s: float | None = None
+
+    def run(self) -> Simulation:
+        load = Load() if self.rate_per_s is None else Load(schedule="poisson", request_rate_per_s=self.rate_per_s)
+        config = EngineConfig.of(MODEL, **self.options)
+        return simulate(config, workload=self.workload, load=load, hardware=CARD)
+
+    @property
+    def command(self) -> str:
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in self.options.items() if value is not False]
+        flags += ["--no-prefix-caching"] if self.options.get("enable_prefix_caching") is False else []
+        rate = [] if self.rate_per_s is None else [f"--schedule poisson --rate {self.rate_per_s:g}"]
+        return " ".join(
+            ["ridgeline simulate", MODEL, f"--hardware {CARD}", f"--workload {self.workload}", *rate, *flags]
+        )
+
+
+_MIXED = "uniform:num_requests=12,input_min=40,input_max=400,output_min=8,output_max=40,seed=1"
+_LONG = "uniform:num_requests=8,input_min=30,input_max=2000,output_min=12,output_max=40,seed=4"
+_SHARED = "shared_prefix:num_requests=10,num_prefixes=1,prefix_tokens=384,suffix_tokens=24,output_tokens=16"
+_TIGHT = "fixed:num_requests=6,input_tokens=96,output_tokens=64"
+EXAMPLES = (
+    Example(
+        "one at a time",
+        "A step reads all weights for one token: the others wait.",
+        _MIXED,
+        {"max_num_seqs": 1},
+    ),
+    Example(
+        "four at a time", "The same requests; each step's weights serve four sequences.", _MIXED, {"max_num_seqs": 4}
+    ),
+    Example(
+        "all twelve at once",
+        "The same again: a slot for every request.",
+        _MIXED,
+        {"max_num_seqs": 16},
+    ),
+    Example(
+        "budget 2,048",
+        "Long prompts run whole, and decoding waits for them.",
+        _LONG,
+        {"max_num_batched_tokens": 2048},
+        60,
+    ),
+    Example(
+        "budget 256",
+        "The same prompts in chunks: steps stay short.",
+        _LONG,
+        {"max_num_batched_tokens": 256},
+        60,
+    ),
+    Example(
+        "shared prefix, cached", "One system prompt: later requests find it in the cache.", _SHARED, {"max_num_seqs": 4}
+    ),
+    Example(
+        "shared prefix, not cached",
+        "The same prompts, each computed again.",
+        _SHARED,
+        {"max_num_seqs": 4, "enable_prefix_caching": False},
+    ),
+    Example(
+        "too small a cache",
+        "Blocks run out while outputs grow: the latest sequence is preempted and computed again.",
+        _TIGHT,
+        {"kv_cache_bytes": 40 * 16 * 131072, "max_num_seqs": 6},
+    ),
+)
+
+
+def rounded(value: Any) -> Any:
+    """Return plain data with floats of few digits, so that every machine writes the same."""
+    if isinstance(value, float):
+        return None if value != value else float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def ring(records: Records, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return records in the shape of /explain/steps."""
+    names = [name for name in records.dtype.names or () if name not in left_out]
+    return {"first": 0, "fields": names, "rows": [list(row) for row in records[names].tolist()]}
+
+
+def examples() -> list[dict[str, Any]]:
+    """Return the simulated runs."""
+    found: list[dict[str, Any]] = []
+    for example in EXAMPLES:
+        run = example.run()
+        recording = run.recording
+        found.append(
+            {
+                "name": example.name,
+                "says": example.says,
+                "command": example.command,
+                "provenance": run.provenance,
+                "wait_reasons": WAIT_REASONS,
+                "cache_reasons": recording.cache_reasons,
+                "steps": ring(recording.steps, ("plan_s", "batch_s", "sample_s", "commit_s", "render_s", "num_copies")),
+                "spans": ring(recording.spans, ("num_final", "adapter")),
+                "decisions": ring(recording.decisions),
+            }
+        )
+    return found
+
+
+def numbers() -> dict[str, Any]:
+    """Return the rows of the lectures."""
+    return {"texts": lectures.TEXTS, "statuses": STATUSES, "rows": [shown(row) for row in lectures.rows()]}
+
+
+def shown(row: Row) -> dict[str, Any]:
+    """Return what the page shows of a row."""
+    return {name: value for name, value in row.as_json().items() if name not in ("values", "claims")}
+
+
+def stops(parameter: inspect.Parameter) -> list[Any]:
+    """Return values of an input to choose from, its default among them."""
+    meta, default = parameter.annotation.__metadata__[0], parameter.default
+    choices = getattr(parameter.annotation.__origin__, "__args__", ())
+    if choices or isinstance(default, bool) or not isinstance(default, int | float):
+        return list(choices) or ([False, True] if isinstance(default, bool) else [default])
+    low = meta.ge if meta.ge is not None else default / 16
+    high = meta.le if meta.le is not None else default * 16
+    values = {default}
+    for exponent in range(-STOPS // 2 + 1, STOPS // 2 + 1):
+        value = default * 2**exponent if default > 1 or isinstance(default, int) else default + exponent * 0.1
+        value = int(value) if isinstance(default, int) else round(value, 6)
+        if low <= value <= high:
+            values.add(value)
+    return sorted(values)
+
+
+def learn() -> list[dict[str, Any]]:
+    """Return each explorer with what it says at its defaults, and with one input at a time at its stops."""
+    found: list[dict[str, Any]] = []
+    for name in explorers.names():
+        inputs = [sweep(name, parameter) for parameter in explorers.inputs_of(name).values()]
+        found.append({"name": name, "summary": explorers.summary(name), "at": said(name, {}), "inputs": inputs})
+    return found
+
+
+def sweep(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return what an explorer says at each stop of one input that it takes."""
+    there: list[Any] = []
+    at: list[Any] = []
+    for stop in stops(parameter):
+        with contextlib.suppress(ConfigError):  # it does not fit the other inputs' defaults
+            at.append(said(name, {parameter.name: stop}))
+            there.append(stop)
+    words = {"name": parameter.name, "help": parameter.annotation.__metadata__[0].description}
+    return words | {"default": parameter.default, "stops": there, "at": at}
+
+
+def said(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an explorer says, short."""
+    result = explorers.explore(name, **inputs)
+    figures = [[figure.name, figure.text, figure.formula, figure.provenance] for figure in result.figures]
+    series = [[series.name, series.x, series.y, [list(point) for point in series.points]] for series in result.series]
+    return {"sentence": result.sentence, "figures": figures, "series": series}
+
+
+def main() -> int:
+    """Write the files, or compare them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = 0
+    for name, make in (("examples", examples), ("numbers", numbers), ("learn", learn)):
+        path = UI / f"data-{name}.js"
+        data = json.dumps(rounded(make()), ensure_ascii=False, separators=(",", ":"))
+        text = f"// Written by: python tools/pages_data.py\nexport default {data};\n"
+        if check and (not path.is_file() or path.read_text(encoding="utf-8") != text):
+            print(f"{path.name} is not what tools/pages_data.py writes; run it")
+            stale += 1
+        elif not check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
