@@ -84,13 +84,13 @@ def test_pull_refuses_what_it_cannot_honour(ridgeline):
 
 
 def test_smollm2_answers(ridgeline, monkeypatch):
-    """The real model, where it has been fetched."""
+    """The real model, where it has been fetched; every token up to the city leads by more than one nat."""
     path = HERE / "models" / SMOLLM2.file
     if not path.is_file():
         pytest.skip(f"SmolLM2-135M-Instruct is not in {path}; fetch it with: ridgeline pull smollm2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(HERE.parent))
     assert fetched("smollm2") == path
-    done = ridgeline("chat", "--quick", "What is the capital of France?", "--temperature", 0, "--max-tokens", 24)
+    done = ridgeline("chat", "--quick", "Where is the Eiffel Tower?", "--temperature", 0, "--max-tokens", 24)
     assert done.code == 0, done.err
     assert "Paris" in done.out and "tokens/s" in done.err
     (entry,) = [entry for entry in json.loads(ridgeline("models", "--json").out) if entry["name"] == "smollm2"]
