@@ -63,6 +63,14 @@ def test_native_where_it_runs():
     assert all(choice.reason for choice in plan.choices.values())
 
 
+@pytest.mark.skipif(HERE.module is None, reason="the native module is not built")
+def test_reference_where_an_op_has_no_kernel():
+    asked = model("float32")
+    toy = replace(asked.program.ops[0], kind="toy_double", label="twice")
+    program = replace(asked.program, ops=(*asked.program.ops, toy))
+    assert "it has no kernel for this model's toy_double" in choose(config(), replace(asked, program=program))[2]
+
+
 def test_reference_where_native_does_not_run_says_what_is_lost():
     name, plan, why = choose(config(), model("float32"), ABSENT)
     assert (name, plan.choices["kv_dtype"].value) == ("reference", "float32")

@@ -15,9 +15,9 @@ from tiny_models import build, relative_error
 
 from families import tiny_config
 from ridgeline import _native
-from ridgeline.backends.native.compile import NativePart, ReferencePart
 from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.native.kinds import NATIVE_OPS
 from ridgeline.backends.native.settings import MatrixFormat, NativeSettings
 from ridgeline.backends.reference.paged import ReferenceExecutable, _PagedMemory
 from ridgeline.backends.reference.rounding import InputRounding, with_rounded_inputs
@@ -25,7 +25,7 @@ from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.backends.step import HEADER_WORDS, SamplingMetadata, StepBatch
 from ridgeline.program.lower import lower
 from ridgeline.program.op import LatentState
-from ridgeline.program.opset import float32_weights
+from ridgeline.program.opset import OPSET, float32_weights
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.quant import dequantized_weights, quantized_names
 from ridgeline.spec import families
@@ -139,45 +139,34 @@ def families_by_kind():
 
 
 FAMILIES = families_by_kind()
+GROUPS = EMITTERS.keys() - OPSET.keys() - {"norm_head"}  # of ops that have emitters of their own
 
 
-@pytest.mark.parametrize("kind", sorted(EMITTERS.keys() & FAMILIES.keys()))
-def test_what_does_not_run_natively_falls_back(kind, tmp_path):
+@pytest.mark.parametrize("kind", sorted(GROUPS & FAMILIES.keys()))
+def test_a_group_that_is_taken_apart_runs_op_by_op(kind, tmp_path):
     model = build(FAMILIES[kind], 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model)
-    # A group that is taken apart leaves the single ops of which one falls back.
-    sizes = {
-        other: emit for other, emit in EMITTERS.items() if other != kind and (kind in GROUPS or other not in GROUPS)
-    }
+    sizes = {other: emit for other, emit in EMITTERS.items() if other != kind}
     settings = NativeSettings(level=LEVELS[-1], num_threads=2, dtype="float32", matrices=F32, head=F32, kv="f32")
     executable = NativeExecutable(program, lambda: as_arrays(model.weights), layout_of(program), settings, native=sizes)
-    ran = {group.kind for part in executable.parts if isinstance(part, NativePart) for group in part.groups}
-    assert kind not in ran
-    if kind not in GROUPS or kind == "attention":
-        assert kind in {part.op.kind for part in executable.parts if isinstance(part, ReferencePart)}
+    assert kind not in {part.group.kind for part in executable.parts}
     expected = run_schedule(ReferenceExecutable(program, as_arrays(model.weights), layout_of(program)), program, ids, 1)
     assert relative_error(run_schedule(executable, program, ids, 2), expected) <= FLOAT32_ERROR
 
 
-GROUPS = {kind for kind in EMITTERS if kind.startswith("norm_") or kind in ("linear_add", "attention")}
+def test_every_op_has_a_kernel(model):
+    assert {op.kind for op in model.lowered(CONTEXT).ops} <= NATIVE_OPS
 
 
-def test_everything_runs_natively(model):
-    parts = native(model.lowered(CONTEXT), model.weights, "portable").parts
-    assert [part.op.kind for part in parts if isinstance(part, ReferencePart)] == []
-
-
-@pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
-def test_decays_are_not_rounded_to_the_dtype_of_the_model(native, tmp_path):
+def test_decays_are_not_rounded_to_the_dtype_of_the_model(tmp_path):
     """What only their roundings have in common does not compute the same."""
     model = build("mamba2", 1, tmp_path)
     program, ids = model.lowered(CONTEXT), tokens(model)
-    kinds = EMITTERS if native else {kind: emit for kind, emit in EMITTERS.items() if kind != "ssd"}
     settings = NativeSettings(level=LEVELS[-1], num_threads=1, dtype="bfloat16", matrices=BF16, head=BF16, kv="bf16")
 
     def logits(decay):
         weights = {n: decay(w) if n in float32_weights(program) else w.bfloat16() for n, w in model.weights.items()}
-        executable = NativeExecutable(program, lambda: as_arrays(weights), layout_of(program), settings, native=kinds)
+        executable = NativeExecutable(program, lambda: as_arrays(weights), layout_of(program), settings)
         return run_schedule(executable, program, ids, 1)
 
     assert not torch.equal(logits(torch.Tensor.float), logits(lambda decay: decay.bfloat16().float()))
@@ -318,6 +307,5 @@ def test_parallel_layers_add_both_halves_where_they_are_computed(tmp_path):
     for num_layers in (1, 2):
         program = lower(families.read_spec(config | {"num_hidden_layers": num_layers}), CONTEXT)
         weights = {name: torch.ones(shape) for name, shape in program.weights.items()}
-        (part,) = native(program, weights, "portable").parts
-        lengths.append(part.ends[-1] - part.begin)
+        lengths.append(native(program, weights, "portable").parts[-1].end)
     assert lengths[1] - lengths[0] == len(["norm", "qkv", "heads", "attention", "o", "up", "down"])

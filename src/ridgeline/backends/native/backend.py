@@ -1,11 +1,10 @@
 """Define what the native backend offers: which models it runs, in which formats and instructions, and what memory that
 takes.
 
-Imported on every start, also where the native code is missing: what needs it, or torch, is imported where it is used.
+Imported on every start, also where the native code is missing: what needs it is imported where it is used.
 """
 
 import math
-import sys
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ridgeline.backends.host import (
     describe_quantize,
     retain_freed_memory,
 )
-from ridgeline.backends.native.kinds import NATIVE_KINDS
+from ridgeline.backends.native.kinds import NATIVE_KINDS, NATIVE_OPS
 from ridgeline.backends.native.settings import (
     KV_KINDS,
     LAYOUT_VERSION,
@@ -124,9 +123,6 @@ class NativePlan:
         from ridgeline.backends.native.executable import NativeExecutable
 
         retain_freed_memory()
-        torch = sys.modules.get("torch")
-        if torch is not None:  # ops that fall back use it, and its threads would spin beside the pool's
-            torch.set_num_threads(1)
         store = self._open_store(program)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
         try:
@@ -190,6 +186,8 @@ class NativeBackend:
             return f"this installation has no native code: {self._native.reason}"
         if choose_dtype(config.model.dtype, model.folder.config)[0] == "float16":
             return "it does not compute in float16"
+        if lacking := sorted({op.kind for op in model.program.ops} - NATIVE_OPS):
+            return f"it has no kernel for this model's {', '.join(lacking)}"
         head_dim = max((_key_entries(state) for state in model.program.states), default=0)
         if head_dim > MAX_HEAD_DIM:
             return f"it has keys of up to {MAX_HEAD_DIM} entries, and this model's have {head_dim}"

@@ -1,4 +1,4 @@
-"""Program -> tape: every group of ops becomes native instructions, or falls back to the reference op.
+"""Program -> tape: every group of ops becomes native instructions.
 
 Legend: T tokens · R rows that need logits · N query heads · K key/value heads · D head size · V vocabulary.
 """
@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ridgeline.backends.native.memory import CacheMemory, address
 from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
-from ridgeline.program.op import FEATURES, LOGITS, KvState, Op, Program, dims_of
+from ridgeline.program.op import FEATURES, KvState, Op, Program, dims_of
 from ridgeline.program.ops.dense import MATRIX_OPS, NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
@@ -41,25 +42,12 @@ class Place:
         return self.buffer if self.slice_of is None else self.slice_of
 
 
-@dataclass(frozen=True, slots=True)
-class NativePart:
-    """Holds instructions of the tape from `begin` on; `ends` says where those of each group end."""
+class Part(NamedTuple):
+    """Holds instructions `begin .. end` of the tape, which compute a group."""
 
+    group: Group
     begin: int
-    groups: tuple[Group, ...]
-    ends: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReferencePart:
-    """One op that the reference backend computes, from and to the tape's buffers."""
-
-    op: Op
-    inputs: tuple[Place | None, ...]  # None: an input of the step
-    outputs: tuple[Place, ...]
-
-
-Part = NativePart | ReferencePart
+    end: int
 
 
 class Compiler:
@@ -74,32 +62,26 @@ class Compiler:
         self._free: dict[tuple[str, int], list[int]] = {}
         self._lives = Liveness((), {})
         self._widths: dict[int, int] = {}
-        self._parts: list[Part] = []
         self._now = 0
         self.features: Place | None = None  # where the step's features go, of a program that reads them
 
     def compile(self, native: Mapping[str, "Emitter"]) -> list[Part]:
-        """Return the parts of the step in order. Groups that `native` lacks are split, ops that it lacks fall back.
+        """Return the parts of the step in order. Groups that `native` lacks run op by op.
 
-        So are groups whose matrices are stored otherwise than one another.
+        So do groups whose matrices are stored otherwise than one another.
         """
         groups = [part for group in fuse(self.program) for part in self._known(group, native)]
         self._lives = liveness([group.ops for group in groups], self.program.result, *self.program.taps)
         if FEATURES in self.program.shapes:
             self.features = self.new(FEATURES)
+        parts: list[Part] = []
         for self._now, group in enumerate(groups):
-            emit = native.get(group.kind)
-            if emit is None:
-                (op,) = group.ops
-                inputs = tuple(self.places.get(name) for name in op.inputs)
-                outputs = tuple(self.new(name) for name in op.outputs if name != LOGITS)
-                self._parts.append(ReferencePart(op, inputs, outputs))
-            else:
-                begin = len(self.tape)
-                emit(self, group)
-                self._append_native(begin, group)
+            begin = len(self.tape)
+            native[group.kind](self, group)
+            if len(self.tape) > begin:  # else the group names memory differently
+                parts.append(Part(group, begin, len(self.tape)))
             self._release()
-        return self._parts
+        return parts
 
     def _known(self, group: Group, native: Mapping[str, "Emitter"]) -> list[Group]:
         matrices = [op.weights[0] for op in group.ops if op.kind in MATRIX_OPS]
@@ -204,16 +186,6 @@ class Compiler:
             place = self.places.pop(name, None)  # none: an input of the step, or a value within the group
             if place is not None and not any(other.memory == place.memory for other in self.places.values()):
                 self._free.setdefault((place.rows, self._widths[place.memory]), []).append(place.memory)
-
-    def _append_native(self, begin: int, group: Group) -> None:
-        end = len(self.tape)
-        last = self._parts[-1] if self._parts else None
-        if end == begin:  # the group names memory differently
-            return
-        if isinstance(last, NativePart):
-            self._parts[-1] = NativePart(last.begin, (*last.groups, group), (*last.ends, end))
-        else:
-            self._parts.append(NativePart(begin, (group,), (end,)))
 
 
 Emitter = Callable[[Compiler, Group], None]

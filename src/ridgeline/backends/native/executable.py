@@ -1,14 +1,13 @@
-"""The program over the paged cache in native code: a step is one call, or one per part where an op falls back."""
+"""The program over the paged cache in native code: a step is one call."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ridgeline import _native
-from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place, ReferencePart
+from ridgeline.backends.native.compile import Compiler, Emitter, Part, Place
 from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.memory import address, allocate_cache, huge_page_share, logits_width
 from ridgeline.backends.native.settings import NativeSettings
@@ -18,14 +17,9 @@ from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
-from ridgeline.core.errors import TORCH_IS_MISSING, ConfigError
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.program.op import LOGITS, Program
+from ridgeline.program.op import Program
 from ridgeline.weights.stored import PrequantizedWeights
-
-if TYPE_CHECKING:
-    from ridgeline.backends.native.fallback import Fallback
-
 
 MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how fast memory is
 
@@ -34,8 +28,8 @@ class NativeExecutable:
     """Runs a program bound to packed weights and to cache memory.
 
     `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
-    names the kinds of groups that run natively: the others fall back to the reference backend, op by op. `prequantized`
-    reads the weights that `settings.prequantized` names. `pool` are threads that another executable has as well.
+    names the kinds of groups that run as one: the others run op by op. `prequantized` reads the weights that
+    `settings.prequantized` names. `pool` are threads that another executable has as well.
     """
 
     def __init__(
@@ -57,11 +51,10 @@ class NativeExecutable:
             load, settings.level, settings.num_threads, store, prequantized, settings.variants
         )
         compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
-        self.parts: Sequence[Part] = compiler.compile(native)  # of a step and where they run, in order
+        self.parts: Sequence[Part] = compiler.compile(native)
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
-        self._fallback = self._open_fallback()
         self._weights.release()
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self.parts)
@@ -105,16 +98,15 @@ class NativeExecutable:
             logits, ids = self._room(len(step.logit_rows_R)), np.empty(len(step.sampling.logit_row), np.int64)
             self._tape.run(step.block, logits, 0, 0, ids)  # sizes the buffers
             self._rows(self._features, step)[:] = features_TW
-        return self._run(step, None, None)
+        return self._run(step, None)
 
     def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
         """Do as `run` and return how long each group took, from barrier to barrier; the last timing is sampling."""
         seconds = np.zeros(len(self._tape), dtype=np.float64)
-        fallback_s: dict[str, float] = {}
-        output = self._run(step, seconds, fallback_s)
-        return output, self._timings.of(seconds.tolist(), fallback_s)
+        output = self._run(step, seconds)
+        return output, self._timings.of(seconds.tolist())
 
-    def _run(self, step: StepBatch, seconds: np.ndarray | None, fallback_s: dict[str, float] | None) -> StepOutput:
+    def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
         for group, source, target in step.copies_C3.tolist():
             for state in self._layout.groups[group].states:
                 if state in self._cache.kv:
@@ -124,21 +116,7 @@ class NativeExecutable:
                         part[target] = part[source]
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        last = self.parts[-1]
-        if isinstance(self.parts[0], ReferencePart):
-            self._tape.run(step.block, logits, 0, 0, sampled_token_ids)  # sizes the buffers, and what sampling needs
-        for part in self.parts:
-            if isinstance(part, ReferencePart):
-                started = time.perf_counter()
-                self._fall_back(part, step, logits)
-                if fallback_s is not None:
-                    fallback_s[part.op.label] = time.perf_counter() - started
-            elif part is last:  # the tokens are sampled by the same call
-                self._tape.run(step.block, logits, part.begin, self._sample_at + 1, sampled_token_ids, seconds)
-            else:
-                self._tape.run(step.block, logits, part.begin, part.ends[-1], sampled_token_ids, seconds)
-        if isinstance(last, ReferencePart):
-            self._tape.run(step.block, logits, self._sample_at, self._sample_at + 1, sampled_token_ids, seconds)
+        self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]
@@ -150,28 +128,6 @@ class NativeExecutable:
             self._logits = None  # freed before more is taken
             self._logits = np.empty((num_rows, self._logits_width), dtype=np.float32)
         return self._logits
-
-    def _fall_back(self, part: ReferencePart, step: StepBatch, logits: np.ndarray) -> None:
-        assert self._fallback is not None
-        inputs = [None if place is None else self._rows(place, step) for place in part.inputs]
-        outputs = self._fallback.run(part.op, inputs, step)
-        if part.op.outputs == (LOGITS,):
-            logits[:, : self._program.vocab_size] = outputs[0]
-            return
-        for place, output in zip(part.outputs, outputs):
-            self._rows(place, step)[:] = output
-
-    def _open_fallback(self) -> "Fallback | None":
-        """Return what computes the ops that have no kernel; None where all have one."""
-        ops = [part.op for part in self.parts if isinstance(part, ReferencePart)]
-        if not ops:
-            return None
-        try:
-            from ridgeline.backends.native.fallback import Fallback
-        except ModuleNotFoundError as error:
-            kinds = ", ".join(sorted({op.kind for op in ops}))
-            raise ConfigError(f"this model's {kinds} run on the reference backend: {TORCH_IS_MISSING}") from error
-        return Fallback(self._program, ops, self._weights.tensor, self._settings, self._layout, self._cache)
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)

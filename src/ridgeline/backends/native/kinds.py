@@ -12,3 +12,4 @@ KINDS_BY_FILE = {
     "emit_experts": ("route", "experts", "gate_rows"),
 }
 NATIVE_KINDS = frozenset(kind for kinds in KINDS_BY_FILE.values() for kind in kinds)
+NATIVE_OPS = NATIVE_KINDS | {"lm_head", "softcap"}  # these as parts of a norm_head alone

@@ -5,7 +5,7 @@ Called by the executable when a step is profiled.
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.backends.native.compile import Part, ReferencePart
+from ridgeline.backends.native.compile import Part
 from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
 from ridgeline.cost.efficiency import InputKind, OpTiming
 from ridgeline.cost.roofline import bytes_per_weight
@@ -27,25 +27,15 @@ class TapeTimings:
     """
 
     def __init__(self, program: Program, settings: NativeSettings, parts: Sequence[Part]) -> None:
-        self._pieces: list[tuple[OpTiming, int, int]] = []  # with its instructions, none of what is no native code
         formats = MatrixFormats(settings, program)
-        end = 0
-        for part in parts:
-            if isinstance(part, ReferencePart):
-                group = Group(part.op.kind, part.op.label, (part.op,))
-                self._pieces.append((_timing(program, formats, group), 0, 0))
-                continue
-            for group, begin, end in zip(part.groups, (part.begin, *part.ends), part.ends):
-                self._pieces.append((_timing(program, formats, group), begin, end))
         plain = ElementBytes(weight=ROW_BYTES, activation=ROW_BYTES, kv=ROW_BYTES)
-        self._pieces.append((OpTiming("sample", "sample", (), 0.0, plain, "f32"), end, end + 1))
+        sample, end = OpTiming("sample", "sample", (), 0.0, plain, "f32"), parts[-1].end
+        timings = [(_timing(program, formats, group), begin, end) for group, begin, end in parts]
+        self._pieces = [*timings, (sample, end, end + 1)]
 
-    def of(self, instruction_s: Sequence[float], fallback_s: Mapping[str, float]) -> list[OpTiming]:
-        """Return timings in order of execution, the sampling last. `fallback_s` has reference ops by label."""
-        return [
-            piece._replace(seconds=sum(instruction_s[begin:end]) if end else fallback_s[piece.label])
-            for piece, begin, end in self._pieces
-        ]
+    def of(self, instruction_s: Sequence[float]) -> list[OpTiming]:
+        """Return timings in order of execution, the sampling last."""
+        return [piece._replace(seconds=sum(instruction_s[begin:end])) for piece, begin, end in self._pieces]
 
 
 def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
