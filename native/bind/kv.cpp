@@ -4,6 +4,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <optional>
 
@@ -65,6 +68,18 @@ void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Ar
     }
 }
 
+// Has the system give the pages of [address, address + bytes) now, contents kept; false where it cannot be asked to.
+bool populate(uintptr_t address, size_t bytes) {
+#if defined(__linux__)
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  const auto page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t first = address / page * page;
+  return madvise(reinterpret_cast<void*>(first), address + bytes - first, kPopulateWrite) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 void bind_kv(nb::module_& module) {
@@ -85,6 +100,8 @@ void bind_kv(nb::module_& module) {
       .def("read", [](const KvMemory& memory, const std::string& level, Ids slots, Array<float, 3> k,
                       Array<float, 3> v) { read_tokens(level, memory, slots, k, v); },
            "level"_a, "slots"_a, "k"_a, "v"_a);
+  module.def("populate", &populate, nb::call_guard<nb::gil_scoped_release>(), "address"_a, "num_bytes"_a,
+             "Has the system give memory its pages now, contents kept; False where it cannot be asked to.");
 }
 
 }  // namespace ridgeline

@@ -52,6 +52,8 @@ struct AttentionKernels {
   // Writes one token's k and v of one head; slot = block * block_size + offset. Writing offset 0 clears the block's
   // other tokens of that head first. Where the keys hold the values, v is neither read nor, in kv_read, written.
   void (*kv_write)(const KvMemory& memory, int64_t slot, int32_t head, const float* k, const float* v);
+  // Fetches what kv_write will write there.
+  void (*kv_fetch)(const KvMemory& memory, int64_t slot, int32_t head);
   // One token's k and v of one head as float32.
   void (*kv_read)(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v);
   // `q` and `out` are the step's float32 rows, num_heads times the entries of a key and of a value wide. With `partial`

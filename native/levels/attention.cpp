@@ -6,7 +6,7 @@
 namespace ridgeline::RIDGELINE_LEVEL {
 
 void fill_attention(AttentionKernels& kernels) {
-  kernels = {kv_block_bytes, kv_write, kv_read, attend, merge, (int64_t)sizeof(AttentionRows)};
+  kernels = {kv_block_bytes, kv_write, kv_fetch, kv_read, attend, merge, (int64_t)sizeof(AttentionRows)};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -108,14 +108,19 @@ int64_t block_start(const Step& step, int32_t group, int64_t block_size, int64_t
   return token;
 }
 
-// Many tokens are shared out by whole blocks, few by heads: those of queries and, dearer, those of keys and values.
+// Many tokens are shared out by whole blocks, few by heads: those of queries and, dearer, those of keys and values, whose
+// memory is fetched meanwhile.
 void Heads::run(const Worker& worker) {
   const int32_t heads = num_queries_ + options_.memory.layout.num_heads;
   const int64_t tokens = worker.step.num_tokens;
   if (tokens < kTokensPerWorker * worker.count) {
     const auto queries = worker.share(num_queries_), keys = worker.share(options_.memory.layout.num_heads);
     for (int64_t t = 0; t < tokens; t++) {
-      for (int64_t h = queries.begin; h < queries.end; h++) head(worker, t, (int32_t)h);
+      const int64_t slot = worker.step.groups[(size_t)options_.group].write_slots[t];
+      for (int64_t h = queries.begin, kv = keys.begin; h < queries.end; h++, kv++) {
+        if (kv < keys.end) worker.kernels.attention.kv_fetch(options_.memory, slot, (int32_t)kv);
+        head(worker, t, (int32_t)h);
+      }
       for (int64_t h = keys.begin; h < keys.end; h++) head(worker, t, num_queries_ + (int32_t)h);
     }
     return;

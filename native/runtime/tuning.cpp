@@ -68,6 +68,7 @@ const Row kRows[] = {
     {{"block", "12x2"}, kIntegers, Needs::wide, block<12, true>},
     {{"block", "8x2-register"}, kIntegers, Needs::wide, block<8, false>},
     {{"block", "12x2-register"}, kIntegers, Needs::wide, block<12, false>},
+    {{"block", "6x2"}, kInt8, Needs::wide, block<6, true>},
     {{"block", "6x2"}, kInt8, Needs::six_rows, block<6, false>},
     {{"block", "4x2"}, kIntegers, Needs::six_rows, block<4, false>},
     {{"block", "6x2"}, kInt4, Needs::six_rows, block<6, false>},
@@ -145,6 +146,9 @@ Variants default_variants(const KernelTable& kernels, const Matrix& matrix, cons
   if (family != "amd")
     for (const Variant& variant : wanted)
       if (find(kernels, matrix, variant.choice, variant.name)) chosen.emplace(variant.choice, variant.name);
+  // Two panels of bytes do not fit Zen 4's first cache: fetched into the second one they are read at full speed.
+  const bool bytes = family == "amd" && kernels.linear.wide && kind_of(matrix) == kInt8;
+  if (bytes && find(kernels, matrix, "turns", "panel")) chosen.emplace("turns", "panel");
   if (others && matrix.group == 32 && find(kernels, matrix, "turns", "panel")) chosen.emplace("turns", "panel");
   for (const Variant& variant : variants_of(kernels, matrix)) chosen.emplace(variant.choice, variant.name);
   return chosen;

@@ -166,6 +166,11 @@ class KvMemory:
 
     def read(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
 
+def populate(address: int, num_bytes: int) -> bool:
+    """
+    Has the system give memory its pages now, contents kept; False where it cannot be asked to.
+    """
+
 class SuffixIndex:
     """
     Where tokens have stood before in a list of documents, and what followed them.

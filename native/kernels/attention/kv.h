@@ -219,6 +219,20 @@ static inline void kv_write(const KvMemory& memory, int64_t slot, int32_t head, 
   write_token(layout.kind, values, shape.values, value_entries(shape, token), token, v, layout.value_dim);
 }
 
+// Fetches the lines that kv_write will write, which are as far apart as a key has words.
+static inline void kv_fetch(const KvMemory& memory, int64_t slot, int32_t head) {
+  const KvShape shape = kv_shape(memory.layout);
+  const int64_t token = slot % memory.layout.block_size;
+  if (token == 0) return;  // written whole
+  const uint8_t* keys = slice_of(memory, shape, slot / memory.layout.block_size, head);
+  const TokenEntries key = key_entries(shape, token), value = value_entries(shape, token);
+  const int64_t in_word = 4 / shape.element_bytes;
+  for (int64_t d = 0; d < memory.layout.head_dim; d += in_word) __builtin_prefetch(keys + key.at(d), 1);
+  if (memory.layout.values_in_keys) return;
+  const uint8_t* values = keys + shape.keys.num_bytes;
+  for (int64_t d = 0; d < memory.layout.value_dim; d += kGroup) __builtin_prefetch(values + value.at(d), 1);
+}
+
 static inline void kv_read(const KvMemory& memory, int64_t slot, int32_t head, float* k, float* v) {
   const KvLayout& layout = memory.layout;
   const KvShape shape = kv_shape(layout);

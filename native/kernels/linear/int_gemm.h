@@ -52,16 +52,22 @@ RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* pan
   return v;
 }
 
-// Adds a group's products to a row's totals; `of_row` is what prepare_row left for the correction of the sums.
+// What a group's sums of products begin with: the correction of the row, where all outputs have the same.
 template <WeightKind kind, bool zero_points>
-RL_INLINE void add_group(const GroupVector& v, float input_scale, int32_t of_row, Ints products, float* total) {
+RL_INLINE Ints first_sum(int32_t of_row) {
+  return has_minima(kind) || zero_points ? Ints{} : splat_int(of_row);
+}
+
+// A group's products added to a row's totals; `of_row` is what prepare_row left for the correction of the sums.
+template <WeightKind kind, bool zero_points>
+RL_INLINE Floats with_group(const GroupVector& v, float input_scale, int32_t of_row, Ints sums, Floats total) {
   if constexpr (has_minima(kind)) {
-    const Floats sum = rounded(to_floats(products) * v.scale) + rounded(v.minimum * (float)of_row);
-    return store(total, load<Floats>(total) + rounded(sum * input_scale));
+    const Floats sum = rounded(to_floats(sums) * v.scale) + rounded(v.minimum * (float)of_row);
+    return total + rounded(sum * input_scale);
   }
-  const Words correction = zero_points ? v.zero * (Words)splat_int(of_row) : (Words)splat_int(of_row);
+  if constexpr (zero_points) sums = (Ints)((Words)sums + v.zero * (Words)splat_int(of_row));
   const Floats scale = scales_by_group(kind) ? v.scale * input_scale : splat(input_scale);
-  store(total, load<Floats>(total) + rounded(to_floats((Ints)((Words)products + correction)) * scale));
+  return total + rounded(to_floats(sums) * scale);
 }
 
 // Sends the totals of `rows` rows of a panel through the epilogue.
@@ -106,22 +112,35 @@ RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
 // bytes apart, `step` bytes further each time.
 struct Prefetch {
   int64_t ahead, second, step;
+  bool far = false;  // into the second-level cache
 };
+
+RL_INLINE void fetch(const Prefetch& prefetch, const uint8_t* line) {
+  if (prefetch.far) {
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + prefetch.second, 0, 2);
+  } else {
+    __builtin_prefetch(line);
+    __builtin_prefetch(line + prefetch.second);
+  }
+}
 
 // A single block of rows goes through a panel at the memory's pace. How far ahead is best depends on the hardware's own
 // prefetcher: on Zen 4, one row, 384 bytes reach 95 % of a pure read and 1024 bytes 80 %; Intel's cores want 4 KB.
 RL_INLINE Prefetch streamed(const Tuning& tuning) { return {tuning.ahead, 64, kStepBytes}; }
 // Several blocks use a group, or a panel, in turn while it is in the caches. The first two fetch half of what comes next
-// each, so that memory works during all products and not during the first block's alone.
+// each, so that memory works during all products and not during the first block's alone. Two panels of bytes are more
+// than the first cache holds; those of int4, half as large, are better fetched into it.
 inline constexpr int64_t kMinAhead = 2048;
 
+template <WeightKind kind>
 RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, bool turns, int64_t block,
                                int64_t num_blocks) {
   if (num_blocks == 1) return streamed(tuning);
   if (block >= 2) return {0, 0, 0};
   const int64_t turn_bytes = turns ? layout.group_bytes : layout.bytes;
   const int64_t ahead = turn_bytes < kMinAhead ? kMinAhead : turn_bytes;
-  return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2};
+  return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2, !turns && !is_int4(kind)};
 }
 
 // Rows from which on inputs may come from memory with every product: fewer leave the loads to bind.
@@ -134,12 +153,15 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
   constexpr int dots = kDots<kind, bytes>;
   // One row has too few sums to hide the products' latency: its products take turns at two.
   constexpr bool turns = rows == 1 && dots > 1;
-  Ints second[vectors] = {};
+  Ints own[rows][vectors], second[vectors] = {};
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) own[r][v] = sums[r][v];
   const uint8_t* line = weights + prefetch.ahead;
   for (int64_t step = 0; step < steps; step++) {
     Ints w[vectors][dots];
-    __builtin_prefetch(line);
-    __builtin_prefetch(line + prefetch.second);
+    fetch(prefetch, line);
     line += prefetch.step;
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) expand<kind, bytes>(load<Ints>(weights + v * kVectorBytes), w[v]);
@@ -150,7 +172,7 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
         const uint8_t* word = inputs + (r * dots + d) * 4;
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
-          Ints& sum = turns && d % 2 ? second[v] : sums[r][v];
+          Ints& sum = turns && d % 2 ? second[v] : own[r][v];
           if constexpr (from_memory)
             sum = bytes ? dot_u8s8_broadcast(sum, w[v][d], word) : dot_i16_broadcast(sum, w[v][d], word);
           else
@@ -160,9 +182,10 @@ RL_INLINE void accumulate(const uint8_t* weights, const uint8_t* inputs, int64_t
     weights += kStepBytes;
     inputs += rows * dots * 4;
   }
-  if constexpr (turns)
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) sums[0][v] += second[v];
+    for (int v = 0; v < vectors; v++) sums[r][v] = turns ? own[r][v] + second[v] : own[r][v];
 }
 
 #if RIDGELINE_BYTE_PAIRS
@@ -179,8 +202,7 @@ RL_INLINE void accumulate_by_operand(const uint8_t* weights, const uint8_t* inpu
     [[maybe_unused]] Shorts pairs[rows][vectors] = {};
 #pragma GCC unroll 4
     for (int i = 0; i < kTogether; i++, line += prefetch.step) {
-      __builtin_prefetch(line);
-      __builtin_prefetch(line + prefetch.second);
+      fetch(prefetch, line);
 #pragma GCC unroll 4
       for (int d = 0; d < dots; d++) {
         Ints w[vectors];
@@ -212,18 +234,36 @@ RL_INLINE void accumulate_by_operand(const uint8_t* weights, const uint8_t* inpu
 
 #endif
 
+// Rows of a block whose totals stay in registers beside their sums, from group to group: int4's operands leave no room.
+template <WeightKind kind>
+inline constexpr int kHeldRows = kLanes == 16 && !is_int4(kind) ? 6 : 0;
+
 // Adds groups [begin, end) to the totals of one block of rows.
 template <WeightKind kind, bool bytes, bool zero_points, bool from_memory, int rows>
-static void multiply_block(const PanelLayout& layout, const InputBlock& block, const uint8_t* panel, int64_t begin,
-                           int64_t end, Prefetch prefetch, float* totals) {
+static __attribute__((noinline)) void multiply_block(const PanelLayout& layout, const InputBlock& block,
+                                                     const uint8_t* panel, int64_t begin, int64_t end,
+                                                     Prefetch prefetch, float* totals) {
   constexpr int vectors = rows == 1 || kVectors < 2 ? kVectors : 2;
+  constexpr bool held = rows <= kHeldRows<kind>;
   constexpr int step_bytes = rows * kDots<kind, bytes> * 4;
   const int64_t group_steps = layout.group / step_inputs(kind);
-  for (int64_t first = 0; first < kVectors; first += vectors)
+  for (int64_t first = 0; first < kVectors; first += vectors) {
+    [[maybe_unused]] Floats own[rows][vectors];
+    const auto total = [&](int r, int v) { return totals + r * kPanel + (first + v) * kLanes; };
+    if constexpr (held)
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) own[r][v] = load<Floats>(total(r, v));
     for (int64_t g = begin; g < end; g++) {
       const int64_t left = layout.inputs - g * layout.group;
       const int64_t steps = (left < layout.group ? left : layout.group) / step_inputs(kind);
-      Ints sums[rows][vectors] = {};
+      const int32_t* corrections = block.corrections + g * rows;
+      Ints sums[rows][vectors];
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) sums[r][v] = first_sum<kind, zero_points>(corrections[r]);
       const uint8_t* weights = panel + layout.weights + g * layout.group_bytes + first * kVectorBytes;
 #if RIDGELINE_BYTE_PAIRS
       if constexpr (bytes || rows > 1)
@@ -235,11 +275,21 @@ static void multiply_block(const PanelLayout& layout, const InputBlock& block, c
       for (int v = 0; v < vectors; v++) {
         const GroupVector group = group_vector<kind, zero_points>(layout, panel, g, (first + v) * kLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; r++)
-          add_group<kind, zero_points>(group, block.scales[g * rows + r], block.corrections[g * rows + r], sums[r][v],
-                                       totals + r * kPanel + (first + v) * kLanes);
+        for (int r = 0; r < rows; r++) {
+          const auto add = [&](Floats sum) {
+            return with_group<kind, zero_points>(group, block.scales[g * rows + r], corrections[r], sums[r][v], sum);
+          };
+          if constexpr (held) own[r][v] = add(own[r][v]);
+          else store(total(r, v), add(load<Floats>(total(r, v))));
+        }
       }
     }
+    if constexpr (held)
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) store(total(r, v), own[r][v]);
+  }
 }
 
 template <WeightKind kind, bool bytes, bool zero_points, int rows = kMaxBlockRows>
@@ -280,7 +330,7 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
           const InputBlock block = input_block(inputs, layout.groups, input, num_rows, first + b * size);
           if (g + groups == layout.groups) prefetch_results(epilogue, block.first, block.rows, p);
           multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
-                                                  prefetch_of(matrix.tuning, layout, turns, b, blocks),
+                                                  prefetch_of<kind>(matrix.tuning, layout, turns, b, blocks),
                                                   matrix.tuning.from_memory, totals + b * size * kPanel);
         }
       finish_rows(matrix, layout, epilogue, totals, first, rows, p);

@@ -62,7 +62,13 @@ static void multiply_panels(const PanelLayout& layout, const InputBlock& block, 
   for (int64_t g = 0; g < layout.groups; g++) {
     const int64_t left = layout.inputs - g * layout.group;
     const int64_t steps = (left < layout.group ? left : layout.group) / step_inputs(kind);
-    Ints sums[panels][rows][kVectors] = {};
+    Ints sums[panels][rows][kVectors];
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p++)
+#pragma GCC unroll 2
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; v++) sums[p][r][v] = first_sum<kind, zero_points>(block.corrections[g * rows + r]);
     const uint8_t* weights = panel + layout.weights + g * layout.group_bytes;
     accumulate_panels<kind, bytes>(weights, layout.bytes, block.values + g * group_steps * step_bytes, steps, stream,
                                    sums);
@@ -75,9 +81,11 @@ static void multiply_panels(const PanelLayout& layout, const InputBlock& block, 
       for (int v = 0; v < kVectors; v++) {
         const GroupVector group = group_vector<kind, zero_points>(layout, panel + p * layout.bytes, g, v * kLanes);
 #pragma GCC unroll 2
-        for (int r = 0; r < rows; r++)
-          add_group<kind, zero_points>(group, block.scales[g * rows + r], block.corrections[g * rows + r],
-                                       sums[p][r][v], totals + (p * rows + r) * kPanel + v * kLanes);
+        for (int r = 0; r < rows; r++) {
+          float* total = totals + (p * rows + r) * kPanel + v * kLanes;
+          store(total, with_group<kind, zero_points>(group, block.scales[g * rows + r], block.corrections[g * rows + r],
+                                                     sums[p][r][v], load<Floats>(total)));
+        }
       }
   }
 }

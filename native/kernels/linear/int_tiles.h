@@ -67,8 +67,11 @@ static inline void add_products(const InputBlock& block, const GroupVector (&gro
       const int half = v * kLanes / 16, lane = v * kLanes % 16;
       Words product = load<Words>(&scratch.products[which][half][r][lane]);
       if constexpr (split) product = (product << 8) + load<Words>(&scratch.products[1][half][r][lane]);
-      add_group<kind, zero_points>(group[v], block.scales[g * block.rows + r], block.corrections[g * block.rows + r],
-                                   (Ints)product, &totals[r][v * kLanes]);
+      const int32_t of_row = block.corrections[g * block.rows + r];
+      product += (Words)first_sum<kind, zero_points>(of_row);
+      float* total = &totals[r][v * kLanes];
+      store(total, with_group<kind, zero_points>(group[v], block.scales[g * block.rows + r], of_row, (Ints)product,
+                                                 load<Floats>(total)));
     }
 }
 

@@ -12,6 +12,7 @@ from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.memory import address, allocate_cache, huge_page_share, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
+from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
 from ridgeline.backends.step import StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
@@ -61,6 +62,8 @@ class NativeExecutable:
         self._sample_at = len(self._tape)
         self._logits: np.ndarray | None = None  # of the last step
         self._tape.sample(program.vocab_size)
+        self._warmer = CacheWarmer(self._cache, layout)
+        self._warmer.stay_ahead([0] * len(layout.groups))
 
     @property
     def weight_bytes(self) -> int:
@@ -117,6 +120,7 @@ class NativeExecutable:
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
         self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
+        self._warmer.stay_ahead([int(group.write_slots_T.max(initial=0)) for group in step.groups])
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]
