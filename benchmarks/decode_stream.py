@@ -26,7 +26,12 @@ FORMATS: dict[str, dict[str, object]] = {
     "bf16": {},
     "int8": {"quantize": "int8", "quantize_inputs": "int16"},
     "int4": {"quantize": "int4", "quantize_inputs": "int16"},
+    "int8 int8-inputs": {"quantize": "int8", "quantize_inputs": "int8"},
     "int4 int8-inputs": {"quantize": "int4", "quantize_inputs": "int8"},
+    "mxfp4": {"quantize": "mxfp4", "quantize_inputs": "int16"},
+    "mxfp4 int8-inputs": {"quantize": "mxfp4", "quantize_inputs": "int8"},
+    "nvfp4": {"quantize": "nvfp4", "quantize_inputs": "int16"},
+    "nvfp4 int8-inputs": {"quantize": "nvfp4", "quantize_inputs": "int8"},
     "bf16 kv-int8": {"kv_dtype": "int8"},
 }
 KV_BYTES = {"bf16 kv-int8": 1}  # an entry; 2 otherwise

@@ -56,9 +56,10 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
             "a matrix of " + kind + " takes inputs of int16 or int8, not " + input);
     require(!has_zero_points || matrix.kind == WeightKind::int4, "zero points belong to int4 weights");
-    const bool small = matrix.kind == WeightKind::int8_super || matrix.kind == WeightKind::int8_super_minima;
+    const bool small = matrix.kind == WeightKind::int8_super || matrix.kind == WeightKind::int8_super_minima ||
+                       matrix.kind == WeightKind::nvfp4;
     require(group > 0 && group % (small ? 16 : 32) == 0 && group <= kMaxInputGroup,
-            "a group is a multiple of 32 inputs up to 256, or of 16 in int8_super, got " + std::to_string(group));
+            "a group is a multiple of 32 inputs up to 256, or of 16 in int8_super and nvfp4, got " + std::to_string(group));
     require(!is_super(matrix.kind) || kSuperInputs % group == 0, "groups of " + std::to_string(group) + " do not divide 256");
   }
   require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
@@ -93,7 +94,8 @@ void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const flo
   const bool one_scale = is_float(matrix.kind) || matrix.kind == WeightKind::int8;
   const int64_t groups = one_scale ? 1 : (matrix.inputs + matrix.group - 1) / matrix.group;
   const int64_t supers = is_super(matrix.kind) ? (groups * matrix.group + kSuperInputs - 1) / kSuperInputs : 0;
-  const int64_t num_scales = (groups + supers) * (has_minima(matrix.kind) ? 2 : 1);
+  const int64_t num_scales =
+      (groups + supers) * (has_minima(matrix.kind) ? 2 : 1) + (matrix.kind == WeightKind::nvfp4 ? 1 : 0);
   if (scales) check_shape("scales", (int64_t)scales->shape(0), (int64_t)scales->shape(1), num_rows, num_scales);
   if (zero_points)
     check_shape("zero_points", (int64_t)zero_points->shape(0), (int64_t)zero_points->shape(1), num_rows, groups);
@@ -209,7 +211,8 @@ WeightKind weight_kind_of(const std::string& name) {
                                             {"int4", WeightKind::int4}, {"int4_minima", WeightKind::int4_minima},
                                             {"int8_super", WeightKind::int8_super},
                                             {"int8_super_minima", WeightKind::int8_super_minima},
-                                            {"int4_super_minima", WeightKind::int4_super_minima}},
+                                            {"int4_super_minima", WeightKind::int4_super_minima},
+                                            {"mxfp4", WeightKind::mxfp4}, {"nvfp4", WeightKind::nvfp4}},
                              name);
 }
 

@@ -23,7 +23,9 @@ enum class WeightKind : uint8_t {
   int4_minima,
   int8_super,
   int8_super_minima,
-  int4_super_minima
+  int4_super_minima,
+  mxfp4,
+  nvfp4
 };
 
 inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their groups' scales are multiples of one float16
@@ -36,6 +38,10 @@ inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their group
 [[maybe_unused]] static constexpr bool has_minima(WeightKind kind) {
   return kind == WeightKind::int8_minima || kind == WeightKind::int4_minima || kind == WeightKind::int8_super_minima ||
          kind == WeightKind::int4_super_minima;
+}
+
+[[maybe_unused]] static constexpr bool is_fp4(WeightKind kind) {
+  return kind == WeightKind::mxfp4 || kind == WeightKind::nvfp4;
 }
 
 // How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
@@ -56,6 +62,9 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //         them: [K / 256][1 or 2][32] float16; then as int8_groups and int4_minima, but with 32 signed bytes in place of
 //         float16 numbers: a scale is its byte times the first float16 of its 256 inputs, a minimum its byte times the
 //         second. A group may have 16 inputs in those of int8.
+//   mxfp4, nvfp4  whose values are 4-bit floats, as OCP's MX and NVIDIA have them: [G][32] bytes of scales, padded to 64,
+//         E8M0 or E4M3; then int4's words. Behind nvfp4's, whose groups may have 16 inputs, 32 floats: what an output's
+//         scales are multiplied by or, if negative, divided by; for the kernels' sake 256 times larger, or smaller.
 //
 // A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
 // k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.

@@ -89,6 +89,8 @@ constexpr Format kFormats[] = {
     {"int4 with minima", WeightKind::int4_minima, InputKind::int16, 32, false},
     {"int4 by int8", WeightKind::int4, InputKind::int8, 128, false},
     {"int4 with zero points", WeightKind::int4, InputKind::int16, 64, true},
+    {"mxfp4 by int8", WeightKind::mxfp4, InputKind::int8, 32, false},
+    {"nvfp4 by int16", WeightKind::nvfp4, InputKind::int16, 16, false},
 };
 
 // A matrix packed from made-up rows.

@@ -2,11 +2,14 @@
 
 The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
 total += float32(sum) * scale, groups in ascending order. With minima a group adds (sum * scale + sum of inputs *
-minimum) * scale of the inputs. Scales and minima of the super kinds are products of a byte and a float16, exact.
+minimum) * scale of the inputs. Scales and minima of the super kinds are products of a byte and a float16, exact. 4-bit
+floats count as twice what they are and the scale of the inputs as half; in nvfp4 a scale is an 8-bit float that counts as
+a 256th, and the totals are multiplied, or divided, by a number of the output that is so much larger.
 """
 
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +20,10 @@ native = pytest.importorskip("ridgeline._native", reason="the native module is n
 PANEL = 32
 LEVELS = native.runnable_levels()
 SUPER = ["int8_super", "int8_super_minima", "int4_super_minima"]
-KINDS = ["int8", "int8_groups", "int8_minima", "int4", "int4_minima", *SUPER]
+FP4 = ["mxfp4", "nvfp4"]
+KINDS = ["int8", "int8_groups", "int8_minima", "int4", "int4_minima", *SUPER, *FP4]
+E4M3 = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)  # without sign
+E4M3_UNIT = 256
 SUPER_INPUTS = 256
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
@@ -34,11 +40,12 @@ class Layer:
     scales_NG: np.ndarray
     zero_points_NG: np.ndarray | None = None
     minima_NG: np.ndarray | None = None
-    outer: tuple[np.ndarray, ...] = ()  # [N, S] of the scales, and of the minima, in the super kinds
+    outer: tuple[np.ndarray, ...] = ()  # [N, S] of the scales, and of the minima, in the super kinds; [N, 1] in nvfp4
 
     @property
     def zeros_NG(self) -> np.ndarray:
-        default = np.full(self.scales_NG.shape, {"int4": 8}.get(self.kind, 0 if "minima" in self.kind else 128))
+        at_zero = {"int4": 8, "mxfp4": 0, "nvfp4": 0}
+        default = np.full(self.scales_NG.shape, at_zero.get(self.kind, 0 if "minima" in self.kind else 128))
         return (default if self.zero_points_NG is None else self.zero_points_NG).astype(np.int64)
 
     @property
@@ -47,17 +54,29 @@ class Layer:
         num_inputs = self.values_NK.shape[1]
         return np.zeros(num_inputs, int) if self.kind == "int8" else np.arange(num_inputs) // self.group
 
+    @property
+    def centred_NK(self) -> np.ndarray:
+        """int64: the values less their zeros; of 4-bit floats twice what the codes stand for."""
+        if self.kind in FP4:
+            return (2 * self.values_NK.view(ml_dtypes.float4_e2m1fn).astype(np.float64)).astype(np.int64)
+        return self.values_NK - self.zeros_NG[:, self.weight_groups]
+
     def dequantised(self) -> np.ndarray:
         """float32 [N, K]."""
-        centred_NK = self.values_NK - self.zeros_NG[:, self.weight_groups]
-        scaled_NK = centred_NK.astype(np.float32) * self.scales_NG[:, self.weight_groups]
+        scales_NG, centred_NK = self.scales_NG, self.centred_NK.astype(np.float32)
+        if self.kind in FP4:
+            centred_NK /= 2
+        if self.kind == "nvfp4":
+            (outer,) = self.outer
+            scales_NG = np.where(outer < 0, scales_NG / -outer, scales_NG * outer)
+        scaled_NK = centred_NK * scales_NG[:, self.weight_groups]
         return scaled_NK if self.minima_NG is None else scaled_NK + self.minima_NG[:, self.weight_groups]
 
     @property
     def packed_scales(self) -> np.ndarray:
         """As `native.pack` takes them."""
         numbers = [self.scales_NG, *([] if self.minima_NG is None else [self.minima_NG])]
-        if self.outer:
+        if self.outer and self.kind in SUPER:
             numbers = [
                 np.rint(n / by_group(outer, self.group, n)) for n, outer in zip(numbers, self.outer, strict=True)
             ]
@@ -73,12 +92,18 @@ def make_layer(
 ) -> Layer:
     rng = np.random.default_rng(seed)
     num_scales = 1 if kind == "int8" else -(-inputs // group)
-    values_NK = rng.integers(0, 16 if kind.startswith("int4") else 256, (outputs, inputs), dtype=np.uint8)
+    values_NK = rng.integers(0, 16 if kind.startswith("int4") or kind in FP4 else 256, (outputs, inputs), dtype=np.uint8)
     scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
     if kind != "int8":
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)
     zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
     minima_NG, outer = None, ()
+    if kind == "mxfp4":
+        scales_NG = np.exp2(rng.integers(-12, 4, scales_NG.shape)).astype(np.float32)
+    if kind == "nvfp4":
+        scales_NG = E4M3[rng.integers(0, len(E4M3), scales_NG.shape)]
+        sign = np.where(rng.random((outputs, 1)) < 0.5, -1, 1)  # of those that divide
+        outer = ((np.exp(rng.normal(-4, 1, (outputs, 1)) * sign) * sign).astype(np.float32),)
     if kind in SUPER:
         size = (outputs, -(-inputs // SUPER_INPUTS))
         outer = tuple(
@@ -117,7 +142,11 @@ def quantised(x_MK: np.ndarray, group: int, limit: int) -> tuple[np.ndarray, np.
 def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
     """float32 [M, N] by the rule."""
     q_MK, input_scales_MG = quantised(x_MK, layer.group, LIMITS[input_kind])
-    centred_NK = layer.values_NK - layer.zeros_NG[:, layer.weight_groups]
+    centred_NK, scales_NG = layer.centred_NK, layer.scales_NG
+    if layer.kind in FP4:
+        input_scales_MG = input_scales_MG / 2
+    if layer.kind == "nvfp4":
+        scales_NG = scales_NG / E4M3_UNIT
     total_MN = np.zeros((len(x_MK), len(layer.values_NK)), np.float32)
     for g in range(input_scales_MG.shape[1]):
         part = slice(g * layer.group, (g + 1) * layer.group)
@@ -129,8 +158,11 @@ def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
             total_MN += (sums_MN.astype(np.float32) * layer.scales_NG[None, :, g] + minima_MN) * scale
             continue
         if layer.kind != "int8":
-            scale = scale * layer.scales_NG[None, :, g]
+            scale = scale * scales_NG[None, :, g]
         total_MN += sums_MN.astype(np.float32) * scale
+    if layer.kind == "nvfp4":
+        by_N = layer.outer[0][:, 0]
+        return np.where(by_N < 0, total_MN / (-by_N / E4M3_UNIT), total_MN * (by_N * E4M3_UNIT))
     return total_MN * layer.scales_NG[:, 0] if layer.kind == "int8" else total_MN
 
 
@@ -188,7 +220,8 @@ def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
     kind = draw(st.sampled_from(KINDS))
-    group = draw(st.sampled_from([16, 32, 64, 128, 256] if kind.startswith("int8_super") else [32, 64, 128, 256]))
+    small = kind.startswith("int8_super") or kind == "nvfp4"
+    group = draw(st.sampled_from([16, 32, 64, 128, 256] if small else [32, 64, 128, 256]))
     outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
     rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
     seed = draw(st.integers(0, 2**32))
@@ -241,6 +274,9 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
         ("int8_super", 16, None),
         ("int8_super_minima", 256, None),
         ("int4_super_minima", 32, None),
+        ("mxfp4", 32, None),
+        ("nvfp4", 16, None),
+        ("nvfp4", 256, None),
         *(("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)),
     ],
 )
@@ -248,7 +284,7 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
 def test_extreme_values_do_not_overflow(
     level: str, input_kind: str, kind: str, group: int, zero_point: int | None, weight: str
 ) -> None:
-    most = 15 if kind.startswith("int4") else 255
+    most = 7 if kind in FP4 else 15 if kind.startswith("int4") else 255  # 7: the largest float; 15 is its opposite
     layer = make_layer(kind, 33, 2 * group + 5, group, zero_point is not None)
     values_NK = {"least": layer.values_NK * 0, "most": layer.values_NK * 0 + most, "mixed": layer.values_NK}[weight]
     layer = replace(layer, values_NK=values_NK.astype(np.uint8))
@@ -321,6 +357,8 @@ def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
         ("int8_super", 16, False),
         ("int8_super_minima", 32, False),
         ("int4_super_minima", 32, False),
+        ("mxfp4", 32, False),
+        ("nvfp4", 16, False),
     ],
 )
 @pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])
@@ -329,7 +367,7 @@ def test_unpacking_gives_the_weights_back_in_their_order(
 ) -> None:
     outputs, inputs = shape
     layer = make_layer(kind, outputs, inputs, group, zero_points)
-    layer.scales_NG[0] = 0
+    layer.scales_NG[0] = 2.0**-127 if kind == "mxfp4" else 0  # the least
     order = np.full(-(-outputs // PANEL) * PANEL, -1)
     order[: len(order)][np.random.default_rng(4).permutation(len(order))[:outputs]] = np.arange(outputs)
     packed = pack(layer, "int16", level, order)

@@ -16,6 +16,8 @@ INTEGERS = (
     ("int4", 128, True),
     ("int4", 32, False),
     ("int4_minima", 64, False),
+    ("mxfp4", 32, False),
+    ("nvfp4", 16, False),
 )
 ROWS = (1, 2, 3, 4, 7, 16, 33, 70)
 FAMILIES = ("amd", "zen5", "intel", "other")
@@ -38,7 +40,7 @@ def packed(
             rows = (rows.view(np.uint32) >> 16).astype(np.uint16)
     else:
         rows = random.integers(0, 256 if kind.startswith("int8") else 16, (outputs, inputs), dtype=np.uint8)
-        width = 2 * num_groups if kind == "int4_minima" else num_groups
+        width = {"int4_minima": 2 * num_groups, "nvfp4": num_groups + 1}.get(kind, num_groups)
         scales = random.uniform(0.01, 0.1, (outputs, width)).astype(np.float32)
         zeros = random.integers(0, 16, (outputs, num_groups), dtype=np.uint8) if points else None
     order = np.full(matrix.num_panels * PANEL, -1, dtype=np.int64)

@@ -1,7 +1,9 @@
 """What every scheme must hold, over the files of quant/schemes, and what each of them promises beyond it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,12 +19,21 @@ from ridgeline.core.errors import ConfigError, ModelLoadError
 SETTINGS = {
     "int8": [(None, False)],
     "int4": [(size, zero_points) for size in (32, 64, 128) for zero_points in (False, True)],
+    "mxfp4": [(None, False)],
+    "nvfp4": [(None, False)],
 }
-LEVELS = {"int8": (1, 255), "int4": (0, 15)}
-SCALE_DTYPE = {"int8": torch.float32, "int4": torch.float16}
+LEVELS = {"int8": (1, 255), "int4": (0, 15), "mxfp4": (0, 15), "nvfp4": (0, 15)}
+SCALE_DTYPE = {
+    "int8": torch.float32, "int4": torch.float16, "mxfp4": torch.float8_e8m0fnu, "nvfp4": torch.float8_e4m3fn
+}  # fmt: skip
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6])
 SMALLEST = 2.0**-24  # of a float16: an absolute error that scales this small cannot avoid
 CASES = [(name, *chosen) for name, all_settings in SETTINGS.items() for chosen in all_settings]
 every_setting = pytest.mark.parametrize(("name", "group_size", "zero_points"), CASES)
+every_integer = pytest.mark.parametrize(
+    ("name", "group_size", "zero_points"), [case for case in CASES if case[0] in ("int8", "int4")]
+)
+every_float = pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 
 
 @st.composite
@@ -72,7 +83,7 @@ def test_the_settings_above_are_those_of_the_folder():
     assert sorted(SETTINGS) == scheme_names()
 
 
-@every_setting
+@every_integer
 @given(weight=matrices())
 @settings(max_examples=60, deadline=None)
 def test_error_is_at_most_half_a_step(name, group_size, zero_points, weight):
@@ -118,6 +129,7 @@ def test_claimed_bytes_are_those_of_the_parts(name, group_size, zero_points):
         values = shape[0] * -(-shape[1] * bits // 8)
         scales = quantized.scales.numel() * torch.finfo(SCALE_DTYPE[name]).bits // 8
         zeros = 0 if quantized.zero_points is None else quantized.zero_points.numel()
+        zeros += 4 * shape[0] if name == "nvfp4" else 0
         assert quantized.stored.format.num_bytes(shape) == values + scales + zeros
 
 
@@ -174,7 +186,11 @@ def test_settings_that_a_scheme_does_not_have():
     for chosen in ((None, True), (128, False)):
         with pytest.raises(ConfigError, match="int8 has one scale per output"):
             quantize("int8", weight, *chosen)
-    with pytest.raises(ConfigError, match="'int3' is no quantization scheme; there are int4, int8"):
+    for name in ("mxfp4", "nvfp4"):
+        for chosen in ((None, True), (64, False)):
+            with pytest.raises(ConfigError, match=f"{name} has groups of"):
+                quantize(name, weight, *chosen)
+    with pytest.raises(ConfigError, match="'int3' is no quantization scheme; there are int4, int8, mxfp4, nvfp4"):
         quantize("int3", weight, 128, False)
 
 
@@ -189,6 +205,45 @@ def test_settings_that_a_scheme_does_not_have():
 def test_a_configuration_with_options_that_its_scheme_lacks(options, words):
     with pytest.raises(ConfigError, match=words):
         quant.chosen_format(QuantizeConfig(**options))
+
+
+@every_float
+@given(weight=matrices())
+@settings(max_examples=60, deadline=None)
+def test_floats_are_the_nearest_of_16_by_their_scales(name, weight):
+    """And a scale of the group's largest number makes no smaller error than the one that was taken."""
+    quantized = quantize(name, weight, None, False)
+    back, group = dequantize(name, quantized), quantized.group_size
+    unit = quantize(name, weight, None, False).stored
+    unit = as_tensor(quant.dequantize(replace(unit, codes=np.full_like(unit.codes, 2))))  # the scales: code 2 is 1
+    levels = E2M1 * unit[:, :, None]
+    nearest = (levels - weight[:, :, None]).abs().amin(2)
+    torch.testing.assert_close((back - weight).abs(), nearest, rtol=1e-5, atol=1e-37)
+    if name == "mxfp4":
+        padded = F.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+        largest = padded.abs().amax(2, keepdim=True)
+        usual = torch.exp2((largest.clamp(min=1e-30).log2().floor() - 2).clamp(min=-127))
+        saturated = (padded / usual).clamp(-6, 6)
+        usual_error = (E2M1 - saturated[..., None]).abs().amin(-1) * usual + (padded - saturated * usual).abs()
+        error = F.pad(back - weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+        assert (error.square().sum(2) <= usual_error.square().sum(2) * 1.001 + 1e-30).all()
+
+
+def test_floats_by_hand():
+    """Ties go to the even code; a largest number of 7 is better held by the next power of two, 6.5 is not."""
+    weight = torch.zeros(3, 32)
+    weight[0, :9] = torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -5])
+    weight[1, :2], weight[2, :2] = torch.tensor([8.0, 7.9]), torch.tensor([6.5, 1.5])
+    quantized = quantize("mxfp4", weight, None, False)
+    assert quantized.values[0, :10].tolist() == [7, 0, 2, 2, 4, 4, 6, 6, 14, 0]
+    assert quantized.scales.tolist() == [[1.0], [2.0], [1.0]]
+    assert quantized.values[2, :2].tolist() == [7, 3]
+    weight = torch.zeros(2, 32)
+    weight[0, 0], weight[0, 16] = 2688.0, 3.0
+    quantized = quantize("nvfp4", weight, None, False)
+    assert quantized.scales.tolist() == [[448.0, 0.5], [0.0, 0.0]]
+    assert quantized.stored.outer.tolist() == [[1.0], [0.0]]
+    assert torch.equal(dequantize("nvfp4", quantized), weight)
 
 
 def test_int8_by_hand():
@@ -244,7 +299,7 @@ def int4_in_torch(w, group_size, zero_points):
     return values, scale[:, :, 0], zero[:, :, 0].to(torch.uint8) if zero_points else None
 
 
-@every_setting
+@every_integer
 @given(weight=matrices())
 @settings(max_examples=60, deadline=None)
 def test_bits_are_those_of_the_same_formula_in_torch(name, group_size, zero_points, weight):

@@ -130,13 +130,13 @@ def test_others_are_decoded_with_a_reason(tmp_path, form, args, why):
 
 
 @pytest.mark.parametrize(("form", "args"), FP4, ids=str)
-def test_four_bit_floats_are_decoded(tmp_path, form, args):
+def test_four_bit_floats_stay(tmp_path, form, args):
     """The library rounds these to bfloat16 at the end."""
     expected, (spec, program) = compressed(tmp_path, form, **args), described(LLAMA)
     found = load_weights(tmp_path, spec, program, FLOAT32)["layers.1.ffn.down.weight"]
     assert np.array_equal(torch.from_numpy(found).bfloat16().float().numpy(), expected[EXAMPLE])
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
-    assert "no kernel multiplies e2m1" in check_logits(tmp_path, stays=False)
+    check_logits(tmp_path, stays=True)
 
 
 def test_a_tensor_of_several_weights_is_cut_into_their_rows(tmp_path):

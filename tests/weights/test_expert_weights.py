@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from small_checkpoint import LLAMA, described, rewrite, shard, write
 from torch_weights import StreamedWeights, load_weights
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
 
 QWEN = LLAMA | {
@@ -175,6 +176,23 @@ def test_mxfp4_as_transformers_dequantizes_it(tmp_path):
     loaded = load(tmp_path, GPT_OSS)
     assert torch.equal(loaded["layers.0.ffn.gate.weight"], gate_up_EHF[:, :, ::2].transpose(1, 2))
     assert torch.equal(loaded["layers.0.ffn.up.weight"], gate_up_EHF[:, :, 1::2].transpose(1, 2))
+
+
+@pytest.mark.parametrize("inputs", ["int16", "int8"])
+def test_mxfp4_is_multiplied_as_it_is(tmp_path, inputs):
+    """The native backend computes with the 4-bit floats, the reference with what they mean, in float32."""
+    native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    assert native.best_level()
+    quantized(tmp_path)
+    rewrite(tmp_path, lambda tensors: {n: t // 16 + 110 if n.endswith("_scales") else t for n, t in tensors.items()})
+    greedy, outputs = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2), {}
+    for backend in ("native", "reference"):
+        llm = LLM(str(tmp_path), backend=backend, dtype="float32", quantize_inputs=inputs, num_threads=1)
+        outputs[backend] = llm.generate([[1, 5, 9, 10]], greedy, use_tqdm=False)[0].outputs[0]
+        assert llm.engine.info.choices["quantize"].value == ("as stored" if backend == "native" else "none")
+    assert outputs["native"].token_ids == outputs["reference"].token_ids
+    found, expected = (torch.tensor([x.logprob for x in outputs[name].logprobs]) for name in ("native", "reference"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 if inputs == "int16" else 0.1)
 
 
 def test_mxfp4_extremes(tmp_path):

@@ -1,6 +1,7 @@
 """Tensors that stay as they are stored: bit for bit the numbers that the `gguf` package says, and the same text."""
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 import small_gguf
@@ -17,7 +18,10 @@ from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.stored import prequantized
 
-KINDS = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups", "Q5_1": "int8_minima"}
+KINDS = {
+    "Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups", "Q5_1": "int8_minima",
+    "MXFP4": "mxfp4",
+}  # fmt: skip
 EXPERTS = {"expert_count": 3, "expert_used_count": 2}
 
 
@@ -36,12 +40,14 @@ def as_type(kind, values):
     return values.shape, number.value, gguf.quantize(values, number).tobytes()
 
 
-ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0, "Q5_0": 128, "Q5_1": 0}
+ZEROS = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0, "Q5_0": 128, "Q5_1": 0, "MXFP4": 0}
 
 
 def meaning(stored, zero):
-    """What the integers are, by the formula."""
-    scaled = (stored.codes.astype(np.float32) - np.float32(zero)) * np.repeat(stored.scales, 32, axis=1)
+    """What the codes are, by the formula."""
+    is_float = stored.format.code == "e2m1"
+    codes = stored.codes.view(ml_dtypes.float4_e2m1fn) if is_float else stored.codes
+    scaled = (codes.astype(np.float32) - np.float32(zero)) * np.repeat(stored.scales, 32, axis=1)
     return as_tensor(scaled if stored.minima is None else scaled + np.repeat(stored.minima, 32, axis=1))
 
 
@@ -119,7 +125,7 @@ def test_native_matrices_hold_them_exactly(kind, tmp_path):
 
 @pytest.mark.parametrize("inputs", ["int16", "int8"])
 @pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "MXFP4"])
 def test_both_backends_say_the_same(kind, experts, inputs, tmp_path):
     """The native one computes with the integers, the reference with what they mean, in float32."""
     pytest.importorskip("ridgeline._native", reason="the native module is not built")

@@ -12,10 +12,13 @@ import torch
 from quantized_folder import EXAMPLE, LLAMA, change, check_bits, check_logits, loads_or_refuses, store
 from small_checkpoint import described
 
+from ridgeline.backends.native.settings import matrix_format
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import LEVELS
+from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights
+from ridgeline.weights.stored import prequantized
 
 RNG = np.random.default_rng(0)
 SEEDED = RNG.bit_generator.state
@@ -106,6 +109,9 @@ def test_modelopt(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA))
         own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None}}
         (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    change(tmp_path, f"{EXAMPLE}.weight_scale", lambda x: -x)
+    with pytest.raises(ModelLoadError, match="a negative scale"):
+        load_weights(tmp_path, *program, FLOAT32)
     change(tmp_path, f"{EXAMPLE}.weight_scale_2", lambda x: 1000 / x)
     with pytest.raises(ModelLoadError, match="is it the reciprocal"):
         load_weights(tmp_path, *program, FLOAT32)
@@ -113,6 +119,24 @@ def test_modelopt(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
     with pytest.raises(ConfigError, match="quant_algo='W4A8_AWQ'"):
         load_weights(tmp_path, *program, FLOAT32)
+
+
+def test_modelopt_nvfp4_is_multiplied_as_it_is(tmp_path):
+    """The native matrices give back the numbers of the formula, bit for bit; both backends say the same."""
+    expected = modelopt(tmp_path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})
+    module = native()
+    from ridgeline.backends.native.weights import NativeWeights
+
+    stored = prequantized(ModelFolder.open(tmp_path), *described(LLAMA))
+    assert "nvfp4" in {str(form).split()[0] for form in stored.formats.values()}
+    form = matrix_format(stored.formats["layers.0.ffn.up.weight"], "int8", stored=True)
+    weights = NativeWeights(dict, module.best_level(), 1, None, stored)
+    for source, name in {"up_proj": "up", "down_proj": "down"}.items():
+        wanted, name = expected[f"model.layers.0.mlp.{source}"], f"layers.0.ffn.{name}.weight"
+        matrix = weights.matrix(name, [name], wanted.shape, form)
+        found = [module.unpack_output(module.best_level(), matrix, n) for n in range(len(wanted))]
+        np.testing.assert_array_equal(np.stack(found), wanted)
+    check_logits(tmp_path, stays=True)
 
 
 def four_bits(folder, *, kind="nf4", block=64, nested=True, storage=np.uint8, config=LLAMA):

@@ -39,7 +39,9 @@ template <WeightKind kind, bool zero_points>
 RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* panel, int64_t group, int64_t lane) {
   GroupVector v{};
   const uint8_t* own = panel + layout.weights + group * layout.group_bytes;
-  if constexpr (is_super(kind)) {
+  if constexpr (is_fp4(kind)) {
+    v.scale = load_fp4_scales<kind>(panel + group * kPanel + lane);
+  } else if constexpr (is_super(kind)) {
     const uint8_t* halves = panel + (group >> layout.super_shift) * layout.super_bytes + lane * 2;
     v.scale = to_floats(load_signed_bytes(own + layout.scales + lane)) * load_half(halves);
     if constexpr (has_minima(kind))
@@ -80,6 +82,8 @@ static inline void finish_rows(const Matrix& matrix, const PanelLayout& layout, 
       sums.part[i] = load<Floats>(totals + row * kPanel + i * kLanes);
       if (!scales_by_group(matrix.kind))
         sums.part[i] = rounded(sums.part[i] * load<Floats>(scales + i * kVectorBytes));
+      else if (matrix.kind == WeightKind::nvfp4)
+        sums.part[i] = rounded(times_outer(sums.part[i], load<Floats>(scales + i * kVectorBytes)));
     }
     finish(epilogue, sums, first + row, panel);
   }
@@ -97,6 +101,14 @@ RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
   } else if constexpr (!is_int4(kind)) {
     w[0] = x & 0x00ff00ff;
     w[1] = (Ints)((UShorts)x >> 8);
+  } else if constexpr (is_fp4(kind)) {
+    const Ints low = e2m1_factors(x & 0x0f0f0f0f), high = e2m1_factors((Ints)((UShorts)x >> 4) & 0x0f0f0f0f);
+    w[0] = bytes ? low : low & 0x00ff00ff;
+    w[1] = bytes ? high : high & 0x00ff00ff;
+    if constexpr (!bytes) {
+      w[2] = (Ints)((UShorts)low >> 8);
+      w[3] = (Ints)((UShorts)high >> 8);
+    }
   } else if constexpr (bytes) {
     w[0] = x & 0x0f0f0f0f;
     w[1] = (Ints)((UShorts)x >> 4) & 0x0f0f0f0f;
@@ -195,8 +207,9 @@ template <WeightKind kind, bool bytes, int rows, int vectors>
 RL_INLINE void accumulate_by_operand(const uint8_t* weights, const uint8_t* inputs, int64_t steps, Prefetch prefetch,
                                      Ints (&sums)[rows][vectors]) {
   constexpr int dots = kDots<kind, bytes>;
-  // Sums of two bytes' products fit 16 bits eight times, 15 * 127 * 2 * 8 < 2^15: then they are widened.
-  constexpr int kTogether = bytes ? 8 / dots : 1;
+  // Sums of two bytes' products fit 16 bits eight times, 15 * 127 * 2 * 8 < 2^15, of 4-bit floats four times,
+  // 24 * 127 * 2 * 4 < 2^15: then they are widened.
+  constexpr int kTogether = bytes ? (is_fp4(kind) ? 4 : 8) / dots : 1;
   const uint8_t* line = weights + prefetch.ahead;
   for (int64_t step = 0; step < steps; step += kTogether) {
     [[maybe_unused]] Shorts pairs[rows][vectors] = {};

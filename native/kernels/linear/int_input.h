@@ -232,6 +232,7 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
   const int64_t width = matrix.inputs;
   const float limit = matrix.input == InputKind::int16 ? 32767.0f : 127.0f;
   const int32_t zero = has_minima(matrix.kind)           ? -1
+                       : is_fp4(matrix.kind)             ? kE2m1Zero
                        : matrix.kind != WeightKind::int4 ? 128
                        : matrix.has_zero_points          ? 1
                                                          : 8;
@@ -255,7 +256,7 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
     const Quantized quantized = quantize(as_it_is ? x + first : values, padded, limit, q);
     store_group(matrix, layout, q, padded, to + first / layout.unit_inputs * stride, stride);
     const int64_t at = g * block.rows + row - block.first;
-    const_cast<float*>(block.scales)[at] = quantized.scale;
+    const_cast<float*>(block.scales)[at] = is_fp4(matrix.kind) ? quantized.scale / 2 : quantized.scale;
     const_cast<int32_t*>(block.corrections)[at] = -zero * quantized.sum;
   }
 }

@@ -1,4 +1,4 @@
-// Matrix products with int8 and int4 weights, with inputs as 16-bit or 8-bit integers.
+// Matrix products with weights of 8 and 4 bits, with inputs as 16-bit or 8-bit integers.
 #pragma once
 
 #include "kernels/linear/int_gemm.h"
@@ -60,6 +60,8 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
                           ? multiply_kind<WeightKind::int8_super_minima, false>
                       : matrix.kind == WeightKind::int4_super_minima
                           ? multiply_kind<WeightKind::int4_super_minima, false>
+                      : matrix.kind == WeightKind::mxfp4       ? multiply_kind<WeightKind::mxfp4, false>
+                      : matrix.kind == WeightKind::nvfp4       ? multiply_kind<WeightKind::nvfp4, false>
                       : matrix.has_zero_points                 ? multiply_kind<WeightKind::int4, true>
                                                                : multiply_kind<WeightKind::int4, false>;
   kernel(matrix, input, num_rows, begin, end, epilogue, scratch);

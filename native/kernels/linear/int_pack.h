@@ -1,6 +1,7 @@
 // Panels of integer weights (layout: kernels/types.h): where their parts lie, packing and unpacking.
 #pragma once
 
+#include "kernels/linear/int_fp4.h"
 #include "kernels/simd.h"
 #include "kernels/types.h"
 
@@ -10,7 +11,8 @@ namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 inline constexpr int64_t kStepBytes = 4 * kPanel;
 
 RL_INLINE constexpr bool is_int4(WeightKind kind) {
-  return kind == WeightKind::int4 || kind == WeightKind::int4_minima || kind == WeightKind::int4_super_minima;
+  return kind == WeightKind::int4 || kind == WeightKind::int4_minima || kind == WeightKind::int4_super_minima ||
+         is_fp4(kind);
 }
 
 RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) ? 8 : 4; }
@@ -18,9 +20,11 @@ RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) 
 // Whether every group of inputs has scales of its own; without, a panel has them once.
 RL_INLINE constexpr bool scales_by_group(WeightKind kind) { return kind != WeightKind::int8; }
 
-// Floats that an output comes with: a scale, or one per group, and as many minima; then what each 256 inputs have.
+// Floats that an output comes with: a scale, or one per group, and as many minima; then what each 256 inputs have, or
+// in nvfp4 all of them.
 RL_INLINE int64_t num_scales_of(WeightKind kind, int64_t groups, int64_t group) {
   const int64_t supers = is_super(kind) ? (groups * group + kSuperInputs - 1) / kSuperInputs : 0;
+  if (kind == WeightKind::nvfp4) return groups + 1;
   return kind == WeightKind::int8 ? 1 : (groups + supers) * (has_minima(kind) ? 2 : 1);
 }
 
@@ -32,7 +36,7 @@ struct PanelLayout {
   int64_t groups;       // ceil(K / group)
   int64_t inputs;       // K padded
   int64_t group_bytes;  // from one group to the next
-  int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points
+  int64_t weights;      // of the first group; before it come the bytes [G][32] of zero points, or of scales
   int64_t scales;       // the panel's float scales, or within a group its float16 scales
   int64_t minima;       // within a group, where it has any
   int64_t super_shift;  // the groups of 256 inputs are 2 to this power
@@ -50,6 +54,12 @@ static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t 
   if (!by_group) {
     layout.scales = layout.inputs / step_inputs(kind) * kStepBytes;
     layout.bytes = layout.scales + kPanel * (int64_t)sizeof(float);
+    return layout;
+  }
+  if (is_fp4(kind)) {
+    layout.weights = round_up(layout.groups * kPanel, 64);
+    layout.scales = layout.weights + layout.groups * layout.group_bytes;
+    layout.bytes = layout.scales + (kind == WeightKind::nvfp4 ? kPanel * (int64_t)sizeof(float) : 0);
     return layout;
   }
   layout.scales = layout.group_bytes;
@@ -81,6 +91,7 @@ struct Source {
   const uint8_t* zero_points;
 
   uint8_t zero(int64_t group) const { return values && zero_points ? zero_points[group] : 8; }
+  float scale(int64_t index) const { return values ? scales[index] : 0.0f; }
 };
 
 static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const Source& source, int64_t lane,
@@ -97,9 +108,13 @@ static inline void pack_int8(const PanelLayout& layout, int64_t inputs, const So
 // Writes what group `g` of an output has beside its words.
 static inline void pack_scales(WeightKind kind, const PanelLayout& layout, const Source& source, int64_t g,
                                int64_t lane, uint8_t* panel) {
+  if (is_fp4(kind)) {
+    panel[g * kPanel + lane] = fp4_scale_byte(kind, source.scale(g));
+    return;
+  }
   uint8_t* to = panel + layout.weights + g * layout.group_bytes;
   const auto half = [&](int64_t index, uint8_t* at) {
-    const uint16_t bits = to_half(source.values ? source.scales[index] : 0.0f);
+    const uint16_t bits = to_half(source.scale(index));
     __builtin_memcpy(at + lane * 2, &bits, 2);
   };
   const int64_t numbers = has_minima(kind) ? 2 : 1;
@@ -109,7 +124,7 @@ static inline void pack_scales(WeightKind kind, const PanelLayout& layout, const
       half(i * layout.groups + g, at);
       continue;
     }
-    at[lane] = (uint8_t)(int8_t)(source.values ? source.scales[i * layout.groups + g] : 0.0f);
+    at[lane] = (uint8_t)(int8_t)source.scale(i * layout.groups + g);
     const int64_t supers = layout.weights / layout.super_bytes, own = g >> layout.super_shift;
     half(numbers * layout.groups + i * supers + own, panel + own * layout.super_bytes + i * kPanel * 2);
   }
@@ -118,6 +133,13 @@ static inline void pack_scales(WeightKind kind, const PanelLayout& layout, const
 // The scale of group `g` of an output, or with `i` 1 its minimum.
 static inline float unpack_scale(WeightKind kind, const PanelLayout& layout, const uint8_t* panel, int64_t g,
                                  int64_t lane, int64_t i) {
+  if (is_fp4(kind)) {
+    const float scale = fp4_scale(kind, panel[g * kPanel + lane]);
+    if (kind == WeightKind::mxfp4) return scale;
+    float outer;
+    __builtin_memcpy(&outer, panel + layout.scales + lane * 4, 4);
+    return outer < 0.0f ? scale / -outer : scale * outer;
+  }
   const uint8_t* at = panel + layout.weights + g * layout.group_bytes + (i == 0 ? layout.scales : layout.minima);
   const uint8_t* halves = is_super(kind) ? panel + (g >> layout.super_shift) * layout.super_bytes + i * kPanel * 2 : at;
   uint16_t bits;
@@ -142,7 +164,7 @@ static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, co
                              uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
     uint8_t* to = panel + layout.weights + g * layout.group_bytes;
-    const uint8_t zero = source.zero(g);
+    const uint8_t zero = is_fp4(matrix.kind) ? 0 : source.zero(g);
     for (int64_t k = 0; k < layout.group; k += 8) {
       uint32_t word = 0;
       for (int64_t i = 0; i < 8; i++) {
@@ -154,6 +176,10 @@ static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, co
     }
     pack_scales(matrix.kind, layout, source, g, lane, panel);
     if (matrix.has_zero_points) panel[g * kPanel + lane] = zero;
+  }
+  if (matrix.kind == WeightKind::nvfp4) {
+    const float by = source.scale(layout.groups), outer = by < 0.0f ? by / kE4m3Unit : by * kE4m3Unit;
+    __builtin_memcpy(panel + layout.scales + lane * 4, &outer, 4);
   }
 }
 
@@ -192,12 +218,12 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
       to[input(k)] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
     return;
   }
-  const bool int4 = is_int4(matrix.kind), minima = has_minima(matrix.kind);
+  const bool int4 = is_int4(matrix.kind), fp4 = is_fp4(matrix.kind), minima = has_minima(matrix.kind);
   for (int64_t g = 0; g < layout.groups; g++) {
     const uint8_t* words = panel + layout.weights + g * layout.group_bytes + lane * 4;
     const float scale = unpack_scale(matrix.kind, layout, panel, g, lane, 0);
     const float minimum = minima ? unpack_scale(matrix.kind, layout, panel, g, lane, 1) : 0.0f;
-    const int32_t zero = minima ? 0 : matrix.has_zero_points ? panel[g * kPanel + lane] : int4 ? 8 : 128;
+    const int32_t zero = minima || fp4 ? 0 : matrix.has_zero_points ? panel[g * kPanel + lane] : int4 ? 8 : 128;
     const int64_t begin = g * layout.group;
     const int64_t count = matrix.inputs - begin < layout.group ? matrix.inputs - begin : layout.group;
     for (int64_t k = 0; k < count; k++) {
@@ -208,7 +234,7 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
         value = (int32_t)(word >> (k % 8 / 2 * 4 + k % 2 * 16) & 15u);
       }
       // The product is rounded to float before the sum: with a scale of 17 bits it may have 25.
-      volatile float product = (float)(value - zero) * scale;
+      volatile float product = (fp4 ? (float)e2m1_twice((uint32_t)value) / 2 : (float)(value - zero)) * scale;
       to[input(begin + k)] = minima ? product + minimum : product;
     }
   }

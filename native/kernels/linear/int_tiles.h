@@ -18,12 +18,14 @@ struct alignas(64) TileScratch {
 };
 inline constexpr int64_t kScratchBytes = sizeof(TileScratch);
 
+template <WeightKind kind>
 static inline void expand_group(const uint8_t* words, int64_t bytes, uint8_t* to) {
   for (int64_t at = 0; at < bytes; at += kVectorBytes) {
-    const Ints x = load<Ints>(words + at);
+    Ints w[2];
+    expand<kind, true>(load<Ints>(words + at), w);
     uint8_t* low = to + at / kStepBytes * 2 * kStepBytes + at % kStepBytes;
-    store(low, x & 0x0f0f0f0f);
-    store(low + kStepBytes, (Ints)((UShorts)x >> 4) & 0x0f0f0f0f);
+    store(low, w[0]);
+    store(low + kStepBytes, w[1]);
   }
 }
 
@@ -83,7 +85,7 @@ static void multiply_group(const PanelLayout& layout, const InputLayout& inputs,
   const int64_t units = size / inputs.unit_inputs, first_unit = g * layout.group / inputs.unit_inputs;
   const uint8_t* weights = panel + layout.weights + g * layout.group_bytes;
   if constexpr (is_int4(kind)) {
-    expand_group(weights, size / step_inputs(kind) * kStepBytes, scratch.weights);
+    expand_group<kind>(weights, size / step_inputs(kind) * kStepBytes, scratch.weights);
     weights = scratch.weights;
   }
   GroupVector group[kVectors];

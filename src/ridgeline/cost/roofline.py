@@ -27,6 +27,8 @@ WeightKind = Literal[
     "int8_super",
     "int8_super_minima",
     "int4_super_minima",
+    "mxfp4",
+    "nvfp4",
 ]
 Bound = Literal["memory", "cache", "compute", "nothing"]
 Piece = tuple[tuple[str, ...], ElementBytes]
@@ -100,8 +102,8 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
     """Return the bytes of one entry of a matrix with its share of the scales, as in native/kernels/types.h.
 
     int8 has a float32 scale per output, the others a float16 scale per `group` inputs, beside which int4 may have a
-    zero point of one byte and int4_minima has a float16 minimum. The super
-    kinds have bytes for these, and float16 numbers for 256 inputs.
+    zero point of one byte and int4_minima has a float16 minimum. The super kinds have bytes for these, and float16
+    numbers for 256 inputs. mxfp4 and nvfp4 have scales of a byte, nvfp4 also a float32 per output.
     """
     match kind:
         case "f32":
@@ -118,6 +120,8 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 1.0 + 4.0 / group
         case "int4_minima":
             return 0.5 + 4.0 / group
+        case "mxfp4" | "nvfp4":
+            return 0.5 + 1.0 / group + (4.0 / num_inputs if kind == "nvfp4" else 0.0)
         case "int8_super":
             return 1.0 + 1.0 / group + 2.0 / 256
         case "int8_super_minima" | "int4_super_minima":

@@ -39,7 +39,7 @@ LEVELS: Mapping[Code, Float32s] = {
     "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
 }
 E8M0_BIAS = 127
-SCALE_BYTES = {"float16": 2, "float32": 4, "product": 1}
+SCALE_BYTES = {"float16": 2, "float32": 4, "product": 1, "e8m0": 1, "e4m3": 1}
 SUPER = 256  # inputs whose groups' scales are multiples of one float16, where scales are products
 CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in a core's cache
 
@@ -50,15 +50,15 @@ class StoredFormat:
 
     `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
-    holds every scale and minimum exactly; "product": a whole number from -128 to 127 times a float16 that SUPER inputs
-    share. `order` names the order of the inputs where they are stored in another than they are computed in.
+    holds every scale and minimum exactly, "e8m0" a power of two; "product": a whole number from -128 to 127 times a
+    float16 that SUPER inputs share; "e4m3": an 8-bit float times, or over, a float32 that all inputs share. `order` names the order of the inputs where they are stored in another than they are computed in.
     """
 
     code: Code
     bits: Literal[4, 8]
     group: int
     zero: Literal["fixed", "points", "minima"] = "fixed"
-    scale: Literal["float16", "float32", "product"] = "float16"
+    scale: Literal["float16", "float32", "product", "e8m0", "e4m3"] = "float16"
     order: str = ""
 
     @property
@@ -76,11 +76,13 @@ class StoredFormat:
         zero_bytes = {"fixed": 0, "points": 1, "minima": SCALE_BYTES[self.scale]}[self.zero]
         group_bytes = SCALE_BYTES[self.scale] + zero_bytes
         super_bytes = (4 if zero_bytes else 2) * -(-num_inputs // SUPER) if self.scale == "product" else 0
+        super_bytes += 4 if self.scale == "e4m3" else 0
         code_bytes = -(-num_inputs * self.bits // 8)
         return math.prod(outputs) * (code_bytes + self.num_groups(num_inputs) * group_bytes + super_bytes)
 
     def __str__(self) -> str:
-        number = f"int{self.bits}" if self.code == "uniform" else self.code
+        name = {"e8m0": "mxfp4", "e4m3": "nvfp4"}.get(self.scale, self.code)
+        number = f"int{self.bits}" if self.code == "uniform" else name
         groups = f" in groups of {self.group}" if self.group else ""
         zeros = {"fixed": "", "points": " with zero points", "minima": " with minima"}[self.zero]
         return number + groups + zeros + (" and an order of inputs" if self.order else "")
@@ -94,7 +96,8 @@ class StoredMatrix:
     w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
 
     With `order` int32 [K], of an ordered format, these are the numbers w[n, order[k]]. Scales that are products are
-    whole multiples of `outer` float32 [N, K / SUPER, 1 or 2], minima of its second numbers.
+    whole multiples of `outer` float32 [N, K / SUPER, 1 or 2], minima of its second numbers. Scales that are 8-bit floats
+    are multiplied by `outer` float32 [N, 1] or, where that is negative, divided by it without its sign.
     """
 
     format: StoredFormat
@@ -144,7 +147,7 @@ def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:
     num_outputs, num_inputs = stored.codes.shape
     out = np.empty((num_outputs, num_inputs), dtype)
     step = max(1, CHUNK_ELEMENTS // max(1, num_inputs))
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for begin in range(0, num_outputs, step):
             rows = slice(begin, begin + step)
             values = _dequantized_rows(stored, rows)
@@ -166,10 +169,19 @@ def _dequantized_rows(stored: StoredMatrix, rows: slice) -> Float32s:
         levels -= stored.points[rows].astype(np.float32)[:, :, None]
     elif stored.minima is None and form.fixed_zero:
         levels -= np.float32(form.fixed_zero)
-    levels *= stored.scales[rows][:, :, None]
+    levels *= _float32_scales(stored, rows)[:, :, None]
     if stored.minima is not None:
         levels += stored.minima[rows][:, :, None]
     return levels.reshape(len(levels), -1)[:, :num_inputs]
+
+
+def _float32_scales(stored: StoredMatrix, rows: slice) -> Float32s:
+    scales = stored.scales[rows]
+    if stored.format.scale != "e4m3":
+        return scales
+    assert stored.outer is not None
+    outer = stored.outer[rows]
+    return np.where(outer < 0, scales / -outer, scales * outer)
 
 
 def _levels(code: Code, codes: Bytes) -> Float32s:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 
+FOUR_BITS = ("int4", "int4_minima", "int4_super_minima", "mxfp4", "nvfp4")  # kinds of matrices
 KvKind = Literal["f32", "bf16", "int8"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
 
@@ -78,7 +79,9 @@ def matrix_format(
     if why_decoded(form):
         return None
     kind: WeightKind
-    if form.scale == "product":
+    if form.code == "e2m1":
+        kind = "mxfp4" if form.scale == "e8m0" else "nvfp4"
+    elif form.scale == "product":
         kind = "int4_super_minima" if form.bits == 4 else "int8_super" if form.zero == "fixed" else "int8_super_minima"
     elif form.bits == 8:
         kind = "int8_minima" if form.zero == "minima" else "int8_groups" if form.group else "int8"
@@ -196,7 +199,7 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
             groups = [op.weights[:1]] if op.kind == "latent_attention" else []
         for names in groups:
             form = replace(formats.of(*names), order="")
-            bits = {"f32": 32, "bf16": 16}.get(form.kind) or (4 if form.kind.startswith("int4") else 8)
+            bits = {"f32": 32, "bf16": 16}.get(form.kind) or (4 if form.kind in FOUR_BITS else 8)
             total[form] += sum(math.prod(program.weights[name]) for name in names) * bits // 8
     return total
 

@@ -6,7 +6,7 @@ Called by the executable when a step is profiled.
 from collections.abc import Mapping, Sequence
 
 from ridgeline.backends.native.compile import Part
-from ridgeline.backends.native.settings import KvKind, MatrixFormat, MatrixFormats, NativeSettings
+from ridgeline.backends.native.settings import FOUR_BITS, KvKind, MatrixFormat, MatrixFormats, NativeSettings
 from ridgeline.cost.efficiency import InputKind, OpTiming
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.program.op import KvState, Op, Program
@@ -59,7 +59,7 @@ def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
 
 
 def _products(form: MatrixFormat) -> InputKind:
-    return "int4" if form.inputs == "int8" and form.kind.startswith("int4") else form.inputs
+    return "int4" if form.inputs == "int8" and form.kind in FOUR_BITS else form.inputs
 
 
 def _table_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:

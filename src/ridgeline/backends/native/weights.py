@@ -241,7 +241,9 @@ def interleaved(size: int) -> np.ndarray:
 def _rows(matrix: StoredMatrix) -> Rows:
     """Return a stored matrix as it is packed: an output's scales, then its minima, then what these are multiples of."""
     numbers, points = [matrix.scales, *([] if matrix.minima is None else [matrix.minima])], matrix.points
-    if matrix.outer is not None:
+    if matrix.format.scale == "e4m3" and matrix.outer is not None:
+        numbers.append(matrix.outer)
+    elif matrix.outer is not None:
         outer = np.moveaxis(matrix.outer, 2, 0)
         spread = [np.repeat(part, numbers[0].shape[1] // part.shape[1], axis=1) for part in outer]
         whole = [np.divide(n, by, out=np.zeros_like(n), where=by != 0) for n, by in zip(numbers, spread, strict=True)]

@@ -15,7 +15,7 @@ from ridgeline.weights.formats import PackedTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
-FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="float32")
+FORMAT = StoredFormat("e2m1", 4, 2 * BLOCK_BYTES, scale="e8m0")
 
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:

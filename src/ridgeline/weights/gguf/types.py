@@ -206,5 +206,5 @@ TYPES: Mapping[int, GgufType] = {
     20: GgufType("IQ4_NL", 32, 18, INT8, _iq4_nl),
     23: GgufType("IQ4_XS", SUPER, 136, StoredFormat("uniform", 8, 32, scale="product"), _iq4_xs),
     30: GgufType("BF16", 1, 2),
-    39: GgufType("MXFP4", 32, 17, StoredFormat("e2m1", 4, 32, scale="float32"), _mxfp4),
+    39: GgufType("MXFP4", 32, 17, StoredFormat("e2m1", 4, 32, scale="e8m0"), _mxfp4),
 }

@@ -46,11 +46,17 @@ def packed_fp4(
             f"{entries[overall].file}: {overall} is {scalar}, with which weights reach {largest:.3g}; is it "
             "the reciprocal of what this format has?"
         )
-    form = StoredFormat("e2m1", 4, group, scale="float32")
+    form = StoredFormat("e2m1", 4, group, scale="e4m3" if overall else "e8m0")
     parts = (*wanted, *present(checkpoint, unused))
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
-        scales = from_e8m0(parts[1][rows]) if not overall else float32(parts[1][rows])
-        return StoredMatrix(form, nibbles(parts[0][rows]), scales / scalar if divides else scales * scalar)
+        codes = nibbles(parts[0][rows])
+        if not overall:
+            return StoredMatrix(form, codes, from_e8m0(parts[1][rows]))
+        stored_scales = float32(parts[1][rows])
+        if (stored_scales < 0).any():
+            raise ModelLoadError(f"{entries[scales].file}: {scales} has a negative scale; the file is damaged")
+        outer = np.full((len(codes), 1), -scalar if divides else scalar, dtype=np.float32)
+        return StoredMatrix(form, codes, stored_scales, outer=outer)
 
     return PackedTensor(name, (num_outputs, 2 * num_bytes), parts, form, matrix)
