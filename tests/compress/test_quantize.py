@@ -28,6 +28,8 @@ from ridgeline.weights.save import save_weights
 TEXTS = Texts(
     "here", {f"{i}.py": f"def f{i}(x):\n    return [x * {i} for _ in range({i * i})]\n" * 9 for i in range(12)}
 )
+FLOATS = ["mxfp4", "nvfp4"]  # methods of a format of their own
+METHODS = [name for name in methods.names() if name not in FLOATS]
 FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -110,7 +112,7 @@ def loss(method, weight, statistics, grid):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_a_stored_matrix_no_worse_than_rounding(name, form):
     grid = Grid(Recipe(**form).form(), torch.bfloat16)
     weight, statistics = matrix(), statistics_of([correlated_inputs(400, 128)])
@@ -145,7 +147,7 @@ def test_gptq_loses_a_quarter_less_at_least_where_inputs_are_correlated(form):
     ],
     ids=["zero", "rank 1", "few rows", "dead inputs", "large"],
 )
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", METHODS)
 def test_statistics_that_say_little_give_finite_weights(name, x_TK):
     grid, weight = Grid(Recipe(group_size=32).form(), torch.bfloat16), matrix(8, 64)
     statistics = statistics_of([x_TK])
@@ -180,7 +182,7 @@ def test_awq_rescues_the_inputs_that_matter():
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ConfigError, match=r"method must be one of awq, gptq, rtn, got 'best'"):
+    with pytest.raises(ConfigError, match=r"method must be one of awq, gptq, mxfp4, nvfp4, rtn, got 'best'"):
         methods.load("best")
 
 
@@ -193,7 +195,7 @@ def test_errors_move_on_to_the_groups_that_follow():
 # ---- whole folders
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_eight_bits_of_a_family_say_what_the_model_says(tmp_path, family, method):
     """Through the checkpoint's own names and the reader, with norms divided where the method balances."""
@@ -253,8 +255,9 @@ def files_of(folder):
 @pytest.mark.parametrize("method", methods.names())
 def test_a_run_in_pieces_makes_the_same_bytes(tmp_path, method):
     folder = folder_of(tmp_path / "model", CONFIGS["llama"])
-    quantized(folder, tmp_path / "whole", method=method, group_size=32)
-    recipe = Recipe(method=method, group_size=32, samples=6, length=64)
+    size = None if method in FLOATS else 32
+    quantized(folder, tmp_path / "whole", method=method, group_size=size)
+    recipe = Recipe(method=method, group_size=size, samples=6, length=64)
 
     class KilledError(Exception):
         pass
@@ -309,6 +312,9 @@ def test_what_cannot_be_quantized_is_told_why(tmp_path):
         ({"group_size": 48}, "group_size must be one of 32, 64, 128"),
         ({"group_size": 0}, "group_size must be one of"),
         ({"bits": 8, "zero_points": True}, "8 bits have no zero points"),
+        ({"method": "nvfp4", "bits": 8}, "method nvfp4 has 4 bits"),
+        ({"method": "mxfp4", "mean_bits": 5.0}, "method mxfp4 has 4 bits"),
+        ({"method": "mxfp4", "group_size": 64}, "mxfp4 has groups of 32"),
     ],
 )
 def test_a_format_that_nobody_has_is_refused(options, message):
@@ -357,6 +363,33 @@ def test_transformers_computes_what_is_computed_here(tmp_path, form, dtype):
     model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32)
     with torch.inference_mode():
         assert torch.allclose(model(ids).logits[0], logits(made), atol=2e-2 if dtype == "bfloat16" else 2e-4)
+
+
+@pytest.mark.parametrize("method", FLOATS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_four_bit_floats_in_the_format_of_the_library(tmp_path, family, method):
+    """Weights bit for bit, by the library, which rounds them to bfloat16; read here, nearly what the model says."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    folder = folder_of(tmp_path / "model", CONFIGS[family])
+    job, made = quantized(folder, tmp_path / "out", method=method)
+    assert bool(job.left_out) == ((family, method) == ("phi3", "nvfp4"))  # q, k and v are one tensor
+    spec = read_spec(made.config)
+    checkpoint, _ = open_checkpoint(made, spec, lower(spec), FLOAT32)
+    (scheme,) = QuantizationConfig.model_validate(made.config["quantization_config"]).config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(f"{method}-pack-quantized")
+    raw = {key: tensor for path in made.path.glob("*.safetensors") for key, tensor in load_file(path).items()}
+    layers = [name.removesuffix(".weight_packed") for name in raw if name.endswith(".weight_packed")]
+    assert layers
+    for layer in layers:
+        parts = {part.removeprefix(layer + "."): raw[part] for part in raw if part.startswith(layer + ".")}
+        theirs = compressor.decompress(parts, scheme)["weight"].float()
+        ours = torch.from_numpy(checkpoint.read(f"{layer}.weight", 0, (slice(None),)))
+        assert torch.equal(theirs, ours.bfloat16().float()), layer
+    assert kl(logits(folder), logits(made)) < (1.0 if "experts" in str(folder.config) else 0.3)
 
 
 # ---- mixed precision

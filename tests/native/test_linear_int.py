@@ -3,8 +3,8 @@
 The rule: inputs become integers per row and group, sums of a group are exact, and float32 enters only as
 total += float32(sum) * scale, groups in ascending order. With minima a group adds (sum * scale + sum of inputs *
 minimum) * scale of the inputs. Scales and minima of the super kinds are products of a byte and a float16, exact. 4-bit
-floats count as twice what they are and the scale of the inputs as half; in nvfp4 a scale is an 8-bit float that counts as
-a 256th, and the totals are multiplied, or divided, by a number of the output that is so much larger.
+floats count as twice what they are and the scale of the inputs as half; in nvfp4 a scale is an 8-bit float that counts
+as a 256th, and the totals are multiplied, or divided, by a number of the output that is so much larger.
 """
 
 from dataclasses import dataclass, replace
@@ -92,7 +92,9 @@ def make_layer(
 ) -> Layer:
     rng = np.random.default_rng(seed)
     num_scales = 1 if kind == "int8" else -(-inputs // group)
-    values_NK = rng.integers(0, 16 if kind.startswith("int4") or kind in FP4 else 256, (outputs, inputs), dtype=np.uint8)
+    values_NK = rng.integers(
+        0, 16 if kind.startswith("int4") or kind in FP4 else 256, (outputs, inputs), dtype=np.uint8
+    )
     scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
     if kind != "int8":
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)

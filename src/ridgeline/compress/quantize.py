@@ -299,6 +299,8 @@ def _left_out(program: Program, sources: Mapping[str, Source], form: StoredForma
             why = "its family stores all experts in one tensor"
         elif not name.endswith(".weight"):
             why = f"its tensor is called {name}"
+        elif form.scale == "e4m3" and len(source.rename.targets) > 1:
+            why = "it is stored in one tensor with others, and NVFP4 has one overall scale for a tensor"
         elif form.group and any(program.weights[target][-1] % form.group for target in source.rename.targets):
             why = f"its inputs are no multiple of the group of {form.group}"
         if why:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ridgeline.core.config import scheme_names
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
 
@@ -18,7 +19,11 @@ class Recipe:
 
     PANEL: ClassVar[str] = "Method"
 
-    method: str = option("gptq", "How weights are rounded: gptq, awq, or rtn, to nearest.", metavar="NAME")
+    method: str = option(
+        "gptq",
+        "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats.",
+        metavar="NAME",
+    )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
     group_size: int | None = option(
         None,
@@ -49,8 +54,13 @@ class Recipe:
 
     def form(self) -> "StoredFormat":
         """Return how matrices are stored. Raises ConfigError for what no kernel and no other engine has."""
+        from ridgeline.quant import scheme
         from ridgeline.quant.stored import StoredFormat
 
+        if self.method in scheme_names():
+            if self.bits == 8 or self.mean_bits is not None:
+                raise ConfigError(f"method {self.method} has 4 bits; leave bits and mean_bits out")
+            return scheme(self.method).stored_format(self.group_size, self.zero_points)
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")

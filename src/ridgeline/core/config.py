@@ -72,7 +72,7 @@ class QuantizeConfig:
 
     scheme: str | None = option(
         None,
-        "Quantize the weights while they are loaded: int8 or int4.",
+        "Quantize the weights while they are loaded: int8, int4, mxfp4 or nvfp4.",
         name="quantize",
         metavar="SCHEME",
         aka="quantization",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.dtypes import Float32s
-from ridgeline.quant.stored import LEVELS, Bytes
+from ridgeline.quant.stored import LEVELS, Bytes, StoredFormat, StoredMatrix, times_outer
 
 LARGEST = 6
 
@@ -24,18 +24,21 @@ def grouped(weight_NK: Float32s, size: int) -> Float32s:
     return np.pad(weight_NK, ((0, 0), (0, -num_inputs % size))).reshape(num_outputs, -1, size)
 
 
-def codes_and_choice(w_NGS: Float32s, scales: Sequence[Float32s]) -> tuple[Bytes, Bytes]:
+def rounded(
+    weight_NK: Float32s, form: StoredFormat, candidates: Sequence[Float32s], outer_N1: Float32s | None = None
+) -> StoredMatrix:
     """Round groups by the first of some scales [N, G] or, where its squared error is smaller, by a later one.
 
-    Return codes [N, G * S] and which scale each group took. A scale of 0 makes zeros.
+    A scale of 0 makes zeros; all count as `times_outer` has them.
     """
-    codes, choice = np.zeros(w_NGS.shape, dtype=np.uint8), np.zeros(w_NGS.shape[:2], dtype=np.uint8)
-    least = np.full(w_NGS.shape[:2], np.inf, dtype=np.float32)
-    for number, scale_NG in enumerate(scales):
-        by = scale_NG[:, :, None]
+    w_NGS = grouped(weight_NK, form.group)
+    codes, scales = np.zeros(w_NGS.shape, dtype=np.uint8), candidates[0]
+    least = np.full(scales.shape, np.inf, dtype=np.float32)
+    for number, tried_NG in enumerate(candidates):
+        by = (tried_NG if outer_N1 is None else times_outer(tried_NG, outer_N1))[:, :, None]
         tried = nearest(w_NGS / np.where(by == 0, np.float32(np.inf), by))
         error = np.square(LEVELS["e2m1"][tried] * by - w_NGS).sum(axis=2)
         better = (error < least) | (number == 0)  # also where errors are too large to compare
         codes, least = np.where(better[:, :, None], tried, codes), np.where(better, error, least)
-        choice = np.where(better, np.uint8(number), choice)
-    return codes.reshape(len(codes), -1), choice
+        scales = np.where(better, tried_NG, scales)
+    return StoredMatrix(form, codes.reshape(len(codes), -1)[:, : weight_NK.shape[1]], scales, outer=outer_N1)

@@ -13,7 +13,7 @@ from ridgeline.quant.stored import StoredFormat
 
 Inputs = Literal["int16", "int8"]
 
-FP4 = {("e8m0", 32), ("e4m3", 16)}  # scales and groups of MXFP4 and NVFP4
+FP4 = {("e2m1", "e8m0", 32), ("e2m1", "e4m3", 16)}  # MXFP4 and NVFP4
 MAX_GROUP = 256  # inputs that share a scale: sums of 32 bits hold their products
 # Inputs that share a scale where all weights of an output do.
 GROUP_OF_WHOLE_OUTPUTS: Mapping[Inputs, int] = {"int16": 256, "int8": 64}
@@ -42,10 +42,8 @@ def describe_inputs(asked: InputBits, *, has_integers: bool) -> Mapping[str, Cho
 
 def why_decoded(form: StoredFormat) -> str:
     """Return why matrices so stored are decoded; empty where they are multiplied by inputs in integers."""
-    if form.code == "e2m1" and (form.scale, form.group) in FP4:
-        return ""
     if form.code != "uniform":
-        return f"no kernel multiplies {form.code}"
+        return "" if (form.code, form.scale, form.group) in FP4 else f"no kernel multiplies {form.code}"
     if form.scale == "product":
         known = (4, "minima", 32), (8, "minima", 32), (8, "minima", 16), (8, "fixed", 32), (8, "fixed", 16)
         return "" if (form.bits, form.zero, form.group) in known else f"no kernel has such scales of {form}"

@@ -22,14 +22,7 @@ _NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _FP4_MAGNITUDES = (
-    0.0,
-    0.0052083334885537624,
-    0.6666666865348816,
-    1.0,
-    0.3333333432674408,
-    0.5,
-    0.1666666716337204,
-    0.25,
+    *(0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25),
 )
 # The number that each code stands for; a uniform code is the number itself.
 LEVELS: Mapping[Code, Float32s] = {
@@ -51,7 +44,8 @@ class StoredFormat:
     `group` 0: all inputs do. `zero` is what a code is measured from: "fixed", 2^(bits-1) of uniform codes and 0 of
     others; "points", one of each group; or "minima": a number that is added after scaling. `scale` is the type that
     holds every scale and minimum exactly, "e8m0" a power of two; "product": a whole number from -128 to 127 times a
-    float16 that SUPER inputs share; "e4m3": an 8-bit float times, or over, a float32 that all inputs share. `order` names the order of the inputs where they are stored in another than they are computed in.
+    float16 that SUPER inputs share; "e4m3": an 8-bit float times, or over, a float32 that all inputs share. `order`
+    names the order of the inputs where they are stored in another than they are computed in.
     """
 
     code: Code
@@ -96,8 +90,8 @@ class StoredMatrix:
     w[n, k] = level(codes[n, k]) * scales[n, k // group] + minima[n, k // group]
 
     With `order` int32 [K], of an ordered format, these are the numbers w[n, order[k]]. Scales that are products are
-    whole multiples of `outer` float32 [N, K / SUPER, 1 or 2], minima of its second numbers. Scales that are 8-bit floats
-    are multiplied by `outer` float32 [N, 1] or, where that is negative, divided by it without its sign.
+    whole multiples of `outer` float32 [N, K / SUPER, 1 or 2], minima of its second numbers. Scales that are 8-bit
+    floats are multiplied by `outer` float32 [N, 1] or, where that is negative, divided by it without its sign.
     """
 
     format: StoredFormat
@@ -113,6 +107,16 @@ def from_e8m0(exponents: Array) -> Float32s:
     """Return powers of two by their exponents, uint8; 255 is NaN."""
     scales = np.exp2(np.minimum(exponents, 254) - float(E8M0_BIAS)).astype(np.float32)
     return np.where(exponents == 255, np.float32(np.nan), scales)
+
+
+def to_e8m0(scales: Float32s) -> Bytes:
+    """Return the exponents of powers of two, as `from_e8m0` takes them."""
+    return (np.frexp(scales)[1] + (E8M0_BIAS - 1)).astype(np.uint8)
+
+
+def times_outer(scales_NG: Float32s, outer_N1: Float32s) -> Float32s:
+    """Return scales times what an output has, or where that is negative divided by it without its sign."""
+    return np.where(outer_N1 < 0, scales_NG / -outer_N1, scales_NG * outer_N1)
 
 
 def nibbles(packed: Bytes) -> Bytes:
@@ -169,19 +173,13 @@ def _dequantized_rows(stored: StoredMatrix, rows: slice) -> Float32s:
         levels -= stored.points[rows].astype(np.float32)[:, :, None]
     elif stored.minima is None and form.fixed_zero:
         levels -= np.float32(form.fixed_zero)
-    levels *= _float32_scales(stored, rows)[:, :, None]
+    scales = stored.scales[rows]
+    if form.scale == "e4m3" and stored.outer is not None:
+        scales = times_outer(scales, stored.outer[rows])
+    levels *= scales[:, :, None]
     if stored.minima is not None:
         levels += stored.minima[rows][:, :, None]
     return levels.reshape(len(levels), -1)[:, :num_inputs]
-
-
-def _float32_scales(stored: StoredMatrix, rows: slice) -> Float32s:
-    scales = stored.scales[rows]
-    if stored.format.scale != "e4m3":
-        return scales
-    assert stored.outer is not None
-    outer = stored.outer[rows]
-    return np.where(outer < 0, scales / -outer, scales * outer)
 
 
 def _levels(code: Code, codes: Bytes) -> Float32s:

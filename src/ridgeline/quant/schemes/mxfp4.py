@@ -7,7 +7,7 @@ import numpy as np
 
 from ridgeline.core.dtypes import Float32s
 from ridgeline.core.errors import ConfigError
-from ridgeline.quant.e2m1 import codes_and_choice, grouped
+from ridgeline.quant.e2m1 import grouped, rounded
 from ridgeline.quant.stored import E8M0_BIAS, StoredFormat, StoredMatrix
 
 GROUP = 32
@@ -17,18 +17,16 @@ LARGEST_EXPONENT = 2  # of E2M1
 def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
     """Return the format; it has no options."""
     if zero_points or group_size not in (None, GROUP):
-        raise ConfigError("mxfp4 has groups of 32 and no zero points; leave quantize_group_size and zero_points out")
+        raise ConfigError("mxfp4 has groups of 32 and no zero points; leave these options out")
     return StoredFormat("e2m1", 4, GROUP, scale="e8m0")
 
 
 def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:
     """Round every group by the better of two powers of two."""
-    w_NGS = grouped(weight_NK, GROUP)
-    largest = np.abs(w_NGS).max(axis=2)
+    largest = np.abs(grouped(weight_NK, GROUP)).max(axis=2)
     exponent = np.frexp(largest)[1] - 1 - LARGEST_EXPONENT
-    scales = [
+    candidates = [
         np.where(np.isfinite(largest), np.ldexp(np.float32(1), np.clip(e, -E8M0_BIAS, E8M0_BIAS)), np.float32(np.nan))
         for e in (exponent, exponent + 1)
     ]
-    codes, choice = codes_and_choice(w_NGS, scales)
-    return StoredMatrix(form, codes[:, : weight_NK.shape[1]], np.where(choice == 0, scales[0], scales[1]))
+    return rounded(weight_NK, form, candidates)

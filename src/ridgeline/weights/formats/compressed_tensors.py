@@ -1,4 +1,5 @@
-"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits; pack-quantized is written too.
+"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits. pack-quantized, nvfp4 and
+mxfp4 are written too.
 
 A layer X with N outputs and K inputs is one of these, `weight_scale` [N, G] unless it says otherwise:
 
@@ -19,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ridgeline.core.dtypes import Array, float32, to_dtype
+from ridgeline.core.dtypes import FLOAT8_E4M3, Array, float32, to_dtype
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, from_e8m0
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, from_e8m0, to_e8m0
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
@@ -227,8 +228,14 @@ def _read_scheme(group: ConfigReader) -> _Scheme | None:
 
 
 def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """Return the tensors of a layer. `dtype` holds every scale exactly, or they would mean other weights."""
+    """Return the tensors of a layer. `dtype` holds the scales of integers exactly, or they would mean other weights."""
     bits = stored.format.bits
+    if stored.format.code == "e2m1":
+        codes = {f"{layer}.weight_packed": stored.codes[:, ::2] | stored.codes[:, 1::2] << np.uint8(4)}
+        if stored.outer is None:
+            return codes | {f"{layer}.weight_scale": to_e8m0(stored.scales)}
+        scales, divisor = to_dtype(stored.scales, FLOAT8_E4M3), -stored.outer[0]
+        return codes | {f"{layer}.weight_scale": scales, f"{layer}.weight_global_scale": divisor}
     scales = to_dtype(stored.scales, dtype)
     assert np.array_equal(float32(scales), stored.scales), f"{dtype} does not hold the scales of {layer}"
     tensors: dict[str, Array] = {
@@ -260,7 +267,7 @@ def quantization_config(
     groups = [_group(form, ["Linear"]), *(_group(other, layers) for other, layers in others.items())]
     return {
         "quant_method": "compressed-tensors",
-        "format": WRITTEN,
+        "format": _written(form),
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": list(ignored),
@@ -268,12 +275,16 @@ def quantization_config(
     }
 
 
+def _written(form: StoredFormat) -> str:
+    return {"e8m0": "mxfp4-pack-quantized", "e4m3": "nvfp4-pack-quantized"}.get(form.scale, WRITTEN)
+
+
 def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
     weights: dict[str, object] = {
         "num_bits": form.bits,
-        "type": "int",
+        "type": "int" if form.code == "uniform" else "float",
         "symmetric": form.zero == "fixed",
-        "strategy": "group" if form.group else "channel",
+        "strategy": "tensor_group" if form.scale == "e4m3" else "group" if form.group else "channel",
         "group_size": form.group or None,
         "dynamic": False,
         "actorder": None,
@@ -282,4 +293,4 @@ def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
         "observer_kwargs": {},
     }
     inputs: dict[str, object] = {"input_activations": None, "output_activations": None}
-    return {"targets": list(targets), "weights": weights, **inputs, "format": WRITTEN}
+    return {"targets": list(targets), "weights": weights, **inputs, "format": _written(form)}
