@@ -4,6 +4,7 @@
 //
 //   smoke write FILE     computes and writes
 //   smoke compare A B    exit status 1, with what differs, unless integers are equal and floats near
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -106,9 +107,7 @@ struct Packed {
     std::vector<uint16_t> halves;
     std::vector<uint8_t> bytes, zeros;
     for (const float weight : weights) {
-      uint32_t bits;
-      std::memcpy(&bits, &weight, 4);
-      halves.push_back((uint16_t)(bits >> 16));
+      halves.push_back((uint16_t)(std::bit_cast<uint32_t>(weight) >> 16));
       bytes.push_back((uint8_t)(numbers.next() % (format.kind == WeightKind::int4 ? 16 : 256)));
       zeros.push_back((uint8_t)(numbers.next() % 16));
     }
@@ -367,9 +366,8 @@ int compare(const char* a_path, const char* b_path) {
     const bool fits = other != b.end() && other->second.bytes.size() == section.bytes.size();
     if (fits && other->second.bytes == section.bytes) continue;
     const double off = fits && section.bound > 0 ? distance(section, other->second) : INFINITY;
-    if (off <= section.bound) continue;
-    std::cout << "different: " << name << ", by " << off << " of the largest value\n";
-    different++;
+    if (off > section.bound)
+      different++, std::cout << "different: " << name << ", by " << off << " of the largest value\n";
   }
   std::cout << a.size() << " results, " << different << " different\n";
   return different ? 1 : 0;
