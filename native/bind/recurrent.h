@@ -25,12 +25,18 @@ inline RecurrenceKind kind_of(const std::string& name) {
                                   {"retention", RecurrenceKind::retention}}, name);
 }
 
+// Raises unless the state has no log, or one as wide as what is logged.
+inline void check_log(const StatePart& state, int64_t width) {
+  require(!state.log || (state.log_width == width && state.log_rows > 0), "the log does not fit what goes into it");
+}
+
 template <class Builder>
 void causal_conv(Builder& at, int x, int out, int64_t taps, uintptr_t weight, const StatePart& state, uintptr_t bias,
                  const std::optional<std::string>& activation) {
   const int64_t channels = at.buffer(x)->width;
   require(taps >= 2 && taps <= Convolution::kMaxTaps, "a convolution has 2 to 64 taps");
   require(at.buffer(out)->width == channels && state.size == channels * (taps - 1), "the state does not fit the rows");
+  check_log(state, channels);
   const Convolution conv{channels,     taps,
                          floats(weight), bias ? floats(bias) : nullptr,
                          activation.has_value(), activation_of(activation.value_or("silu"))};
@@ -44,8 +50,11 @@ void selective_scan(Builder& at, int x, int dt, int b, int c, int out, uintptr_t
   require(at.buffer(dt)->width == channels && at.buffer(out)->width == channels && at.buffer(c)->width == size &&
             state.size == channels * size,
         "the operands of a selective scan do not fit one another");
+  check_log(state, 2 * channels + size);
+  const SelectiveScan scan{channels, size, floats(rate), floats(skip)};
+  at.tape().need_scratch(at.kernels().recurrent.scan_scratch_bytes(scan));
   at.tape().add(std::make_unique<Scan>(
-      SelectiveScan{channels, size, floats(rate), floats(skip)}, state,
+      scan, state,
       Scan::Operands{at.buffer(x), at.buffer(dt), at.buffer(b), at.buffer(c), at.buffer(out)}));
 }
 
@@ -67,6 +76,7 @@ void recur(Builder& at, const std::string& kind_name, int64_t heads, int64_t key
             (skip != 0) == (kind == RecurrenceKind::ssd) && (!dt || at.buffer(*dt)->width == heads) &&
             (!beta || at.buffer(*beta)->width == heads),
         "the gates do not fit the kind of recurrence");
+  check_log(state, at.buffer(k)->width + at.buffer(v)->width + heads * ((dt ? 1 : 0) + (beta ? 1 : 0)));
   at.tape().need_scratch(at.kernels().recurrent.recur_scratch_bytes(recurrence));
   at.tape().add(std::make_unique<Recur>(
       recurrence, state,
@@ -87,12 +97,15 @@ void gated_norm(Builder& at, int x, int z, int out, int64_t group, float eps, bo
 
 template <class Builder>
 void bind(nb::module_& module, nb::class_<Builder>& tape) {
-  nb::class_<StatePart>(module, "StatePart", "One part of a recurrent state: `size` floats a block from `memory` on.")
+  nb::class_<StatePart>(module, "StatePart", "One part of a recurrent state: `size` floats a block from `memory` on; from\n"
+                         "`log` on the inputs of `log_rows` tokens a block.")
       .def("__init__",
-           [](StatePart* self, uintptr_t memory, int64_t size, int group) {
-             new (self) StatePart{reinterpret_cast<float*>(memory), size, group};
+           [](StatePart* self, uintptr_t memory, int64_t size, int group, uintptr_t log, int64_t log_width,
+              int64_t log_rows) {
+             new (self) StatePart{reinterpret_cast<float*>(memory), size,     group,
+                                  reinterpret_cast<float*>(log),    log_width, log_rows};
            },
-           "memory"_a, "size"_a, "group"_a);
+           "memory"_a, "size"_a, "group"_a, "log"_a = 0, "log_width"_a = 0, "log_rows"_a = 0);
   tape.def("causal_conv", &causal_conv<Builder>, "x"_a, "out"_a, "taps"_a, "weight"_a, "state"_a, "bias"_a = 0,
            "activation"_a.none() = nb::none(), "`weight` is [taps, channels].")
       .def("selective_scan", &selective_scan<Builder>, "x"_a, "dt"_a, "b"_a, "c"_a, "out"_a, "rate"_a, "skip"_a,

@@ -85,14 +85,16 @@ struct RowKernels {
 };
 
 struct RecurrentKernels {
-  // Each computes a part of one span and takes its state to the span's end, in place. A part's result does not depend
-  // on how channels or blocks are divided, as long as channels are divided at multiples of 32.
+  // Each computes a part of one span and takes its state, in place, to the span's end, or where the span is logged to
+  // its beginning. A part's result does not depend on how channels or blocks are divided, as long as channels are
+  // divided at multiples of 32. `scratch` is the calling thread's alone.
   void (*convolve)(const Convolution& conv, const RecurrentSpan& span, Columns x, Columns out, int64_t begin,
                    int64_t end);
   void (*selective_scan)(const SelectiveScan& scan, const RecurrentSpan& span, Columns x, Columns dt, Columns b,
-                         Columns c, Columns out, int64_t begin, int64_t end);
+                         Columns c, Columns out, int64_t begin, int64_t end, void* scratch);
+  int64_t (*scan_scratch_bytes)(const SelectiveScan& scan);
   // Blocks [begin, end) of Recurrence::blocks(). `by_token` goes token by token also where chunks are faster, so that
-  // the result does not depend on where a sequence is cut into spans. `scratch` is the calling thread's alone.
+  // the result does not depend on where a sequence is cut into spans.
   void (*recur)(const Recurrence& recurrence, const RecurrenceRows& rows, const RecurrentSpan& span, int64_t begin,
                 int64_t end, bool by_token, void* scratch);
   int64_t (*recur_scratch_bytes)(const Recurrence& recurrence);

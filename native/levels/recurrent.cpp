@@ -5,8 +5,8 @@
 namespace ridgeline::RIDGELINE_LEVEL {
 
 void fill_recurrent(RecurrentKernels& kernels) {
-  kernels = {recurrent::convolve, recurrent::selective_scan, recurrent::recur, recurrent::scratch_bytes,
-             recurrent::gated_norm};
+  kernels = {recurrent::convolve, recurrent::selective_scan, recurrent::scan_scratch_bytes,
+             recurrent::recur,    recurrent::scratch_bytes,  recurrent::gated_norm};
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -2,18 +2,27 @@
 // divide evenly, and no result depends on the number of workers.
 #pragma once
 
+#include <initializer_list>
+
 #include "kernels/recurrent/types.h"
 #include "runtime/instruction.h"
 
 namespace ridgeline {
 
-// One part of a layer's recurrent state: `size` floats for each block of a cache group.
+// One part of a layer's recurrent state: `size` floats for each block of a cache group, and where drafts are verified a
+// log of `log_rows` tokens' inputs. Tokens without a slot in the group are logged; the group's `first_token` says how
+// many before the span are in the log alone.
 struct StatePart {
   float* memory;
   int64_t size;
   int32_t group;
+  float* log;  // null: there is none
+  int64_t log_width, log_rows;
 
   RecurrentSpan span(const Step& step, int64_t index) const;
+  // Logs the tokens of spans that do not go into the state: this worker's columns of each input, null ones left out.
+  // Rows that others may still read are others: the log has twice as many as are pending, or logged, at once.
+  void write_log(const Worker& worker, std::initializer_list<const Buffer*> inputs) const;
 };
 
 class CausalConv final : public Instruction {

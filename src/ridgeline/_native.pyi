@@ -308,6 +308,9 @@ class Tape:
     def gated_norm(self, x: int, z: int, out: int, group: int, eps: float, norm_before_gate: bool, weight: int, shared_weight: bool) -> None: ...
 
 class StatePart:
-    """One part of a recurrent state: `size` floats a block from `memory` on."""
+    """
+    One part of a recurrent state: `size` floats a block from `memory` on; from
+    `log` on the inputs of `log_rows` tokens a block.
+    """
 
-    def __init__(self, memory: int, size: int, group: int) -> None: ...
+    def __init__(self, memory: int, size: int, group: int, log: int = 0, log_width: int = 0, log_rows: int = 0) -> None: ...

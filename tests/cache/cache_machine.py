@@ -32,23 +32,26 @@ token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
 def make_layout(block_size, *groups, span=None):
-    """Groups as (window, None or "recurrent", num_blocks)."""
+    """Groups as (window, None, "recurrent" or "logged", num_blocks)."""
     return CacheLayout(block_size, tuple(make_group(i, kind, count) for i, (kind, count) in enumerate(groups)), span)
 
 
 def make_group(index, kind, num_blocks):
-    if kind == "recurrent":
-        return GroupLayout("recurrent", (index,), None, 0, num_blocks, bytes_per_sequence=64)
+    if kind in ("recurrent", "logged"):
+        max_logged = 5 if kind == "logged" else 0
+        return GroupLayout("recurrent", (index,), None, 0, num_blocks, bytes_per_sequence=64, max_logged=max_logged)
     return GroupLayout("full" if kind is None else "sliding", (index,), kind, 8, num_blocks)
 
 
 @dataclass
 class Known:
-    """What the caller knows of a sequence: its tokens, and the fingerprints of its computed positions."""
+    """What the caller knows of a sequence: its tokens, the fingerprints of its computed positions, and how many of
+    these a recurrent state has in its log alone."""
 
     tokens: list[int]
     salt: str
     prints: list[int]
+    num_logged: int = 0
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -60,6 +63,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = CacheManager(self.layout, prefix_caching=self.caching)
         self.oracle = Oracle(self.layout, self.caching)
         self.memory: dict[tuple[int, int, int], int] = {}  # (group, block, slot) -> fingerprint
+        self.logs: dict[tuple[int, int, int], int] = {}  # (group, block, row) -> fingerprint; not copied
         self.known: dict[int, Known] = {}
         self.history: list[list[int]] = [[0] * 20]
         self.next_id = self.epoch = self.queries = self.hits = self.asked = 0
@@ -142,47 +146,65 @@ class CacheMachine(RuleBasedStateMachine):
         """Reserve, write and commit; where no block is left a sequence is preempted instead."""
         known = self.known[seq_id]
         start = len(known.prints)
-        if any(group.kind == "recurrent" for group in self.layout.groups):
+        states = [group for group in self.layout.groups if group.kind == "recurrent"]
+        if any(not group.max_logged for group in states):
             refused = 0  # a state cannot be undone
+        drafted = bool(states) and refused > 0
         if self.layout.max_span_tokens is not None:
             num_tokens = min(num_tokens, self.layout.max_span_tokens)
         tokens = known.tokens + drafts[: max(0, start + num_tokens - len(known.tokens))]
         end = min(start + num_tokens, len(tokens), MAX_TOKENS)
         if end <= start:
             return
-        end = self.cache.span_end(start, end)
-        assert end == self.oracle.span_end(start, end) > start
+        asked, end = end, self.cache.span_end(start, end, drafts=drafted)
+        assert end == self.oracle.span_end(start, asked, drafted) > start
+        drafted = drafted and end > start + 1
         if not self.reserve_to(seq_id, end):
             self.finish(self.live(num_tokens))
             return
         known.prints = list(known.prints)
         for position in range(start, end):
             known.prints.append(self.fingerprint(known, tokens, position))
-        self.write(seq_id, known, start)
+        self.write(seq_id, known, start, drafted)
         accepted = max(start + 1, end - refused)
         known.tokens = tokens[: max(len(known.tokens), accepted)]
         del known.prints[accepted:]
-        self.cache.commit(seq_id, known.tokens, accepted)
-        self.oracle.commit(seq_id, known.tokens, accepted)
+        known.num_logged = accepted - start if drafted else 0
+        self.cache.commit(seq_id, known.tokens, accepted, known.num_logged)
+        self.oracle.commit(seq_id, known.tokens, accepted, known.num_logged)
         if cut:
             self.cache.truncate(seq_id, accepted)
             self.oracle.truncate(seq_id, accepted)
 
-    def write(self, seq_id, known, start):
+    def write(self, seq_id, known, start, drafted):
         for group, table in enumerate(self.cache.tables(seq_id)):
             if self.layout.groups[group].kind == "recurrent":
-                (block,) = table.blocks
-                assert self.memory.get((group, block, 0)) == known.prints[start - 1] or not start, "another state"
-                self.memory[group, block, 0] = known.prints[-1]
+                self.check_state(group, table, known, start)
+                (block,), rows = table.blocks, self.layout.groups[group].log_rows
+                self.memory[group, block, 0] = known.prints[start - 1 if drafted else -1]
+                if drafted:
+                    for position in range(start, len(known.prints)):
+                        self.logs[group, block, position % rows] = known.prints[position]
                 continue
             for position in range(start, len(known.prints)):
                 index, slot = divmod(position - table.first_token, self.layout.block_size)
                 self.memory[group, table.blocks[index], slot] = known.prints[position]
 
+    def check_state(self, group, table, known, computed):
+        """A state is that of the tokens before those in its log, and these are there."""
+        block, rows = table.blocks[0], self.layout.groups[group].log_rows
+        assert table.num_logged == known.num_logged, "another number of tokens in the log"
+        folded = computed - table.num_logged
+        assert not folded or self.memory.get((group, block, 0)) == known.prints[folded - 1], "another state"
+        for position in range(folded, computed):
+            assert self.logs[group, block, position % rows] == known.prints[position], "another token in the log"
+
     @precondition(lambda self: self.known and len(self.known) < MAX_LIVE)
     @rule(pick=picks)
     def fork(self, pick):
         parent_id, child_id = self.live(pick), self.new_id()
+        if self.known[parent_id].num_logged:
+            return  # who forks has no drafts
         self.cache.fork(parent_id, child_id)
         self.oracle.fork(parent_id, child_id)
         parent = self.known[parent_id]
@@ -245,7 +267,8 @@ class CacheMachine(RuleBasedStateMachine):
             computed = len(known.prints)
             for group, table in enumerate(self.cache.tables(seq_id)):
                 if self.layout.groups[group].kind == "recurrent":
-                    assert not computed or self.memory[group, table.blocks[0], 0] == known.prints[-1]
+                    if computed:
+                        self.check_state(group, table, known, computed)
                     continue
                 window = self.layout.groups[group].window
                 for position in range(0 if window is None else max(0, computed - window + 1), computed):
@@ -271,6 +294,8 @@ LAYOUTS = {
     "recurrent": make_layout(4, ("recurrent", 8)),
     "full_and_recurrent": make_layout(4, (None, 16), ("recurrent", 7)),
     "all_kinds": make_layout(2, (5, 20), ("recurrent", 9), (None, 24), span=9),
+    "logged": make_layout(4, ("logged", 8)),
+    "full_and_logged": make_layout(2, (None, 26), ("logged", 8), span=9),
     "block_of_one": make_layout(1, (None, 50), (4, 30), span=9),
 }
 

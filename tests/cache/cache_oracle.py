@@ -70,7 +70,11 @@ class Oracle:
             return range(max(num_blocks - 1, 0), num_blocks)
         return range(group.first_visible(num_blocks * self.size, self.size), num_blocks)
 
-    def span_end(self, start, end):
+    def span_end(self, start, end, drafted):
+        logs = [group.max_logged for group in self.layout.groups if group.kind == "recurrent"]
+        if drafted and logs:
+            fits = [e for e in range(start + 1, end + 1) if e - start <= min(logs) and e // 256 == start // 256]
+            return max(fits, default=start + 1)
         boundary = end // self.size * self.size
         cut = self.caching and end - start > 1 and any(group.kind == "recurrent" for group in self.groups)
         return boundary if cut and boundary > start else end
@@ -155,14 +159,14 @@ class Oracle:
             for other in self.groups if group.kind == "full" else [group]:
                 other.forget(key)
 
-    def commit(self, seq_id, tokens, computed):
+    def commit(self, seq_id, tokens, computed, num_logged):
         seq = self.seqs[seq_id]
         for i in range(seq.computed // self.size, computed // self.size) if seq.attached else ():
             key = self.key(seq.salt, tokens, i)
             for group, row in zip(self.groups, seq.blocks):
                 if group.kind == "recurrent":
                     ends_here = (i + 1) * self.size == computed and (computed - seq.computed > 1 or computed % 256 == 0)
-                    if ends_here and key not in group.found:
+                    if ends_here and not num_logged and key not in group.found:
                         (group.found[key],) = row.values()
                         group.found[key].key = key
                     continue

@@ -369,14 +369,32 @@ def first_checkpoint_instead_of_last(original):
     return match
 
 
+@bug(recurrent_module.RecurrentGroup, "published_block")
+def state_with_a_log_is_a_checkpoint(original):
+    def published_block(group, table, *args):
+        return original(group, SequenceTable(table.first_block, table.blocks), *args)
+
+    return published_block
+
+
+@bug(recurrent_module.RecurrentGroup, "log")
+def what_is_logged_counts_as_in_the_state(original):
+    return lambda group, table, num_logged: None
+
+
+@bug(recurrent_module.RecurrentGroup, "span_end")
+def drafts_overrun_the_log(original):
+    return lambda group, computed, end, *, drafts: end if drafts else original(group, computed, end, drafts=False)
+
+
 # ---- the manager
 
 
 @bug(CacheManager, "commit")
 def partial_block_is_published(original):
-    def commit(cache, seq_id, token_ids, num_computed):
+    def commit(cache, seq_id, token_ids, num_computed, num_logged):
         seq, size = cache._sequences[seq_id], cache.layout.block_size
-        original(cache, seq_id, token_ids, num_computed)
+        original(cache, seq_id, token_ids, num_computed, num_logged)
         index = num_computed // size
         if seq.node is not None and num_computed % size and len(token_ids) >= (index + 1) * size:
             tokens = tuple(token_ids[index * size : (index + 1) * size])
@@ -387,9 +405,9 @@ def partial_block_is_published(original):
 
 @bug(CacheManager, "commit")
 def chunk_publishes_wrong_tokens(original):
-    def commit(cache, seq_id, token_ids, num_computed):
+    def commit(cache, seq_id, token_ids, num_computed, num_logged):
         shifted = [*token_ids[1:], 0] if cache._sequences[seq_id].computed else token_ids
-        original(cache, seq_id, shifted, num_computed)
+        original(cache, seq_id, shifted, num_computed, num_logged)
 
     return commit
 

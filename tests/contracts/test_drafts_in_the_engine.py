@@ -1,23 +1,26 @@
 """Drafts through the real engine: fewer steps, the same tokens, whatever memory the model has."""
 
+import random
 import time
 from importlib.util import find_spec
 
 import pytest
 from tiny_models import build
 
+import ridgeline.cache.groups.recurrent as recurrent_groups
 from cache_invariants import check_cache
 from drafting import Drafting
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams, SpeculationParams
 from ridgeline.core.config import EngineConfig, proposer_names
-from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.strategies import build_strategy
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
 STORY = [1, 403, 407, 261, 378]
+RECURRENT = ["mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "nemotron_h", "qwen3_next", "minimax"]
 
 
 class Lookup(Drafting):
@@ -111,8 +114,8 @@ def test_times_and_counts_are_those_of_the_tokens_that_were_delivered(max_tokens
     assert records["num_output"].tolist() == [80, num_tokens, num_tokens]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
-def test_full_sliding_and_latent_memory_take_tokens_back(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", *RECURRENT])
+def test_memory_of_every_kind_takes_tokens_back(family, tmp_path, monkeypatch):
     """A random model soon repeats itself; blocks are few, so that drafts and preemptions meet."""
     model = build(family, 3, tmp_path)
     llm = LLM(
@@ -124,6 +127,8 @@ def test_full_sliding_and_latent_memory_take_tokens_back(family, tmp_path, monke
         max_num_batched_tokens=24,
         num_threads=1,
         deterministic=True,
+        speculate="prediction",  # room for drafts in the cache
+        num_speculative_tokens=4,
     )
     prompts = [row.tolist() for row in model.prompt(9, batch=3)]
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
@@ -193,30 +198,81 @@ def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypa
 @pytest.mark.parametrize(
     "options", [{"block_size": 8}, {"block_size": 32, "kv_dtype": "int8"}, {"max_num_batched_tokens": 5}]
 )
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe", *RECURRENT])
 def test_a_proposer_changes_no_output_whatever_the_memory(family, options, name, tmp_path, monkeypatch):
     if family == "deepseek_v3" and "kv_dtype" in options:
         pytest.skip("latents are not kept as int8")
     model = build(family, 3, tmp_path)
     sizes = {"block_size": 4, "max_num_batched_tokens": 24} | options
-    llm = LLM(
-        str(tmp_path), dtype="float32", max_model_len=64, max_num_seqs=4, num_threads=1, deterministic=True, **sizes
-    )
+    sizes |= {"max_model_len": 64, "max_num_seqs": 4, "num_threads": 1, "deterministic": True}
     prompts = [row.tolist() for row in model.prompt(9, batch=3)]
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
-    plain = completions(llm.generate(prompts, params, use_tqdm=False))
+    off = LLM(str(tmp_path), dtype="float32", **sizes)
+    plain = completions(off.generate(prompts, params, use_tqdm=False))
+    llm = LLM(str(tmp_path), dtype="float32", **sizes, speculate=name, num_speculative_tokens=6)
+    assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
     monkeypatch.setattr(llm.engine.loop.scheduler, "_strategy", real_strategy(name, adaptive=False, num_tokens=6))
     assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
     assert completions(generate_with_preemption(llm, prompts, params)) == plain
     check_cache(llm.engine.loop.scheduler._cache, {})
 
 
-def test_models_that_cannot_verify_drafts_say_why(tmp_path):
+class Random(Drafting):
+    """Guesses any number of tokens, none as well, the first of them right as often as not."""
+
+    def __init__(self, outputs, max_tokens):
+        self.outputs, self.max_tokens, self.random = outputs, max_tokens, random.Random(7)
+
+    def draft(self, view, max_tokens):
+        num_output = len(view.token_ids) - len(view.prompt_ids)
+        known = next(tokens for prompt, tokens in self.outputs if prompt == list(view.prompt_ids))
+        guess = list(known[num_output : num_output + self.random.randint(0, min(self.max_tokens, max_tokens))])
+        if guess and self.random.random() < 0.7:
+            guess[self.random.randrange(len(guess))] = 0
+        return guess
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 5}, {"enable_prefix_caching": False}])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrent_state_keeps_what_was_right(family, backend, options, tmp_path, monkeypatch):
+    """Any number of drafts, none in between, over checkpoints and chunks; a second turn goes on from the cache."""
+    model = build(family, 3, tmp_path)
+    sizes = {"block_size": 4, "max_num_batched_tokens": 24, "max_model_len": 96} | options
+    sizes |= {"max_num_seqs": 4, "num_threads": 2, "deterministic": backend == "native", "backend": backend}
+    monkeypatch.setattr(recurrent_groups, "DECODE_CHECKPOINT_TOKENS", 16)
+    llm = LLM(str(tmp_path), dtype="float32", speculate="prediction", num_speculative_tokens=5, **sizes)
+    prompts = [row.tolist() for row in model.prompt(9, batch=3)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    plain = LLM(str(tmp_path), dtype="float32", **sizes).generate(prompts, params, use_tqdm=False)
+    scheduler = llm.engine.loop.scheduler
+    known = [(prompt, output.outputs[0].token_ids) for prompt, output in zip(prompts, plain)]
+    monkeypatch.setattr(scheduler, "_strategy", Random(known, 5))
+    drafted = llm.generate(prompts, params, use_tqdm=False)
+    assert scheduler.stats().num_steps < 60
+    assert completions(drafted) == completions(plain)
+    check_cache(scheduler._cache, {})
+    turns = [[*prompt, *tokens] for prompt, tokens in known]
+    again = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    monkeypatch.setattr(scheduler, "_strategy", Autoregressive())
+    second = llm.generate(turns, again, use_tqdm=False)
+    if "enable_prefix_caching" not in options:
+        assert all(output.num_cached_tokens >= 16 for output in second), "no checkpoint of the drafted output"
+    llm.engine.loop.scheduler._cache.reset_prefix_cache()
+    assert completions(second) == completions(llm.generate(turns, again, use_tqdm=False))
+
+
+def test_models_without_a_log_take_predictions_and_no_drafts(tmp_path):
+    """A recurrent state has a log where drafts are asked for; without it nothing of the cache is larger."""
     build("mamba2", 3, tmp_path)
-    with pytest.raises(ConfigError, match="cannot be rolled back"):
-        LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="ngram")
-    llm = LLM(str(tmp_path), dtype="float32", num_threads=1, speculate="auto")
-    assert llm.engine.loop.stats().drafts is None
+    options = {"dtype": "float32", "num_threads": 1, "kv_cache_bytes": 1 << 20}
+    off, auto = LLM(str(tmp_path), **options), LLM(str(tmp_path), speculate="auto", **options)
+    assert off.engine.loop.stats().drafts is None
+    assert auto.engine.loop.stats().drafts is not None
+    (states,), (with_log,) = (llm.engine.layout.groups for llm in (off, auto))
+    assert states.max_logged == 0 < with_log.max_logged == 9
+    assert states.bytes_per_sequence == sum(state.num_bytes for state in off.engine.program.states)
+    assert with_log.bytes_per_sequence > states.bytes_per_sequence
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "n": 2}])

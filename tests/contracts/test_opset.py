@@ -337,23 +337,27 @@ def test_whole_programs_are_differentiable(name):
 
 def state_size(state):
     if isinstance(state, RecurrentState):
-        return RecurrentStateSize(state.num_bytes)
+        return RecurrentStateSize(state.num_bytes, state.logged_bytes)
     return KvStateSize(state.bytes_per_token(4), state.window)
 
 
 class PagedRun:
-    """Sequences computed chunk by chunk over the paged cache, in blocks scattered at random."""
+    """Sequences computed chunk by chunk over the paged cache, in blocks scattered at random.
 
-    def __init__(self, program, weights, rng, sequences):
-        self.rng = rng
+    With `max_logged` some chunks have tokens behind them that are taken back, up to so many in all.
+    """
+
+    def __init__(self, program, weights, rng, sequences, max_logged=0):
+        self.rng, self.max_logged, self.vocab_size = rng, max_logged, program.vocab_size
+        self.num_logged = [0] * len(sequences)
         self.block_size = rng.choice([1, 4, 16])
         states = [state_size(state) for state in program.states]
         budget_bytes = (
             12
             * CONTEXT
-            * sum(state.bytes_per_token if isinstance(state, KvStateSize) else state.num_bytes for state in states)
+            * sum(s.bytes_per_token if isinstance(s, KvStateSize) else s.sequence_bytes(max_logged) for s in states)
         )  # twice what four sequences need
-        self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT, len(sequences))
+        self.layout = plan_layout(states, self.block_size, budget_bytes, CONTEXT, CONTEXT, len(sequences), max_logged)
         self.executable = ReferenceExecutable(program, as_arrays(weights), self.layout)
         self.sequences = sequences
         self.blocks = []  # [group][sequence][block]
@@ -372,7 +376,10 @@ class PagedRun:
             spans = []
             for i in members:
                 size = min(self.rng.choice([1, 1, 2, 7, 20]), len(self.sequences[i]) - done[i])
-                spans.append(Span(i, done[i], self.sequences[i][done[i] : done[i] + size].tolist(), size))
+                tokens = self.sequences[i][done[i] : done[i] + size].tolist()
+                room = min(self.max_logged, CONTEXT - done[i]) - size
+                drafts = [self.rng.randrange(self.vocab_size) for _ in range(self.rng.randint(0, max(room, 0)))]
+                spans.append(Span(i, done[i], [*tokens, *drafts], size + len(drafts), num_optional=len(drafts)))
             tables = tuple(
                 tuple(self.table(index, group, span) for span in spans)
                 for index, group in enumerate(self.layout.groups)
@@ -381,8 +388,10 @@ class PagedRun:
             batch = BatchBuilder(self.layout).build(plan, Sampler().sampling_metadata([]))
             rows = torch.from_numpy(self.executable.run(batch).logits_RV.copy())
             for span, part in zip(spans, rows.split([span.num_tokens for span in spans])):
-                logits[span.seq_id].append(part)
-                done[span.seq_id] = span.end
+                kept = span.num_tokens - span.num_optional
+                logits[span.seq_id].append(part[:kept])
+                done[span.seq_id] = span.start + kept
+                self.num_logged[span.seq_id] = kept if span.num_optional else 0
             step += 1
         return [torch.cat(parts) for parts in logits]
 
@@ -390,23 +399,24 @@ class PagedRun:
         """Blocks that no query of the span sees any more are left out, as the cache frees them."""
         blocks = self.blocks[index][span.seq_id]
         if group.kind == "recurrent":
-            return BlockTable(0, blocks)
+            return BlockTable(0, blocks, self.num_logged[span.seq_id])
         first = 0 if group.window is None else max(0, span.start - group.window + 1) // self.block_size
         end = -(-span.end // self.block_size)
         return BlockTable(first * self.block_size, blocks[first:end])
 
 
+@pytest.mark.parametrize("max_logged", [0, 5], ids=["", "drafts"])
 @pytest.mark.parametrize("name", families.names())
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None)
-def test_paged_equals_dense_over_any_chunking(name, seed):
+def test_paged_equals_dense_over_any_chunking(name, max_logged, seed):
     rng = Random(seed)
     config = tiny_config(name, seed)
     program = lower(families.read_spec(config), CONTEXT)
     weights = random_weights(program, seed % 1000)
     numbers = np.random.default_rng(seed)
     sequences = [numbers.integers(0, program.vocab_size, rng.randint(1, CONTEXT)) for _ in range(rng.randint(1, 4))]
-    paged = PagedRun(program, weights, rng, sequences).logits()
+    paged = PagedRun(program, weights, rng, sequences, max_logged).logits()
     for tokens, actual in zip(sequences, paged):
         expected = dense_logits(program, weights, torch.from_numpy(tokens)[None])[0]
         assert actual.shape == expected.shape

@@ -32,6 +32,9 @@ class StateMemory:
         assert (state, part) == (0, 0)
         self.states[self.members] = value_S
 
+    def log(self, state, part):
+        return None
+
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,10 +57,25 @@ def assert_same(one, other):
         assert one == other
 
 
+class Ring:
+    """Rows of a log, by the positions of tokens."""
+
+    def __init__(self, rows, held):
+        self.rows, self.held = rows, held
+
+    def __getitem__(self, position):
+        return self.held[position % self.rows]
+
+    def __setitem__(self, position, token):
+        self.held[position % self.rows] = token
+
+
 class FakeExecutor:
     """Keeps a memory of (group, slot) -> token, written and copied exactly as the plan says.
 
-    A recurrent group's block holds, in its first slot, all tokens of the sequence. Up to `depth` plans are in flight: a
+    A recurrent group's block holds, in its first slot, all tokens of the sequence but those in its log.
+
+    Up to `depth` plans are in flight: a
     plan is computed when it is collected, over the block tables as they were when it was submitted.
     """
 
@@ -73,6 +88,7 @@ class FakeExecutor:
         self.in_flight = deque()
         self.layout = layout
         self.memory = {}
+        self.logs = {}
         self.plans = []
         self.batches = BatchBuilder(layout)
         self.sampler, self.forgetful = Sampler(), Sampler()
@@ -95,7 +111,7 @@ class FakeExecutor:
         self.num_overlapping += bool(self.in_flight)
         self.plans.append(plan)
         self.lay_out(plan)
-        tables = ((BlockTable(t.first_token, tuple(t.blocks)) for t in tables) for tables in plan.tables)
+        tables = ((BlockTable(t.first_token, tuple(t.blocks), t.num_logged) for t in tables) for tables in plan.tables)
         self.in_flight.append(plan._replace(tables=tuple(map(tuple, tables))))
 
     def collect(self) -> StepResult:
@@ -111,7 +127,7 @@ class FakeExecutor:
         for index, span in enumerate(plan.spans):
             for group, tables in enumerate(plan.tables):
                 if self.layout.groups[group].kind == "recurrent":
-                    self.advance(group, tables[index].blocks[0] * size, span)
+                    self.advance(group, tables[index], span)
                     continue
                 for position, token in enumerate(span.token_ids, span.start):
                     self.memory[group, self.slot(tables[index], position)] = token
@@ -135,10 +151,20 @@ class FakeExecutor:
         token = self.sampled.get((span.pending, span.seq_id), 0)  # of a step that failed: any token will do
         return span._replace(token_ids=[*span.token_ids[:-1], token], pending=0)
 
-    def advance(self, group, slot, span):
-        before = self.memory[group, slot] if span.start else ()
-        assert len(before) == span.start, "a state of another number of tokens"
-        self.memory[group, slot] = (*before, *span.token_ids)
+    def advance(self, group, table, span):
+        slot, log = table.blocks[0] * self.layout.block_size, self.log(group, table)
+        before = self.memory[group, slot] if span.start > table.num_logged else ()
+        assert len(before) == span.start - table.num_logged, "a state of another number of tokens"
+        before += tuple(log[position] for position in range(len(before), span.start))
+        self.memory[group, slot] = before if span.num_optional else (*before, *span.token_ids)
+        if span.num_optional:
+            for position, token in enumerate(span.token_ids, span.start):
+                log[position] = token
+
+    def log(self, group, table):
+        """A block's log by position; it belongs to the block alone, and copies of it have none."""
+        rows = self.layout.groups[group].log_rows
+        return Ring(rows, self.logs.setdefault((group, table.blocks[0]), {}))
 
     def slot(self, table, position):
         offset = position - table.first_token
@@ -161,6 +187,9 @@ class FakeExecutor:
             table = plan.tables[group][index]
             if layout.kind == "recurrent":
                 tokens = list(self.memory[group, table.blocks[0] * self.layout.block_size])
+                if plan.spans[index].num_optional:
+                    log = self.log(group, table)
+                    tokens += [log[position] for position in range(len(tokens), last + 1)]
                 assert len(tokens) == last + 1, "a state is that of the whole span"
                 full = tokens if full is None else full
                 assert full == tokens, f"group {group} disagrees"
@@ -215,14 +244,15 @@ class Clock:
 
 
 def make_layout(blocks, windows=(None,), block_size=4, max_span_tokens=None):
-    """Groups by their number of blocks, and their windows: None, a number of tokens, or "recurrent"."""
+    """Groups by their number of blocks, and their windows: None, a number of tokens, "recurrent" or "logged"."""
     groups = tuple(make_group(*group) for group in zip(range(len(blocks)), windows, blocks, strict=True))
     return CacheLayout(block_size, groups, max_span_tokens)
 
 
 def make_group(index, window, count):
-    if window == "recurrent":
-        return GroupLayout("recurrent", (index,), None, 0, count, bytes_per_sequence=8)
+    if window in ("recurrent", "logged"):
+        max_logged = 4 if window == "logged" else 0
+        return GroupLayout("recurrent", (index,), None, 0, count, bytes_per_sequence=8, max_logged=max_logged)
     return GroupLayout("full" if window is None else "sliding", (index,), window, 8, count)
 
 

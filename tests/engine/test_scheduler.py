@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+import ridgeline.cache.groups.recurrent as recurrent_groups
 from cache_invariants import max_sequence_tokens
 from drafting import Drafting
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
@@ -394,6 +395,22 @@ VARIANTS = {
     "drafts": {"drafts": True},
     "drafts_hybrid": {"drafts": True, "blocks": (12, 9), "windows": (None, 5)},
     "drafts_uncached": {"drafts": True, "caching": False, "blocks": (9,)},
+    "drafts_recurrent": {"drafts": True, "blocks": (8,), "windows": ("logged",)},
+    "drafts_full_and_recurrent": {"drafts": True, "blocks": (12, 6), "windows": (None, "logged")},
+    "drafts_recurrent_uncached": {"drafts": True, "caching": False, "blocks": (6,), "windows": ("logged",)},
+    "two_in_flight_drafts_recurrent": {
+        "plans_in_flight": 2,
+        "drafts": True,
+        "blocks": (12, 6),
+        "windows": (None, "logged"),
+    },
+    "two_chained_drafts_recurrent": {
+        "plans_in_flight": 2,
+        "chains": True,
+        "drafts": True,
+        "blocks": (12, 6),
+        "windows": (None, "logged"),
+    },
     "two_in_flight": {"plans_in_flight": 2},
     "three_in_flight": {"plans_in_flight": 3},
     "three_in_flight_uncached": {"plans_in_flight": 3, "policy": "priority", "caching": False, "blocks": (8,)},
@@ -410,7 +427,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_random_use_keeps_every_answer_and_every_block(variant):
+def test_random_use_keeps_every_answer_and_every_block(variant, monkeypatch):
+    monkeypatch.setattr(recurrent_groups, "DECODE_CHECKPOINT_TOKENS", 8)
     machine = type(f"{variant}_machine", (SchedulerMachine,), VARIANTS[variant])
     run_state_machine_as_test(
         machine,

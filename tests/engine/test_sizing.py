@@ -7,13 +7,13 @@ import pytest
 
 from ridgeline.backends.base import StepLimits
 from ridgeline.cache.layout import RECURRENT_BLOCKS_PER_SEQUENCE, KvStateSize, RecurrentStateSize
-from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.engine.sizing import choose_sizes
 from ridgeline.program.op import KvState, RecurrentState
 
 ATTENTION = KvState(num_heads=2, head_dim=8, window=None)  # 64 bytes a token in the plan below
-RECURRENT = RecurrentState(((4, 25),))  # 400 bytes a sequence
+RECURRENT = RecurrentState(((4, 25),), (8,))  # 400 bytes a sequence, 32 a token in its log
 MIB = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Plan:
 
     def state_size(self, state):
         if isinstance(state, RecurrentState):
-            return RecurrentStateSize(state.num_bytes)
+            return RecurrentStateSize(state.num_bytes, state.logged_bytes)
         return KvStateSize(state.bytes_per_token(2), state.window)
 
     def workspace_bytes(self, limits):
@@ -37,8 +37,9 @@ class Plan:
         return self.workspace(limits)
 
 
-def config(*, max_model_len=None, kv_cache_bytes=None, max_num_seqs=4, max_num_batched_tokens=32):
+def config(*, max_model_len=None, kv_cache_bytes=None, max_num_seqs=4, max_num_batched_tokens=32, **others):
     return EngineConfig(
+        **others,
         model=ModelConfig(model="none", max_model_len=max_model_len),
         cache=CacheConfig(block_size=16, kv_cache_bytes=kv_cache_bytes),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
@@ -97,6 +98,14 @@ def test_recurrent_states_are_counted_by_sequence():
     wanted = 4 * ((1024 + 16) * 64 + RECURRENT_BLOCKS_PER_SEQUENCE * 400)
     assert sizing.choices["kv_cache_bytes"].value == f"{wanted:,}"
     assert [group.kind for group in sizing.layout.groups] == ["full", "recurrent"]
+
+
+def test_states_have_a_log_where_drafts_are_asked_for():
+    speculation = SpeculationConfig(speculate="ngram", num_speculative_tokens=3)
+    (states,) = sizes(Plan(100 * MIB), states=(RECURRENT,), speculation=speculation).layout.groups
+    assert (states.max_logged, states.bytes_per_sequence) == (4, 400 + 2 * 4 * 32)
+    (states,) = sizes(Plan(100 * MIB), states=(RECURRENT,), speculation=speculation, all_rows=True).layout.groups
+    assert (states.max_logged, states.bytes_per_sequence) == (0, 400), "what embeds has no drafts"
 
 
 @pytest.mark.parametrize(("all_rows", "num_rows"), [(False, 4), (True, 32)])

@@ -25,12 +25,16 @@ class Layer:
     add: Callable
     weights: Sequence[np.ndarray]
     scales: Sequence[float]  # of the inputs
+    logged: Sequence[int]  # the inputs that the state depends on
 
 
 class Run:
-    """The layer over some sequences, step by step. Slots that no sequence has written hold NaN."""
+    """The layer over some sequences, step by step. Slots that no sequence has written hold NaN, and so do their logs,
+    of spans with up to `max_logged` tokens."""
 
-    def __init__(self, layer: Layer, inputs: Sequence[np.ndarray], level: str, threads: int, deterministic=False):
+    def __init__(
+        self, layer: Layer, inputs: Sequence[np.ndarray], level: str, threads: int, deterministic=False, max_logged=0
+    ):
         """`inputs` are [S, L, W] each."""
         self._inputs = [np.ascontiguousarray(x.reshape(-1, x.shape[-1])) for x in inputs]
         self._length = inputs[0].shape[1]
@@ -42,17 +46,29 @@ class Run:
             self._tape.embed_rows(rows.ctypes.data, "f32", "tokens", 1.0, buffer)
         self._out = self._tape.buffer("tokens", layer.out_width)
         self.state = np.full((2 * len(inputs[0]) + 1, *layer.part), np.nan, dtype=np.float32)
-        part = _native.StatePart(self.state.ctypes.data, self.state[0].size, 0)
+        width = sum(layer.widths[i] for i in layer.logged)
+        self.log = np.full((len(self.state), 2 * max_logged, width), np.nan, dtype=np.float32)
+        self.pending = [0] * len(inputs[0])
+        of_log = (self.log.ctypes.data, width, 2 * max_logged) if max_logged else ()
+        part = _native.StatePart(self.state.ctypes.data, self.state[0].size, 0, *of_log)
         layer.add(self._tape, buffers, self._out, part)
 
     @staticmethod
     def slot(sequence: int) -> int:
         return 2 * sequence + 1
 
-    def step(self, spans: Sequence[tuple[int, int, int]]) -> list[np.ndarray]:
-        """The outputs of spans (sequence, start, length)."""
-        ids = np.concatenate([s * self._length + np.arange(start, start + size) for s, start, size in spans])
-        starts, lengths = (np.asarray([span[i] for span in spans], dtype=np.int64) for i in (1, 2))
+    def step(self, spans: Sequence[tuple[int, int, int]], drafts: Sequence[Sequence[int]] = ()) -> list[np.ndarray]:
+        """The outputs of spans (sequence, start, length). Behind each come the rows of `drafts`, which are taken back:
+        spans that have any are logged."""
+        drafts = drafts or [()] * len(spans)
+        rows = [s * self._length + np.arange(start, start + size) for s, start, size in spans]
+        ids = np.concatenate([np.append(own, wrong).astype(np.int64) for own, wrong in zip(rows, drafts)])
+        starts = np.asarray([span[1] for span in spans], dtype=np.int64)
+        lengths = np.asarray([span[2] + len(wrong) for span, wrong in zip(spans, drafts)], dtype=np.int64)
+        slots = np.repeat([-1 if len(wrong) else self.slot(s) for (s, _, _), wrong in zip(spans, drafts)], lengths)
+        pending = np.asarray([self.pending[s] for s, _, _ in spans], dtype=np.int64)
+        for (s, _, size), wrong in zip(spans, drafts):
+            self.pending[s] = size if len(wrong) else 0
         tables = np.asarray([[self.slot(s), 0] for s, _, _ in spans], dtype=np.int64)
         batch = step_batch(
             token_ids_T=ids,
@@ -60,21 +76,25 @@ class Run:
             span_start_S=np.cumsum(lengths) - lengths,
             span_length_S=lengths,
             kv_length_S=starts + lengths,
-            groups=[GroupStep(ids, 0 * lengths, tables)],
+            groups=[GroupStep(slots, pending, tables)],
         )
         self._tape.run(batch.block, np.zeros((0, 32), dtype=np.float32), 0, len(self._tape))
         out = self._tape.view(self._out, len(ids))[:, : self._layer.out_width].copy()
-        return np.split(out, np.cumsum(lengths)[:-1])
+        return [rows[:size] for rows, (_, _, size) in zip(np.split(out, np.cumsum(lengths)[:-1]), spans)]
 
-    def all(self, chunks: Callable[[], int]) -> np.ndarray:
-        """All tokens of all sequences, [S, L, W], in spans of `chunks()` tokens; 0: the sequence sits a step out."""
+    def all(self, chunks: Callable[[], int], drafts: Callable[[int], Sequence[int]] = lambda size: ()) -> np.ndarray:
+        """All tokens of all sequences, [S, L, W], in spans of `chunks()` tokens; 0: the sequence sits a step out.
+
+        Behind each of `size` tokens come the rows of `drafts(size)`.
+        """
         num_sequences = len(self._inputs[0]) // self._length
         out = np.full((num_sequences, self._length, self._layer.out_width), np.nan, dtype=np.float32)
         done = [0] * num_sequences
         while any(at < self._length for at in done):
             spans = [(s, at, min(chunks(), self._length - at)) for s, at in enumerate(done)]
             spans = [span for span in spans if span[2]]
-            for (s, start, size), rows in zip(spans, self.step(spans) if spans else []):
+            behind = [drafts(size) for _, _, size in spans]
+            for (s, start, size), rows in zip(spans, self.step(spans, behind) if spans else []):
                 out[s, start : start + size] = rows
                 done[s] += size
         return out
@@ -108,7 +128,7 @@ def causal_conv(rng: np.random.Generator) -> Layer:
     def add(tape, buffers, out, state):
         tape.causal_conv(buffers[0], out, taps, address(by_tap), state, address(bias) if with_bias else 0, activation)
 
-    return Layer([channels], channels, (channels, taps - 1), oracle, add, [by_tap, bias], [1.0])
+    return Layer([channels], channels, (channels, taps - 1), oracle, add, [by_tap, bias], [1.0], [0])
 
 
 def selective_scan(rng: np.random.Generator) -> Layer:
@@ -127,7 +147,9 @@ def selective_scan(rng: np.random.Generator) -> Layer:
     def add(tape, buffers, out, state):
         tape.selective_scan(*buffers, out, address(rate), address(skip), state)
 
-    return Layer([channels, channels, size, size], channels, rate.shape, oracle, add, [rate, skip], [1, 3, 1, 1])
+    return Layer(
+        [channels, channels, size, size], channels, rate.shape, oracle, add, [rate, skip], [1, 3, 1, 1], [0, 1, 2]
+    )
 
 
 def _heads(rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -159,7 +181,7 @@ def ssd(rng: np.random.Generator) -> Layer:
         tape.recur("ssd", heads, groups, q=c, k=b, v=x, dt=dt, beta=None, out=out, state=state, **gates)
 
     widths = [heads * p, heads, groups * n, groups * n]
-    return Layer(widths, heads * p, (heads, p, n), oracle, add, [rate, skip, dt_bias], [1, 3, 1, 1])
+    return Layer(widths, heads * p, (heads, p, n), oracle, add, [rate, skip, dt_bias], [1, 3, 1, 1], [0, 1, 2])
 
 
 def delta_rule(rng: np.random.Generator) -> Layer:
@@ -187,7 +209,9 @@ def delta_rule(rng: np.random.Generator) -> Layer:
         tape.recur("delta", heads, key_heads, q=q, k=k, v=v, dt=a, beta=b, out=out, state=state, **gates)
 
     widths = [key_heads * k_size, key_heads * k_size, heads * v_size, heads, heads]
-    return Layer(widths, heads * v_size, (heads, k_size, v_size), oracle, add, [rate, dt_bias], [1, 1, 1, 3, 2])
+    return Layer(
+        widths, heads * v_size, (heads, k_size, v_size), oracle, add, [rate, dt_bias], [1, 1, 1, 3, 2], [1, 2, 3, 4]
+    )
 
 
 def retention(rng: np.random.Generator) -> Layer:
@@ -209,7 +233,7 @@ def retention(rng: np.random.Generator) -> Layer:
         tape.recur("retention", heads, heads, q=q, k=k, v=v, out=out, state=state, **gates)
 
     widths = [heads * k_size, heads * k_size, heads * v_size]
-    return Layer(widths, heads * v_size, (heads, k_size, v_size), oracle, add, [rate], [1, 1, 1])
+    return Layer(widths, heads * v_size, (heads, k_size, v_size), oracle, add, [rate], [1, 1, 1], [1, 2])
 
 
 LAYERS = {layer.__name__: layer for layer in (causal_conv, selective_scan, ssd, delta_rule, retention)}

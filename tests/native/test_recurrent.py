@@ -78,6 +78,29 @@ def test_deterministic_results_do_not_depend_on_the_spans(kind, level):
 
 
 @every_level
+@every_kind
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_drafts_that_are_taken_back_leave_no_trace(kind, level, seed, deterministic):
+    """Bitwise: any number of tokens behind spans of any length, none as well, in states and outputs."""
+    rng = np.random.default_rng([seed, len(kind)])
+    layer = LAYERS[kind](rng)
+    inputs = inputs_of(layer, rng, 3, 60)
+    most = 7
+    sizes = rng.choice([0, 1, 1, 2, 5, 20 if deterministic else 7], 400)
+
+    def drafts(size):
+        room = most - size
+        return rng.integers(0, 180, rng.integers(0, room + 1)).tolist() if room > 0 else []
+
+    runs = [Run(layer, inputs, level, seed + 1, deterministic, max_logged) for max_logged in (0, most)]
+    plain, drafted = (run.all(map(int, sizes).__iter__().__next__, *more) for run, more in zip(runs, ((), (drafts,))))
+    assert (plain == drafted).all()
+    slots = [runs[0].slot(s) for s in range(3) if not runs[1].pending[s]]
+    assert (runs[0].state[slots] == runs[1].state[slots]).all()
+
+
+@every_level
 @pytest.mark.parametrize("kind", ["ssd", "delta_rule", "selective_scan"])
 @pytest.mark.parametrize("steps", ["long", "short", "mixed"])
 def test_steps_of_any_size_keep_their_digits(kind, level, steps):

@@ -21,24 +21,43 @@ RL_INLINE void for_parts(const Recurrence& r, int64_t begin, int64_t end, Each e
   }
 }
 
-static inline void clear(const Recurrence& r, const HeadPart& part, float* state) {
+// Calls each(offset, bytes) for what a part has of its head's state.
+template <class Each>
+RL_INLINE void for_runs(const Recurrence& r, const HeadPart& part, Each each) {
   const bool by_value = r.kind == RecurrenceKind::ssd;
   const int64_t rows = by_value ? part.width() : r.key_size, width = by_value ? r.key_size : part.width();
-  const int64_t row_size = by_value ? r.key_size : r.value_size;
-  float* from = state + part.begin * (by_value ? r.key_size : 1);
-  for (int64_t row = 0; row < rows; row++) __builtin_memset(from + row * row_size, 0, (size_t)width * sizeof(float));
+  const int64_t row_size = by_value ? r.key_size : r.value_size, first = part.begin * (by_value ? r.key_size : 1);
+  for (int64_t row = 0; row < rows; row++) each(first + row * row_size, (size_t)width * sizeof(float));
+}
+
+// The log's rows, as a step's that nobody reads out.
+RL_INLINE RecurrenceRows logged(const Recurrence& r, const InputLog& log) {
+  const int64_t keys = r.key_heads * r.key_size, values = r.heads * r.value_size;
+  const Columns k = log.columns(0), dt = log.columns(keys + values), beta = log.columns(keys + values + r.heads);
+  return {k, k, log.columns(keys), dt, beta, {}};
+}
+
+// The span's own tokens, one after the other; on a copy of the state where they are logged.
+static inline void recur_by_token(const Recurrence& r, const RecurrenceRows& rows, const RecurrentSpan& span,
+                                  const HeadPart& part, float* state, float* copy) {
+  if (span.logs)
+    for_runs(r, part, [&](int64_t at, size_t bytes) { __builtin_memcpy(copy + at, state + at, bytes); });
+  for (int64_t t = span.first_row; t < span.first_row + span.length; t++)
+    step(r, rows, part, t, span.logs ? copy : state, rows.out.row(t) + part.head * r.value_size);
 }
 
 static inline void recur(const Recurrence& r, const RecurrenceRows& rows, const RecurrentSpan& span, int64_t begin,
                          int64_t end, bool by_token, void* scratch) {
   const auto state = [&](const HeadPart& part) { return span.state + part.head * r.key_size * r.value_size; };
-  if (span.begins) for_parts(r, begin, end, [&](const HeadPart& part) { clear(r, part, state(part)); });
-  if (by_token || span.length <= kFewTokens) {
-    for_parts(r, begin, end, [&](const HeadPart& part) {
-      for (int64_t t = 0; t < span.length; t++) step(r, rows, part, span.first_row + t, state(part));
-    });
-    return;
-  }
+  const RecurrenceRows old = logged(r, span.log);
+  by_token = by_token || span.logs || span.length <= kFewTokens;
+  for_parts(r, begin, end, [&](const HeadPart& part) {
+    float* h = state(part);
+    if (span.begins) for_runs(r, part, [&](int64_t at, size_t bytes) { __builtin_memset(h + at, 0, bytes); });
+    span.for_pending([&](int64_t row) { step(r, old, part, row, h, (float*)scratch); });
+    if (by_token) recur_by_token(r, rows, span, part, h, (float*)scratch);
+  });
+  if (by_token) return;
   const ChunkMemory m(r, (float*)scratch);
   Chunk chunk;
   for (int64_t t = 0; t < span.length; t += kChunk) {

@@ -44,6 +44,11 @@ static inline void convolve(const Convolution& conv, const RecurrentSpan& span, 
     float* state = span.state + first * history;
     for (int64_t c = 0; c < width; c++)
       for (int64_t i = 0; i < history; i++) before[i][c] = span.begins ? 0.0f : state[c * history + i];
+    for (int64_t i = 0; i < history && span.pending; i++) {
+      const int64_t at = i + span.pending;
+      const float* from = at < history ? before[at] : span.log.row(span.start - history + i) + first;
+      __builtin_memcpy(before[i], from, (size_t)width * sizeof(float));
+    }
     // Token `t` of the span, which is one before it where t < 0.
     const auto token = [&](int64_t t) { return t < 0 ? before[history + t] : x.row(span.first_row + t) + first; };
     for (int64_t t = 0; t < span.length; t++) {
@@ -58,7 +63,7 @@ static inline void convolve(const Convolution& conv, const RecurrentSpan& span, 
       });
     }
     for (int64_t i = 0; i < history; i++) {
-      const float* last = token(span.length - history + i);
+      const float* last = token((span.logs ? 0 : span.length) - history + i);
       for (int64_t c = 0; c < width; c++) state[c * history + i] = last[c];
     }
   }
@@ -82,19 +87,26 @@ RL_INLINE Floats scan_token(const SelectiveScan& scan, float* state, int64_t fir
   return fma(load_first(scan.skip + first, count), x, sums_of(products));
 }
 
+static inline int64_t scan_scratch_bytes(const SelectiveScan& scan) { return kLanes * scan.size * (int64_t)sizeof(float); }
+
 // Channels [begin, end) of a span.
 static inline void selective_scan(const SelectiveScan& scan, const RecurrentSpan& span, Columns x, Columns dt,
-                                  Columns b, Columns c, Columns out, int64_t begin, int64_t end) {
+                                  Columns b, Columns c, Columns out, int64_t begin, int64_t end, void* scratch) {
+  const Columns old_x = span.log.columns(0), old_dt = span.log.columns(scan.channels);
+  const Columns old_b = span.log.columns(2 * scan.channels);
   for (int64_t first = begin; first < end; first += kLanes) {
     const int64_t count = end - first < kLanes ? end - first : kLanes;
     float* state = span.state + first * scan.size;
-    if (span.begins) __builtin_memset(state, 0, (size_t)(count * scan.size) * sizeof(float));
-    for (int64_t t = span.first_row; t < span.first_row + span.length; t++) {
+    const size_t bytes = (size_t)(count * scan.size) * sizeof(float);
+    if (span.begins) __builtin_memset(state, 0, bytes);
+    const auto token = [&](Columns x, Columns dt, Columns b, Columns c, int64_t t) {
       const Floats step = softplus(load_first(dt.row(t) + first, count));
-      const Floats y = scan_token(scan, state, first, count, load_first(x.row(t) + first, count), step, b.row(t),
-                                  c.row(t));
-      store_first(out.row(t) + first, y, count);
-    }
+      return scan_token(scan, state, first, count, load_first(x.row(t) + first, count), step, b.row(t), c.row(t));
+    };
+    span.for_pending([&](int64_t row) { token(old_x, old_dt, old_b, old_b, row); });
+    if (span.logs) state = (float*)__builtin_memcpy(scratch, state, bytes);
+    for (int64_t t = span.first_row; t < span.first_row + span.length; t++)
+      store_first(out.row(t) + first, token(x, dt, b, c, t), count);
   }
 }
 

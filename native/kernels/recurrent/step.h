@@ -110,11 +110,11 @@ RL_INLINE void step_by_key(const Recurrence& r, float* state, Gates gates, KeySc
   for (int i = 0; i < Vectors; i++) store_first(out + first + i * kLanes, y[i], count - i * kLanes);
 }
 
-// Token `t` of the step's rows, with the state of the part's head.
-static inline void step(const Recurrence& r, const RecurrenceRows& rows, const HeadPart& part, int64_t t, float* state) {
+// Token `t` of the rows, with the state of the part's head; `out` is the token's row of that head.
+static inline void step(const Recurrence& r, const RecurrenceRows& rows, const HeadPart& part, int64_t t, float* state,
+                        float* out) {
   const int64_t keys = key_head(r, part.head) * r.key_size, values = part.head * r.value_size;
   const float *q = rows.q.row(t) + keys, *k = rows.k.row(t) + keys, *v = rows.v.row(t) + values;
-  float* out = rows.out.row(t) + values;
   Gates gates;
   make_gates(r, rows, t, 1, part.head, &gates.decay, &gates.weight);
   if (r.kind == RecurrenceKind::ssd) return step_by_value(r, part, state, gates, q, k, v, out);

@@ -17,14 +17,35 @@ struct Columns {
   float* row(int64_t t) const { return data + t * stride; }
 };
 
-// Rows [first_row, first_row + length) of a step, which continue one sequence, and the state that its layer has of it.
+// The inputs of a layer for a sequence's last tokens: that at position p is in row p % rows, all of a token side by side.
+struct InputLog {
+  float* data;
+  int64_t width, rows;
+
+  float* row(int64_t position) const { return data + position % rows * width; }
+  // The log's rows of one input, to be read by position % rows.
+  Columns columns(int64_t offset) const { return {data ? data + offset : nullptr, width}; }
+};
+
+// Rows [first_row, first_row + length) of a step, which continue one sequence at position `start`, and the state that
+// its layer has of it: of the tokens before the last `pending` ones, which are in the log. The span adds these to the
+// state and then its own tokens, unless it `logs` them: then the state is left as it is before them.
 struct RecurrentSpan {
   int64_t first_row, length;
   bool begins;  // a new sequence: what `state` holds is rubbish, and counts as 0
   float* state;
+  InputLog log{};
+  int64_t start = 0, pending = 0;
+  bool logs = false;
+
+  // Calls each(row) for the rows of the log that the state lacks.
+  template <class Each>
+  void for_pending(Each each) const {
+    for (int64_t position = start - pending; position < start; position++) each(position % log.rows);
+  }
 };
 
-// The state is [C][W - 1], the inputs before the span, oldest first.
+// The state is [C][W - 1], the inputs before the span, oldest first. Its log has x [C].
 struct Convolution {
   static constexpr int64_t kMaxTaps = 64;
   int64_t channels, taps;  // 2 <= taps <= kMaxTaps
@@ -34,7 +55,7 @@ struct Convolution {
   Activation activation;
 };
 
-// Mamba (arXiv 2312.00752). The state is [C][N].
+// Mamba (arXiv 2312.00752). The state is [C][N], the log x and dt [C] each, then B [N].
 struct SelectiveScan {
   int64_t channels, size;
   const float* rate;  // [C][N]: -exp(A_log)
@@ -45,7 +66,7 @@ enum class RecurrenceKind : uint8_t { ssd, delta, retention };
 
 // A matrix per head that shrinks by a factor and gains an outer product k v^T at every token, read by a query:
 // Mamba-2's state-space duality (arXiv 2405.21060) with C, B, x for q, k, v; the gated delta rule (arXiv 2412.06464);
-// retention (arXiv 2307.08621). The state is [H][V][K] for ssd, [H][K][V] for the others.
+// retention (arXiv 2307.08621). The state is [H][V][K] for ssd, [H][K][V] for the others; the log k, v, dt, beta.
 struct Recurrence {
   static constexpr int64_t kBlock = 32;  // values of a head that are computed together
   RecurrenceKind kind;

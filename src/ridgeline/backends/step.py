@@ -56,7 +56,8 @@ class StepShape:
 class GroupStep:
     """Where one cache group reads and writes in this step. A slot is block * block_size + offset.
 
-    In a recurrent group a table is one block, the state of the span's sequence, and a slot is that block.
+    In a recurrent group a table is one block, the state of the span's sequence, and a slot is that block, or -1 for the
+    tokens of a span that go into the block's log alone. `first_token_S` is how many tokens before the span are there.
     """
 
     write_slots_T: IntArray

@@ -12,6 +12,7 @@ from ridgeline.core.errors import ConfigError
 
 MAX_BLOCK_SIZE = 256
 RECURRENT_PEAK_BLOCKS = 2  # of a sequence: the state it works on, and the checkpoint that it was copied from
+LOG_SPANS = 2  # that a log has room for: one is written while the one before it is read
 RECURRENT_BLOCKS_PER_SEQUENCE = 4  # where memory allows: checkpoints of earlier sequences make prefix hits
 
 
@@ -25,9 +26,14 @@ class KvStateSize:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentStateSize:
-    """One recurrent state of the program: its bytes for a whole sequence."""
+    """One recurrent state of the program: its bytes for a whole sequence, and those of a token in its log."""
 
     num_bytes: int
+    logged_bytes: int = 0
+
+    def sequence_bytes(self, max_logged: int) -> int:
+        """Return the bytes with a log for spans of up to `max_logged` tokens."""
+        return self.num_bytes + LOG_SPANS * max_logged * self.logged_bytes
 
 
 StateSize = KvStateSize | RecurrentStateSize
@@ -39,7 +45,8 @@ class GroupLayout:
 
     `states` are indices of the program's states; `bytes_per_token` is their sum. A query at position p of a sliding
     group sees the keys in (p - window, p]. A block of a recurrent group is no run of tokens but the state after some
-    number of them, `bytes_per_sequence` large. Raises ConfigError for values that describe no memory.
+    number of them, `bytes_per_sequence` large with a log behind it: of spans with up to `max_logged` tokens any number
+    may be kept. Raises ConfigError for values that describe no memory.
     """
 
     kind: Literal["full", "sliding", "recurrent"]
@@ -48,6 +55,12 @@ class GroupLayout:
     bytes_per_token: int
     num_blocks: int
     bytes_per_sequence: int = 0
+    max_logged: int = 0
+
+    @property
+    def log_rows(self) -> int:
+        """Return the tokens that a block's log has room for: position p is in row p % log_rows."""
+        return LOG_SPANS * self.max_logged
 
     def __post_init__(self) -> None:
         if (self.kind == "sliding") != (self.window is not None):
@@ -102,20 +115,21 @@ def plan_layout(
     max_model_len: int,
     max_span_tokens: int,
     max_num_seqs: int = 1,
+    max_logged: int = 0,
 ) -> CacheLayout:
     """Cut `budget_bytes` into groups: full attention first, then equal windows together, recurrent states last.
 
     Recurrent states get room for `max_num_seqs` sequences and their checkpoints, of what as many sequences leave of the
     budget, or at most half of it. Each other group gets the share of the rest that one sequence of `max_model_len`
-    tokens would need of it, so that all run out at about the same time. Raises ConfigError if not even one such
-    sequence fits.
+    tokens would need of it, so that all run out at about the same time. `max_logged` is that of recurrent groups.
+    Raises ConfigError if not even one such sequence fits.
     """
     if max_model_len < 1:
         raise ConfigError(f"max_model_len must be at least 1, got {max_model_len}")
     if not states:
         raise ConfigError("a cache needs at least one group; the program declares no KV state")
     # One sequence's worth of blocks first: this also validates every size.
-    groups = tuple(_groups_of_one(states, block_size, max_model_len, max_span_tokens))
+    groups = tuple(_groups_of_one(states, block_size, max_model_len, max_span_tokens, max_logged))
     single = CacheLayout(block_size, groups, max_span_tokens)
     if budget_bytes < single.total_bytes:
         raise ConfigError(
@@ -142,7 +156,7 @@ def _grown(group: GroupLayout, budget_bytes: int, max_num_seqs: int, single: Cac
 
 
 def _groups_of_one(
-    states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int
+    states: Sequence[StateSize], block_size: int, max_model_len: int, max_span_tokens: int, max_logged: int
 ) -> Iterator[GroupLayout]:
     """Yield the groups of one sequence: by window, of states that keep something of every token; recurrent ones."""
     found = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
@@ -163,7 +177,8 @@ def _groups_of_one(
             window=None,
             bytes_per_token=0,
             num_blocks=RECURRENT_PEAK_BLOCKS,
-            bytes_per_sequence=sum(state.num_bytes for state in recurrent.values()),
+            bytes_per_sequence=sum(state.sequence_bytes(max_logged) for state in recurrent.values()),
+            max_logged=max_logged,
         )
 
 

@@ -8,7 +8,7 @@ from none. Not thread-safe: one engine loop owns it. Must not import torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ridgeline.cache.groups import NO_NEED, build_group
@@ -72,6 +72,7 @@ class _Sequence:
     computed: int
     reserved: int
     promised: int  # tokens of its prompt and one more: what admission found room for
+    num_logged: int = field(default=0, init=False)  # computed tokens that recurrent states do not have yet
     node: RadixNode | None  # the newest published block, pinned; None: does not publish
 
 
@@ -192,15 +193,19 @@ class CacheManager:
                 tables.append((index, self.tables(seq_id)))
         return Advance(True, copies, tables)
 
-    def span_end(self, computed: int, end: int) -> int:
-        """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits."""
-        if not self._prefix_caching:
-            return end
-        return min(group.span_end(computed, end) for group in self._groups)
+    def span_end(self, computed: int, end: int, *, drafts: bool = False) -> int:
+        """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits.
 
-    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int) -> None:
+        With `drafts` at its end, some of which may be left out, it should end where all groups can take them back.
+        """
+        if not self._prefix_caching and not drafts:
+            return end
+        return min(group.span_end(computed, end, drafts=drafts) for group in self._groups)
+
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int, num_logged: int = 0) -> None:
         """Record that positions below `num_computed` hold the KV of `token_ids` (all known tokens of the sequence).
 
+        The last `num_logged` of them were computed in a span with drafts, of which they were kept.
         Whole blocks are published. Where an equal one is published already the sequence switches to it and frees its
         own, so that a sequence that references a node references the whole path above it.
         """
@@ -210,6 +215,10 @@ class CacheManager:
         )
         assert num_computed <= len(token_ids), f"sequence {seq_id}: {num_computed} computed of {len(token_ids)} tokens"
         size = self.layout.block_size
+        if num_logged != seq.num_logged:
+            seq.num_logged = num_logged
+            for group, table in zip(self._groups, seq.tables):
+                group.log(table, num_logged)
         if seq.node is not None:
             for index in range(seq.computed // size, num_computed // size):
                 tokens = tuple(token_ids[index * size : (index + 1) * size])
@@ -262,6 +271,11 @@ class CacheManager:
         return tuple([table.show(self.layout.block_size) for table in self._sequences[seq_id].tables])
 
     # ---- the cache as a whole
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a sequence's step may be planned before the one that it goes on from is committed."""
+        return not any(group.in_place for group in self._groups)
 
     def kinds_without_rollback(self) -> tuple[str, ...]:
         """Return the kinds of groups that keep every computed token: `commit` must get all of a reservation."""

@@ -16,6 +16,7 @@ class SequenceTable:
 
     first_block: int
     blocks: list[int]
+    num_logged: int = 0
     _shown: BlockTable | None = field(default=None, compare=False)  # None: the blocks are others than it showed
 
     @property
@@ -31,9 +32,11 @@ class SequenceTable:
     def show(self, block_size: int) -> BlockTable:
         """Return the table as a plan has it: the same object for as long as nothing has changed."""
         first_token = self.first_block * block_size
-        if self._shown is None or self._shown.first_token != first_token:
-            self._shown = BlockTable(first_token, self.blocks)
-        return self._shown
+        shown = self._shown
+        if shown is None or shown.first_token != first_token or shown.num_logged != self.num_logged:
+            self._shown = BlockTable(first_token, self.blocks, self.num_logged)
+            return self._shown
+        return shown
 
     def append(self, block: int) -> None:
         """Put `block` at the end; its reference is the caller's."""
@@ -66,6 +69,7 @@ class SequenceTable:
 
     def share(self, pool: BlockPool) -> "SequenceTable":
         """Return a second table on the same blocks, with its own references."""
+        assert not self.num_logged, "a state with a log is not shared"
         for block in self.blocks:
             pool.acquire(block)
         return SequenceTable(self.first_block, list(self.blocks))

@@ -74,11 +74,13 @@ class Span(NamedTuple):
 class BlockTable:
     """Where one cache group keeps one sequence: block `i` holds positions `first_token + i * block_size ..`.
 
-    `first_token` is a multiple of the block size; it is above 0 only where a sliding window has freed the start.
+    `first_token` is a multiple of the block size; it is above 0 only where a sliding window has freed the start. A
+    recurrent state lacks the sequence's last `num_logged` tokens, which are in its log.
     """
 
     first_token: int
     blocks: Sequence[int]
+    num_logged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from operator import is_
 import numpy as np
 
 from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepBatch, StepShape
-from ridgeline.cache.layout import CacheLayout, GroupLayout
+from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
@@ -73,8 +73,8 @@ class BatchBuilder:
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
         batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:
-            for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
-                self._move_tables(layout, group, plan.tables[index], before.tables[index], last)
+            for index in range(len(batch.groups)):
+                self._move_tables(index, last, plan, before)
         return True
 
     def _ones(self, block: IntArray) -> IntArray:
@@ -146,24 +146,20 @@ class BatchBuilder:
         starts_S = np.asarray([span.start for span in spans], dtype=np.int64)
         np.add(starts_S, batch.span_length_S, out=batch.kv_length_S)
         np.add(starts_S[laid.span_of_T], laid.offset_T, out=batch.positions_T)
-        for index, (layout, group) in enumerate(zip(self._layout.groups, batch.groups)):
-            self._move_tables(layout, group, plan.tables[index], None if before is None else before.tables[index], laid)
+        for index in range(len(batch.groups)):
+            self._move_tables(index, laid, plan, before)
         if plan.copies:
             batch.copies_C3[:] = [(copy.group, copy.source, copy.target) for copy in plan.copies]
 
-    def _move_tables(
-        self,
-        layout: GroupLayout,
-        group: GroupStep,
-        tables: tuple[BlockTable, ...],
-        before: tuple[BlockTable, ...] | None,
-        laid: _Laid,
-    ) -> None:
-        """Write a group's tables, of which those of `before` are written, and the slots of the batch's positions."""
-        _write_tables(group, tables, before)
+    def _move_tables(self, index: int, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
+        """Write the tables of group `index`, of which those of `before` are written, and the slots of the batch's
+        positions."""
+        layout, group, tables = self._layout.groups[index], laid.batch.groups[index], plan.tables[index]
+        _write_tables(group, tables, None if before is None else before.tables[index])
         if layout.kind == "recurrent":
-            group.write_slots_T[:] = group.tables_SB[laid.span_of_T, 0]
-            group.first_token_S[:] = 0
+            slots_S = [-1 if span.num_optional else table.blocks[0] for span, table in zip(plan.spans, tables)]
+            group.write_slots_T[:] = np.asarray(slots_S)[laid.span_of_T]
+            group.first_token_S[:] = [table.num_logged for table in tables]
         else:
             self._write_slots(group, laid.batch.positions_T, laid.span_of_T)
 

@@ -80,7 +80,8 @@ class StepCommit:
         if accepted.num_final < span.num_tokens:
             self.scheduler.num_final[seq.seq_id] = accepted.num_final
         ends = self._extend(seq, accepted.tokens)
-        self._commit(seq, min(span.start + accepted.num_final, len(seq.token_ids)))
+        end = min(span.start + accepted.num_final, len(seq.token_ids))
+        self._commit(seq, end, end - span.start if span.num_optional else 0)
         for sibling in self._forked(seq) if seq.siblings else ():
             self.scheduler.insert_running(sibling)
             try:
@@ -109,9 +110,9 @@ class StepCommit:
             self.scheduler.events.append(VectorEvent(seq.request, seq.index, vector_H))
             self.scheduler.end(seq, FinishReason.STOP)
 
-    def _commit(self, seq: Sequence, num_computed: int) -> None:
+    def _commit(self, seq: Sequence, num_computed: int, num_logged: int = 0) -> None:
         seq.num_computed = num_computed
-        self.cache.commit(seq.seq_id, seq.token_ids, num_computed)
+        self.cache.commit(seq.seq_id, seq.token_ids, num_computed, num_logged)
 
     def _extend(self, seq: Sequence, tokens: Items[SampledToken]) -> FinishReason | None:
         """Add tokens up to the one that ends the output; return why it ends, if it does."""

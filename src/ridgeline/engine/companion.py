@@ -142,12 +142,11 @@ def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: S
     model = open_model(own)
     if model.spec.diffusion is not None or embeds(asked, model.spec):
         raise ConfigError(f"{name} cannot draft: it does not continue text token by token")
-    for role, source in (("draft", model), ("verify drafts", target)):
-        if any(isinstance(state, RecurrentState) for state in source.program.states):
-            raise ConfigError(
-                f"{source.folder.name} cannot {role}: it has recurrent states, which cannot be rolled back; "
-                "choose a model whose layers are all attention, or speculate=off"
-            )
+    if any(isinstance(state, RecurrentState) for state in model.program.states):
+        raise ConfigError(
+            f"{name} cannot draft: it has recurrent states, which it would not take back one draft at a time; "
+            "choose a model whose layers are all attention"
+        )
     _check_vocabulary(name, model, config.model.model, target)
     backend, why_backend = select(model, own, offered)
     vocab_size = min(model.spec.vocab_size, target.spec.vocab_size)

@@ -19,11 +19,15 @@ _DECISIONS: Mapping[WaitReason | None, Decisions] = {
 
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
-    """Return whether the plan is one token, and one sample row, of every running sequence in their order."""
+    """Return whether the plan is one token, and one sample row, of every running sequence in their order.
+
+    Not where tokens are taken from a log: the step after it has none.
+    """
     return (
         len(plan.spans) == len(plan.samples) == len(running)
         and not plan.prompt_rows
         and not plan.vector_rows
+        and not any(table.num_logged for tables in plan.tables for table in tables)
         and all(
             len(span.token_ids) == 1 == span.num_logit_rows and span.seq_id == row.seq_id == seq.seq_id
             for span, row, seq in zip(plan.spans, plan.samples, running)

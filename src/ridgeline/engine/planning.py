@@ -69,7 +69,7 @@ class StepDraft:
         """Return the span with as many optional tokens as the context, the cache's checkpoints and the rows allow."""
         if seq.siblings:
             return span.required()  # what forks shares known tokens alone
-        end = min(self.cache.span_end(span.start, span.end), self.max_model_len)
+        end = min(self.cache.span_end(span.start, span.end, drafts=True), self.max_model_len)
         excess = max(span.end - end, span.num_logit_rows - max_rows, 0)
         return span.shortened(min(excess, span.num_optional))
 

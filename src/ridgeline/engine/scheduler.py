@@ -63,7 +63,7 @@ class Scheduler:
         self._max_num_rows = max_num_rows
         self._clock = clock
         self._depth = depth
-        self._chains = chains and not cache.kinds_without_rollback()  # a checkpoint is made of a state at its commit
+        self._chains = chains and cache.plans_ahead  # a checkpoint is made of a state at its commit
         self._waiting = WaitingQueue(use_priority=config.policy == "priority")
         self._running: list[Sequence] = []  # sorted by the queue's key
         self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what was planned and is not committed, in order

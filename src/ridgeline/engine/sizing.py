@@ -64,10 +64,13 @@ def choose_sizes(
         free_bytes -= beside.taken_bytes
         own = bytes_per_token(plan, states)
         share = own / max(own + beside.bytes_per_token, 1)
+    drafts = config.speculation.proposers() and not all_rows
+    max_logged = 1 + config.speculation.num_speculative_tokens if drafts else 0
     length = asked or max_positions
     while True:
         limits = step_limits(config, length, all_rows=all_rows)
-        budget, why_budget = _choose_budget(config, sizes, length, free_bytes - plan.workspace_bytes(limits), share)
+        left_bytes = free_bytes - plan.workspace_bytes(limits)
+        budget, why_budget = _choose_budget(config, sizes, length, left_bytes, share, max_logged)
         try:
             layout = plan_layout(
                 sizes,
@@ -76,6 +79,7 @@ def choose_sizes(
                 length,
                 scheduler.max_num_batched_tokens,
                 scheduler.max_num_seqs,
+                max_logged,
             )
             break
         except ConfigError:
@@ -113,7 +117,12 @@ def _length_choice(length: int, asked: int | None, max_positions: int) -> Choice
 
 
 def _choose_budget(
-    config: EngineConfig, sizes: Sequence[StateSize], max_model_len: int, free_bytes: int, own_share: float
+    config: EngineConfig,
+    sizes: Sequence[StateSize],
+    max_model_len: int,
+    free_bytes: int,
+    own_share: float,
+    max_logged: int,
 ) -> tuple[int, Choice]:
     """Return the cache's bytes: as asked, or enough for all sequences within a share of the free memory.
 
@@ -127,7 +136,7 @@ def _choose_budget(
         return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
     blocks = -(-max_model_len // cache.block_size) + 1
     per_token = sum(size.bytes_per_token for size in sizes if isinstance(size, KvStateSize))
-    per_sequence = sum(size.num_bytes for size in sizes if isinstance(size, RecurrentStateSize))
+    per_sequence = sum(size.sequence_bytes(max_logged) for size in sizes if isinstance(size, RecurrentStateSize))
     wanted = max_num_seqs * (blocks * cache.block_size * per_token + RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence)
     share = max(0, int(free_bytes * CACHE_SHARE * own_share))
     if wanted <= share:

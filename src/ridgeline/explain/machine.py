@@ -162,7 +162,7 @@ class _SheetPlan:
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
-            return RecurrentStateSize(state.num_bytes)
+            return RecurrentStateSize(state.num_bytes, state.logged_bytes)
         return KvStateSize(max(1, int(state.bytes_per_token(1) * self._element.kv)), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:

@@ -81,13 +81,22 @@ class LatentState:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """State of one recurrent layer per sequence, of any length: float32 tensors of these shapes, zero at its start."""
+    """State of one recurrent layer per sequence, of any length: float32 tensors of these shapes, zero at its start.
+
+    `logged` is how many inputs of a token each part depends on, so that they can be applied to it later.
+    """
 
     parts: tuple[tuple[int, ...], ...]
+    logged: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
         return sum(4 * math.prod(shape) for shape in self.parts)
+
+    @property
+    def logged_bytes(self) -> int:
+        """Return the bytes of a token in the log of its inputs."""
+        return 4 * sum(self.logged)
 
 
 State = KvState | LatentState | RecurrentState

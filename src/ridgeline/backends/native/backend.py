@@ -101,7 +101,7 @@ class NativePlan:
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
-            return RecurrentStateSize(state.num_bytes)
+            return RecurrentStateSize(state.num_bytes, state.logged_bytes)
         return KvStateSize(state.bytes_per_token({"f32": 4, "bf16": 2, "int8": 1}[self.settings.kv]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:

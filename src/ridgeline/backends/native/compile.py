@@ -113,8 +113,11 @@ class Compiler:
     def state_part(self, attrs: RecurrentAttrs) -> _native.StatePart:
         """Return where a recurrent op keeps its state of a sequence."""
         parts, group = self.cache.recurrent[attrs.state]
-        part = parts[attrs.part]
-        return _native.StatePart(address(part), part[0].size, group)
+        part, logs = parts[attrs.part], self.cache.logs[attrs.state]
+        if not logs:
+            return _native.StatePart(address(part), part[0].size, group)
+        log = logs[attrs.part]
+        return _native.StatePart(address(part), part[0].size, group, address(log), log.shape[2], log.shape[1])
 
     def new(self, name: str, width: int | None = None) -> Place:
         """Return a place for value `name`, as wide as its row unless `width` says otherwise."""

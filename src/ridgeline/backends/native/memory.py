@@ -91,6 +91,7 @@ class CacheMemory:
 
     kv: Mapping[int, tuple[_native.KvMemory, int]]
     recurrent: Mapping[int, tuple[Sequence[np.ndarray], int]]  # the parts of a state, float32 [blocks, ...] each
+    logs: Mapping[int, Sequence[np.ndarray]]  # of a state's parts, float32 [blocks, rows, width] each, if there are any
     blocks: Sequence[np.ndarray]
 
 
@@ -98,19 +99,24 @@ def allocate_cache(program: Program, layout: CacheLayout, kind: KvKind) -> Cache
     """Allocate the blocks of every state of the program."""
     kv: dict[int, tuple[_native.KvMemory, int]] = {}
     recurrent: dict[int, tuple[Sequence[np.ndarray], int]] = {}
+    logs: dict[int, Sequence[np.ndarray]] = {}
     blocks: list[np.ndarray] = []
     for index, group in enumerate(layout.groups):
         for number in group.states:
             state = program.states[number]
             if isinstance(state, RecurrentState):
-                shapes = [(group.num_blocks, *shape) for shape in state.parts]
-                parts = [allocate(4 * math.prod(shape)).view(np.float32).reshape(shape) for shape in shapes]
-                recurrent[number] = parts, index
+                recurrent[number] = [_floats(group.num_blocks, *shape) for shape in state.parts], index
+                widths = state.logged if group.log_rows else ()
+                logs[number] = [_floats(group.num_blocks, group.log_rows, width) for width in widths]
             else:
                 num_bytes = group.num_blocks * kv_memory(kind, state, layout.block_size, 0).block_bytes
                 blocks.append(allocate(num_bytes))
                 kv[number] = kv_memory(kind, state, layout.block_size, address(blocks[-1])), index
-    return CacheMemory(kv, recurrent, blocks)
+    return CacheMemory(kv, recurrent, logs, blocks)
+
+
+def _floats(*shape: int) -> np.ndarray:
+    return allocate(4 * math.prod(shape)).view(np.float32).reshape(shape)
 
 
 def kv_memory(kind: KvKind, state: KvState | LatentState, block_size: int, location: int) -> _native.KvMemory:

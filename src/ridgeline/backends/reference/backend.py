@@ -58,7 +58,7 @@ class ReferencePlan:
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
-            return RecurrentStateSize(state.num_bytes)
+            return RecurrentStateSize(state.num_bytes, state.logged_bytes)
         return KvStateSize(state.bytes_per_token(ELEMENT_BYTES[self.dtype]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:

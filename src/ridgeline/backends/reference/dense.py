@@ -55,6 +55,9 @@ class DenseMemory:
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
         """Discard the state: the sequences end with the run."""
 
+    def log(self, state: int, part: int) -> None:
+        """Return None: nothing is taken back."""
+
 
 class DenseModel(torch.nn.Module):
     """The program as a torch module whose parameters are the program's weights."""

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ridgeline.backends.step import GroupStep, StepBatch
+
 Tensors = Sequence[torch.Tensor]
 Outputs = tuple[torch.Tensor, ...]
 
@@ -29,6 +31,35 @@ class CachedSpans:
     key_positions_SL: torch.Tensor
     mask_SQL: torch.Tensor
     is_causal: bool = False
+
+
+class InputLog:
+    """The log of one part of a recurrent state, over a step: the inputs of its sequences' last tokens.
+
+    `log_BLW` are rows of the cache's blocks: that of position p is row p % L.
+    """
+
+    def __init__(self, log_BLW: torch.Tensor, step: StepBatch, group: GroupStep) -> None:
+        self._log_BLW, self._step, self._group = log_BLW, step, group
+
+    def pending(self) -> list[torch.Tensor]:
+        """Return, for each span, the logged tokens [P, W] that its state lacks."""
+        starts_S = self._step.kv_length_S - self._step.span_length_S
+        numbers = zip(self._group.tables_SB[:, 0], starts_S, self._group.first_token_S)
+        return [self._log_BLW[block, self._rows(start - count, start)] for block, start, count in numbers]
+
+    def keep(self, inputs_TW: torch.Tensor) -> list[bool]:
+        """Log the spans of the step that go to the log alone; return which these are."""
+        kept: list[bool] = []
+        ends_S, blocks_S = self._step.kv_length_S, self._group.tables_SB[:, 0]
+        for rows, end, block in zip(self._step.spans(), ends_S, blocks_S):
+            kept.append(bool(self._group.write_slots_T[rows.start] < 0))
+            if kept[-1]:
+                self._log_BLW[block, self._rows(end - rows.stop + rows.start, end)] = inputs_TW[rows]
+        return kept
+
+    def _rows(self, begin: int, end: int) -> torch.Tensor:
+        return torch.arange(begin, end) % self._log_BLW.shape[1]
 
 
 class StepMemory(Protocol):
@@ -52,6 +83,10 @@ class StepMemory(Protocol):
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
         """Store what `load` gives to the next step of the same sequences."""
+        ...
+
+    def log(self, state: int, part: int) -> InputLog | None:
+        """Return the log of the part's inputs; None: all that a step computes goes into the state."""
         ...
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret, interpret_each
-from ridgeline.backends.reference.memory import CachedSpans
+from ridgeline.backends.reference.memory import CachedSpans, InputLog
 from ridgeline.backends.reference.packed import pack_matrices
 from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
@@ -45,12 +45,16 @@ class ReferenceExecutable:
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
         self._memories: dict[int, StateMemory] = {}
+        self._logs: dict[int, StateMemory] = {}
         self._group_of: dict[int, int] = {}
         for index, group in enumerate(layout.groups):
             for state in group.states:
                 size = program.states[state]
                 self._memories[state] = _allocate(size, group.num_blocks + 1, layout.block_size, dtype)
                 self._group_of[state] = index
+                if isinstance(size, RecurrentState) and group.log_rows:
+                    shape = (group.num_blocks, group.log_rows)
+                    self._logs[state] = tuple(torch.zeros(*shape, width) for width in size.logged)
 
     @property
     def weight_bytes(self) -> int:
@@ -91,7 +95,7 @@ class ReferenceExecutable:
         inputs = {name: torch.from_numpy(array) for name, array in step.inputs().items()}
         if features_TW is not None:
             inputs[FEATURES] = torch.from_numpy(features_TW).to(self._dtype)
-        return inputs, _PagedMemory(self._memories, self._group_of, self._layout, step)
+        return inputs, _PagedMemory(self._memories, self._logs, self._group_of, self._layout, step)
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist():
@@ -115,8 +119,14 @@ class _PagedMemory:
     """
 
     def __init__(
-        self, memories: Mapping[int, StateMemory], group_of: Mapping[int, int], layout: CacheLayout, step: StepBatch
+        self,
+        memories: Mapping[int, StateMemory],
+        logs: Mapping[int, StateMemory],
+        group_of: Mapping[int, int],
+        layout: CacheLayout,
+        step: StepBatch,
     ) -> None:
+        self._logs = logs
         self._memories, self._group_of, self._layout, self._step = memories, group_of, layout, step
         self._writes: dict[int, tuple[torch.Tensor, ...]] = {}
         self._batches: dict[tuple[int, int | None], list[tuple[torch.Tensor, CachedSpans]]] = {}
@@ -145,6 +155,11 @@ class _PagedMemory:
 
     def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
         self._memories[state][part][self._slots_S(state)] = value_S
+
+    def log(self, state: int, part: int) -> InputLog | None:
+        if state not in self._logs:
+            return None
+        return InputLog(self._logs[state][part], self._step, self._step.groups[self._group_of[state]])
 
     def _slots_S(self, state: int) -> torch.Tensor:
         """Return the block of each span that holds its recurrent state: its table's only one."""

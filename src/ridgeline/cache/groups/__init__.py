@@ -40,7 +40,8 @@ class CacheGroup(Protocol):
 
     whole_prefix: ClassVar[bool]  # a hit needs every block from the start: a node without this group's serves nobody
     miss_reason: ClassVar[str]  # why this group could not serve a hit that the tokens allowed, for an operator
-    can_roll_back: ClassVar[bool]  # of what a step has computed less may be committed: it is computed again later
+    can_roll_back: bool  # of what a step has computed less may be committed: it is computed again later
+    in_place: ClassVar[bool] = False  # a step overwrites what it goes on from: that is committed before it is planned
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Return the longest hit of at most `num_blocks` blocks along `path`, the nodes from the root's child on."""
@@ -50,13 +51,19 @@ class CacheGroup(Protocol):
         """Return what making [computed, end) writable needs. Takes nothing: the manager does, in all groups or none."""
         ...
 
-    def span_end(self, computed: int, end: int) -> int:
-        """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it."""
+    def span_end(self, computed: int, end: int, *, drafts: bool) -> int:
+        """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it.
+
+        `drafts`: its last tokens are drafts, which may be left out.
+        """
         return end
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         """Return the block to publish for block index `index`, once positions `before .. computed` are written."""
         ...
+
+    def log(self, table: SequenceTable, num_logged: int) -> None:
+        """Note how many of the computed tokens, the last ones, are only logged: their span was one with drafts."""
 
     def commit(self, table: SequenceTable, computed: int) -> None:
         """Release what no later query of this sequence can see, now that positions below `computed` are written."""

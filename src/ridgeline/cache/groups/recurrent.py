@@ -6,6 +6,13 @@
 A state after a whole number of blocks is a checkpoint: the tree holds it as the block of the node that ends there, and
 a sequence that goes on from it writes into a copy. A hit ends at a checkpoint. Spans are cut so that prompts leave one
 at their last whole block.
+
+A span with drafts leaves the state as it is before it, and its tokens in a log behind the state: those that are kept
+are added to it by the next step, the others are forgotten. A state with tokens in its log alone is no checkpoint and is
+not shared, so no copy of a block needs the log.
+
+    computed  45 ─ ─ b ─ ─▶ 48             45: state │ 46 47 48 49: log    48 committed: 46 47 48 are pending
+              48 ─ ─ ─ ─ ─▶ ..             48: state │ 49 ..: log
 """
 
 from collections.abc import Sequence
@@ -21,23 +28,27 @@ DECODE_CHECKPOINT_TOKENS = 256  # how far apart the checkpoints of an output are
 
 def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
     assert layout.window is None
-    return RecurrentGroup(index, block_size, pool)
+    return RecurrentGroup(index, block_size, pool, layout.max_logged)
 
 
 class RecurrentGroup(CacheGroup):
     """CacheGroup whose tables hold one block: `first_block` is the block index of the last computed token.
 
-    A reservation has no size, what was computed cannot be undone, and the sequence moves on to copies of shared blocks.
+    A reservation has no size, what was computed can be undone while it is logged, and the sequence moves on to copies
+    of shared blocks.
     """
 
     whole_prefix = False
     miss_reason = "no checkpoint of the recurrent state"
-    can_roll_back = False
+    in_place = True
 
-    def __init__(self, index: int, block_size: int, pool: BlockPool) -> None:
+    def __init__(self, index: int, block_size: int, pool: BlockPool, max_logged: int) -> None:
+        self.can_roll_back = max_logged > 0
+        self._max_logged = max_logged
         self._index = index
         self._block_size = block_size
         self._pool = pool
+        self._spacing = max(DECODE_CHECKPOINT_TOKENS // block_size, 1) * block_size  # of an output's checkpoints
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Match up to the last node that holds a checkpoint."""
@@ -53,16 +64,22 @@ class RecurrentGroup(CacheGroup):
         shared = self._pool.ref_count(block) > 1 or self._pool.is_published(block)
         return Need(0, table.first_block if shared and end > computed else None)
 
-    def span_end(self, computed: int, end: int) -> int:
+    def span_end(self, computed: int, end: int, *, drafts: bool) -> int:
+        if drafts:  # a checkpoint's last token is a span of its own, without them
+            last = computed - computed % self._spacing + self._spacing - 1
+            return min(end, max(last, computed + 1), computed + self._max_logged)
         boundary = end // self._block_size * self._block_size
         return boundary if end - computed > 1 and boundary > computed else end
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         """Return the state where it is that after block `index`: after prompt spans, and now and then of an output."""
-        if (index + 1) * self._block_size != computed:
+        if (index + 1) * self._block_size != computed or table.num_logged:
             return None
-        spacing = max(DECODE_CHECKPOINT_TOKENS // self._block_size, 1)
-        return table.blocks[0] if computed - before > 1 or (index + 1) % spacing == 0 else None
+        return table.blocks[0] if computed - before > 1 or computed % self._spacing == 0 else None
+
+    def log(self, table: SequenceTable, num_logged: int) -> None:
+        assert num_logged <= self._max_logged, f"{num_logged} tokens in a log of {self._max_logged}"
+        table.num_logged = num_logged
 
     def commit(self, table: SequenceTable, computed: int) -> None:
         table.first_block = max(computed - 1, 0) // self._block_size

@@ -36,8 +36,8 @@ def choose_strategy(
 
     `companion` is the model of a drafter that is asked for.
 
-    A model that can verify drafts does so also with speculation off, for requests that bring a prediction; with auto
-    one that cannot has none. Raises ConfigError where drafts are asked for that the model cannot verify.
+    Drafts are verified also with speculation off, for requests that bring a prediction, but by models whose states
+    need a log for that; with auto a model that cannot verify any has none. Raises ConfigError where drafts are asked for that the model cannot verify.
     """
     kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
     if kind == "speculative" and without_rollback:
@@ -46,9 +46,7 @@ def choose_strategy(
         why = {
             "embed": "this model embeds text, so there is nothing to draft",
             "diffusion": "this model fills in masks, so there is nothing to draft",
-        }.get(
-            kind, f"{' and '.join(without_rollback)} states of this model cannot be rolled back past a rejected draft"
-        )
+        }.get(kind, f"{' and '.join(without_rollback)} states have no log to take drafts back")
         raise ConfigError(f"speculate={config.speculation.speculate}: {why}; leave it off")
     if kind == "speculative":
         from ridgeline.decoding.strategies import speculative  # it needs this package first

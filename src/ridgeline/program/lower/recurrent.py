@@ -12,7 +12,7 @@ from ridgeline.spec.spec import Activation, GatedDeltaNet, LightningAttention, M
 
 def lower_mamba(b: Builder, prefix: str, mixer: Mamba, x: str) -> str:
     inner, size = mixer.inner_size, mixer.state_size
-    state = b.state(RecurrentState(((inner, mixer.conv_taps - 1), (inner, size))))
+    state = b.state(RecurrentState(((inner, mixer.conv_taps - 1), (inner, size)), (inner, 2 * inner + size)))
     z = b.linear(f"{prefix}.z", x, inner, mixer.bias)
     x = b.linear(f"{prefix}.x", x, inner, mixer.bias)
     x = _conv(b, f"{prefix}.conv", CausalConvAttrs(state, 0, mixer.activation), x, mixer.conv_taps, mixer.conv_bias)
@@ -36,7 +36,7 @@ def lower_mamba2(b: Builder, prefix: str, mixer: Mamba2, x: str) -> str:
     heads, groups, size, taps = mixer.num_heads, mixer.num_groups, mixer.state_size, mixer.conv_taps
     inner = heads * mixer.head_dim
     parts = ((inner, taps - 1), (groups * size, taps - 1), (groups * size, taps - 1), (heads, mixer.head_dim, size))
-    state = b.state(RecurrentState(parts))
+    state = b.state(RecurrentState(parts, (inner, groups * size, groups * size, inner + heads + groups * size)))
     z = b.linear(f"{prefix}.z", x, inner, mixer.bias)
     channels: list[str] = []
     for part, (name, width, count) in enumerate((("x", inner, heads), ("b", size, groups), ("c", size, groups))):
@@ -58,7 +58,8 @@ def lower_gated_delta_net(b: Builder, prefix: str, mixer: GatedDeltaNet, x: str)
     keys, heads, taps = mixer.num_key_heads, mixer.num_value_heads, mixer.conv_taps
     sizes = {"q": (keys, mixer.key_dim), "k": (keys, mixer.key_dim), "v": (heads, mixer.value_dim)}
     convs = tuple((count * size, taps - 1) for count, size in sizes.values())
-    state = b.state(RecurrentState((*convs, (heads, mixer.key_dim, mixer.value_dim))))
+    k, v = keys * mixer.key_dim, heads * mixer.value_dim
+    state = b.state(RecurrentState((*convs, (heads, mixer.key_dim, mixer.value_dim)), (k, k, v, k + v + 2 * heads)))
     channels: list[str] = []
     for part, (name, (count, size)) in enumerate(sizes.items()):
         y = b.linear(f"{prefix}.{name}", x, count * size, False)
@@ -77,7 +78,7 @@ def lower_gated_delta_net(b: Builder, prefix: str, mixer: GatedDeltaNet, x: str)
 
 def lower_lightning_attention(b: Builder, prefix: str, mixer: LightningAttention, x: str) -> str:
     heads, dim = mixer.num_heads, mixer.head_dim
-    state = b.state(RecurrentState(((heads, dim, dim),)))
+    state = b.state(RecurrentState(((heads, dim, dim),), (2 * heads * dim,)))
     qkv = tuple(_heads(b, _activated(b, f"{prefix}.{name}", x, heads * dim, mixer.activation), heads) for name in "qkv")
     (y,) = b.emit("retention", f"{prefix}.retention", qkv, (), RetentionAttrs(state, 0, mixer.rates))
     y = b.norm(f"{prefix}.norm", mixer.norm, y)

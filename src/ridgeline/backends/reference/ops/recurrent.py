@@ -3,7 +3,7 @@
 Legend: S spans of equal length · L tokens of each; the others as in `program/ops/recurrent.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ def causal_conv(attrs: CausalConvAttrs, inputs: Tensors, weights: Tensors, memor
         y_SC = y_SC + bias[0] if bias else y_SC
         return seen_SCW[..., 1:], y_SC if attrs.activation is None else ACTIVATIONS[attrs.activation](y_SC)
 
-    return _over_tokens(attrs, step, inputs, memory)
+    return _over_tokens(attrs, step, inputs, memory, (0,))
 
 
 def selective_scan(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -44,7 +44,7 @@ def selective_scan(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, mem
         h_SIN = (dt_SI[..., None] * decay_IN).exp() * h_SIN + (dt_SI * x_SI)[..., None] * b_SN[:, None]
         return h_SIN, (h_SIN * c_SN[:, None]).sum(-1) + skip_I * x_SI
 
-    return _over_tokens(attrs, step, inputs, memory)
+    return _over_tokens(attrs, step, inputs, memory, (0, 1, 2))
 
 
 def ssd(attrs: SsdAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -64,7 +64,7 @@ def ssd(attrs: SsdAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) 
         y_SHP = (h_SHPN * c_SHN[:, :, None]).sum(-1) + skip_H[:, None] * x_SHP
         return h_SHPN, y_SHP.flatten(1)
 
-    return _over_tokens(attrs, step, inputs, memory)
+    return _over_tokens(attrs, step, inputs, memory, (0, 1, 2))
 
 
 def delta_rule(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -85,7 +85,7 @@ def delta_rule(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory:
         o_SHV = (h_SHKV * q_SHK[..., None]).sum(2) * q_SHK.shape[-1] ** -0.5
         return h_SHKV, o_SHV.flatten(1)
 
-    return _over_tokens(attrs, step, inputs, memory)
+    return _over_tokens(attrs, step, inputs, memory, (1, 2, 3, 4))
 
 
 def retention(attrs: RetentionAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -97,7 +97,7 @@ def retention(attrs: RetentionAttrs, inputs: Tensors, weights: Tensors, memory: 
         h_SHKV = decay_H[:, None, None] * h_SHKV + k_SHK[..., None] * v_SHV[:, :, None]
         return h_SHKV, (h_SHKV * q_SHK[..., None]).sum(2).flatten(1)
 
-    return _over_tokens(attrs, step, inputs, memory)
+    return _over_tokens(attrs, step, inputs, memory, (1, 2))
 
 
 def gated_norm(attrs: GatedNormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
@@ -109,13 +109,21 @@ def gated_norm(attrs: GatedNormAttrs, inputs: Tensors, weights: Tensors, memory:
     return ((y * gate if attrs.norm_before_gate else y).to(inputs[0].dtype),)
 
 
-def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: StepMemory) -> Outputs:
+def _over_tokens(
+    attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: StepMemory, logged: Sequence[int]
+) -> Outputs:
     """Run `step` over the tokens of every span, from the state that memory holds to the one that it keeps.
 
-    Spans of the same length go together. The output has the dtype of the first input.
+    Spans of the same length go together. The output has the dtype of the first input. The state depends on the inputs
+    `logged`.
     """
     spans = memory.spans()
     before_S = memory.load(attrs.state, attrs.part)
+    log, goes_to_log = memory.log(attrs.state, attrs.part), [False] * len(spans)
+    if log is not None:
+        pending = log.pending()
+        before_S = torch.stack([_with(rows, step, h, inputs, logged) for rows, h in zip(pending, before_S)])
+        goes_to_log = log.keep(torch.cat([inputs[index].float().flatten(1) for index in logged], dim=1))
     members: dict[int, list[int]] = {}
     for index, span in enumerate(spans):
         members.setdefault(span.stop - span.start, []).append(index)
@@ -130,8 +138,22 @@ def _over_tokens(attrs: RecurrentAttrs, step: Step, inputs: Tensors, memory: Ste
         outputs.update(zip(batch, torch.stack(rows, dim=1)))
         after.update(zip(batch, state))
     order = range(len(spans))
-    memory.store(attrs.state, attrs.part, torch.stack([after[index] for index in order]))
+    kept = [before_S[index] if goes_to_log[index] else after[index] for index in order]
+    memory.store(attrs.state, attrs.part, torch.stack(kept))
     return (torch.cat([outputs[index] for index in order]).to(inputs[0].dtype),)
+
+
+def _with(
+    rows_PW: torch.Tensor, step: Step, state: torch.Tensor, inputs: Tensors, logged: Sequence[int]
+) -> torch.Tensor:
+    """Return the state with the tokens that a log has the inputs `logged` of; the others are for an output."""
+    widths = [inputs[index][0].numel() for index in logged]
+    for row_W in rows_PW:
+        token = [torch.zeros(1, *x.shape[1:]) for x in inputs]
+        for index, values in zip(logged, row_W.split(widths)):
+            token[index] = values.view(1, *inputs[index].shape[1:])
+        state = step(state[None], token)[0][0]
+    return state
 
 
 def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
