@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from ridgeline import SamplingParams
 from ridgeline.bench.report import Report
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import EngineConfig, SpeculationConfig
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.cost.steptime import StepTime
 from ridgeline.decoding.proposers import Draft
@@ -100,7 +100,9 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
             **FORMATS[name],
         )
         step_time = simulated_machine(config).step_time
-        off, on, oracle = Timed(config), Timed(config), Oracle()
+        # drafts of the benchmark's own, for which the cache of a recurrent model has to have room
+        speculation = SpeculationConfig(speculate="prediction", num_speculative_tokens=max(options.lengths))
+        off, on, oracle = Timed(config), Timed(replace(config, speculation=speculation)), Oracle()
         rng = random.Random(0)
         vocabulary = off.engine.info.vocab_size
         for batch in options.batches:

@@ -37,7 +37,8 @@ def choose_strategy(
     `companion` is the model of a drafter that is asked for.
 
     Drafts are verified also with speculation off, for requests that bring a prediction, but by models whose states
-    need a log for that; with auto a model that cannot verify any has none. Raises ConfigError where drafts are asked for that the model cannot verify.
+    need a log for that; with auto a model that cannot verify any has none. Raises ConfigError where drafts are asked
+    for that the model cannot verify.
     """
     kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
     if kind == "speculative" and without_rollback:
