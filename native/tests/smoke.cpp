@@ -235,9 +235,7 @@ void recurrent(const KernelTable& kernels, Numbers& numbers, Results& results) {
       k.recur(r, {a, b, x, gate, gate, to}, span, 0, r.blocks(), by_token, scratch.data());
       keep("recurrence " + std::to_string((int)kind) + (by_token ? " by token" : ""));
     }
-  const SelectiveScan scan{kWidth, kKeys, rate.data(), weight.data()};
-  const Memory<uint8_t> scan_scratch(k.scan_scratch_bytes(scan));
-  k.selective_scan(scan, span, x, step, a, b, to, 0, kWidth, scan_scratch.data());
+  k.selective_scan({kWidth, kKeys, rate.data(), weight.data()}, span, x, step, a, b, to, 0, kWidth, nullptr);
   keep("selective scan");
   k.convolve({kWidth, 4, weight.data(), weight.data(), true, Activation::silu}, span, x, to, 0, kWidth);
   keep("convolution");

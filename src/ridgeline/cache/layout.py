@@ -46,7 +46,7 @@ class GroupLayout:
     `states` are indices of the program's states; `bytes_per_token` is their sum. A query at position p of a sliding
     group sees the keys in (p - window, p]. A block of a recurrent group is no run of tokens but the state after some
     number of them, `bytes_per_sequence` large with a log behind it: of spans with up to `max_logged` tokens any number
-    may be kept. Raises ConfigError for values that describe no memory.
+    may be accepted. Raises ConfigError for values that describe no memory.
     """
 
     kind: Literal["full", "sliding", "recurrent"]

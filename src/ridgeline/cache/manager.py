@@ -205,7 +205,7 @@ class CacheManager:
     def commit(self, seq_id: int, token_ids: Sequence[int], num_computed: int, num_logged: int = 0) -> None:
         """Record that positions below `num_computed` hold the KV of `token_ids` (all known tokens of the sequence).
 
-        The last `num_logged` of them were computed in a span with drafts, of which they were kept.
+        The last `num_logged` of them were computed in a span with drafts, of which they were accepted.
         Whole blocks are published. Where an equal one is published already the sequence switches to it and frees its
         own, so that a sequence that references a node references the whole path above it.
         """

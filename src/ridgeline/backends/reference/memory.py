@@ -50,13 +50,13 @@ class InputLog:
 
     def keep(self, inputs_TW: torch.Tensor) -> list[bool]:
         """Log the spans of the step that go to the log alone; return which these are."""
-        kept: list[bool] = []
+        logged: list[bool] = []
         ends_S, blocks_S = self._step.kv_length_S, self._group.tables_SB[:, 0]
         for rows, end, block in zip(self._step.spans(), ends_S, blocks_S):
-            kept.append(bool(self._group.write_slots_T[rows.start] < 0))
-            if kept[-1]:
+            logged.append(bool(self._group.write_slots_T[rows.start] < 0))
+            if logged[-1]:
                 self._log_BLW[block, self._rows(end - rows.stop + rows.start, end)] = inputs_TW[rows]
-        return kept
+        return logged
 
     def _rows(self, begin: int, end: int) -> torch.Tensor:
         return torch.arange(begin, end) % self._log_BLW.shape[1]

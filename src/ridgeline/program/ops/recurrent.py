@@ -4,7 +4,7 @@ Legend: C channels · W taps of a convolution · I inner channels · H heads · 
 P, V value size. Every op but `gated_norm` starts each span from part `part` of recurrent state `state` and leaves there
 what the sequence's next span starts from: the state after its tokens, or, where they are drafts that may be taken back,
 the state before them and behind it a log of the inputs that it depends on. The next span first applies those of the
-tokens that were kept. They compute in float32 whatever the activations are.
+tokens that were accepted. They compute in float32 whatever the activations are.
 """
 
 from collections.abc import Callable, Mapping, Sequence

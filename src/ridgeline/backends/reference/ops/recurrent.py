@@ -138,8 +138,8 @@ def _over_tokens(
         outputs.update(zip(batch, torch.stack(rows, dim=1)))
         after.update(zip(batch, state))
     order = range(len(spans))
-    kept = [before_S[index] if goes_to_log[index] else after[index] for index in order]
-    memory.store(attrs.state, attrs.part, torch.stack(kept))
+    stored = [before_S[index] if goes_to_log[index] else after[index] for index in order]
+    memory.store(attrs.state, attrs.part, torch.stack(stored))
     return (torch.cat([outputs[index] for index in order]).to(inputs[0].dtype),)
 
 
