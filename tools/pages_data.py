@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numbers_page import TEXTS
+
 from ridgeline.bench.load import Load
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.cost import datasheets
+from ridgeline.cost.datasheets import datasheet
 from ridgeline.engine.journal import WAIT_REASONS, Records
 from ridgeline.explain import explorers, lectures
 from ridgeline.explain.lectures.row import STATUSES, Row
+from ridgeline.explain.limits import MODELS
 from ridgeline.explain.simulation import Simulation, simulate
 
 UI = Path(__file__).resolve().parents[1] / "src" / "ridgeline" / "server" / "ui"
@@ -144,7 +149,7 @@ def examples() -> list[dict[str, Any]]:
 
 def numbers() -> dict[str, Any]:
     """Return the rows of the lectures."""
-    return {"texts": lectures.TEXTS, "statuses": STATUSES, "rows": [shown(row) for row in lectures.rows()]}
+    return {"texts": TEXTS, "statuses": STATUSES, "rows": [shown(row) for row in lectures.rows()]}
 
 
 def shown(row: Row) -> dict[str, Any]:
@@ -198,13 +203,18 @@ def said(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {"sentence": result.sentence, "figures": figures, "series": series}
 
 
+def plan() -> dict[str, Any]:
+    """Return the models and the datasheets that a plan can be asked for."""
+    return {"models": list(MODELS), "cards": [[name, datasheet(name).title] for name in datasheets.names()]}
+
+
 def main() -> int:
     """Write the files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = 0
-    for name, make in (("examples", examples), ("numbers", numbers), ("learn", learn)):
+    for name, make in (("examples", examples), ("numbers", numbers), ("learn", learn), ("plan", plan)):
         path = UI / f"data-{name}.js"
         data = json.dumps(rounded(make()), ensure_ascii=False, separators=(",", ":"))
         text = f"// Written by: python tools/pages_data.py\nexport default {data};\n"

@@ -1,8 +1,10 @@
 """Headless Chromium on the pages, with all that it complained about. Tests skip where it or playwright is not there."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +64,22 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, which looks for what keeps people out. Set AXE_CORE to its axe.min.js."""
+    path = os.environ.get("AXE_CORE")
+    if path is None:
+        pytest.skip("WHO CAN USE THE PAGES IS NOT TESTED: npm pack axe-core, unpack it, set AXE_CORE to its axe.min.js")
+    return Path(path).read_text(encoding="utf-8")
+
+
+def serious(page: Any, axe: str) -> list[str]:
+    """What axe finds serious or critical on a page, with the first node of each."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in ("serious", "critical")]
 
 
 @contextmanager

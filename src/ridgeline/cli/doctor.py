@@ -8,6 +8,7 @@ import typer
 
 def doctor(
     journal: Annotated[Path, typer.Argument(help="A file of --journal.")],
+    request: Annotated[int | None, typer.Option(help="Follow one sequence instead, by its number.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Examine the journal of an engine: the machine, then batching, KV memory and precision.
@@ -16,9 +17,16 @@ def doctor(
     """
     import msgspec
 
-    from ridgeline.explain.diagnosis import doctor as examined
+    from ridgeline.engine.recording import read_recording
+    from ridgeline.explain.diagnosis import diagnose
+    from ridgeline.explain.life import life
 
-    found = examined(journal)
+    recording = read_recording(journal)
+    if request is not None:
+        lived = life(recording, request)
+        typer.echo(msgspec.json.encode(lived) if json else lived["sentence"])
+        return
+    found = diagnose(recording)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
     else:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.core.errors import ConfigError
 from ridgeline.explain import explorers
 
 explain = typer.Typer(no_args_is_help=True)
@@ -22,17 +21,11 @@ def _explain() -> None:
 def lecture(
     id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One row, with its inputs. Default: all.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: a row, or a list of all.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Print docs/numbers.md.")] = False,
 ) -> None:
     """Print numbers that texts on inference name, recomputed from their inputs; ✗ marks a slip."""
     from ridgeline.explain import lectures
     from ridgeline.explain.lectures.row import STATUSES
 
-    if page:
-        if id is not None or json:
-            raise ConfigError("--page prints the whole page: leave out the row and --json")
-        typer.echo(lectures.page(), nl=False)
-        return
     rows = lectures.rows() if id is None else [lectures.find(id)]
     if json:
         plain = [row.as_json() for row in rows]

@@ -7,6 +7,7 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
@@ -58,6 +59,12 @@ class StepTime:
         fitted = calibration.rest if calibration is not None else None
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
+
+    def limit(self) -> "StepTime":
+        """Return the same as the least time, with nothing around the ops."""
+        found = copy(self)
+        found._is_limit, found._by_size, found._constant_s, found.rest = True, {}, 0.0, Rest(0.0, 0.0)
+        return found
 
     def seconds(self, load: Load) -> float:
         """Return the predicted seconds of a step."""

@@ -20,7 +20,7 @@ from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
-from ridgeline.engine.recording import recorder
+from ridgeline.engine.recording import recorder, setup_of
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
@@ -60,7 +60,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     cache = CacheManager(sizing.layout, prefix_caching=prefixes)
     kinds = cache.kinds_without_rollback()
     strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
-    record = recorder(config, sizing, strategy, choices)
+    setup = setup_of(config, sizing, strategy, choices)
     scheduler = Scheduler(
         config.scheduler,
         cache,
@@ -73,7 +73,8 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     )
     return Engine(
         info=info,
-        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, record),
+        setup=setup,
+        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup)),
         executor=executor,
         intake=Intake(info, tokenizer, clock),
         spec=spec,

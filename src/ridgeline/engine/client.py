@@ -6,6 +6,7 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ridgeline.cache.manager import CacheStats
@@ -69,6 +70,10 @@ class EngineClient(Protocol):
     @property
     def journal(self) -> Journal:
         """Holds what the engine did in its last steps."""
+        ...
+
+    def write_journal(self, path: Path) -> None:
+        """Write what the journal still has as a file of `--journal`; any thread."""
         ...
 
     @property

@@ -7,6 +7,7 @@ from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.recording import EngineSetup
 from ridgeline.program.op import Program
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ class Engine:
     """A model ready to run: what it serves, the loop that computes, and the intake that makes requests."""
 
     info: EngineInfo
+    setup: EngineSetup
     loop: EngineLoop
     executor: Executor
     intake: Intake

@@ -125,6 +125,25 @@ class FileRecorder(Recorder):
                 self.flush(self._journal)
             self._file.close()
 
+    def write_recent(self, journal: Journal) -> None:
+        """Write what the rings still have, and close the file: steps with all their spans, outputs within them."""
+        rings = {name: ring.read() for name, ring in journal.rings.items()}  # what others point into is read later
+        retained = {name: records for name, (_, records) in rings.items()}
+        first_span, first_hash = rings["spans"][0], rings["prompts"][0]
+        steps = retained["steps"] = retained["steps"][retained["steps"]["first_span"] >= first_span]
+        begin = rings["steps"][0] + len(rings["steps"][1]) - len(steps)
+        outputs, decisions = retained["outputs"], retained["decisions"]
+        is_whole = (outputs["first_step"] >= begin) & (outputs["last_step"] < begin + len(steps))
+        outputs = retained["outputs"] = outputs[is_whole & (outputs["first_hash"] >= first_hash)]
+        retained["decisions"] = decisions[decisions["step"] >= steps["step"].min(initial=1 << 62)]
+        steps["first_span"] -= first_span
+        outputs["first_hash"] -= first_hash
+        outputs["first_step"] -= begin
+        outputs["last_step"] -= begin
+        for name, records in retained.items():
+            self._take(name, records, journal)
+        self.close()
+
     def _take(self, name: str, records: Records, journal: Journal) -> None:
         fields = [(field, str(records.dtype[field])) for field in records.dtype.names or ()]
         self._frame(msgspec.msgpack.encode(_Frame(name, fields, records.tobytes(), journal.cache_reasons)))
@@ -133,14 +152,10 @@ class FileRecorder(Recorder):
         self._file.write(LENGTH.pack(len(data)) + data)
 
 
-def recorder(
-    config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]
-) -> FileRecorder | None:
-    """Return what writes the journal, where that was asked for. Raises ConfigError where it cannot be written."""
-    if config.journal is None:
-        return None
+def setup_of(config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]) -> EngineSetup:
+    """Return how an engine is set up."""
     is_plain = isinstance(strategy, Autoregressive) and not config.speculation.proposers()
-    setup = EngineSetup(
+    return EngineSetup(
         config=config,
         layout=sizing.layout,
         max_model_len=sizing.max_model_len,
@@ -148,7 +163,11 @@ def recorder(
         strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
         choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
     )
-    return FileRecorder(Path(config.journal), setup)
+
+
+def recorder(setup: EngineSetup) -> FileRecorder | None:
+    """Return what writes the journal, where that was asked for. Raises ConfigError where it cannot be written."""
+    return None if setup.config.journal is None else FileRecorder(Path(setup.config.journal), setup)
 
 
 def read_recording(path: Path) -> Recording:

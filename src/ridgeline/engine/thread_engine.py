@@ -9,6 +9,7 @@ import atexit
 import threading
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import OverloadedError
@@ -17,6 +18,7 @@ from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.recording import FileRecorder
 from ridgeline.engine.request import Request
 
 log = get_logger("engine")
@@ -54,6 +56,9 @@ class ThreadEngine:
     def journal(self) -> Journal:
         """Holds what the engine did in its last steps."""
         return self.engine.loop.journal
+
+    def write_journal(self, path: Path) -> None:
+        FileRecorder(path, self.engine.setup).write_recent(self.journal)
 
     @property
     def accepting(self) -> bool:

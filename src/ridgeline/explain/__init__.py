@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor", "explore", "lecture", "plan", "price", "simulate"]
 
-_MODULES = {"doctor": "diagnosis", "explore": "explorers", "lecture": "lectures"} | {
-    "plan": "planner",
-    "price": "pricing",
-    "simulate": "simulation",
-}
+_MODULES = dict(zip(__all__, ("diagnosis", "explorers", "lectures", "planner", "pricing", "simulation")))
 
 
 def __getattr__(name: str) -> object:

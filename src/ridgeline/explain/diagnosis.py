@@ -102,19 +102,20 @@ def diagnose(recording: Recording) -> Diagnosis:
     if setup.strategy != "autoregressive":
         raise ConfigError(f"only engines that decode one token at a time can be examined; this one is {setup.strategy}")
     requests = _requests(recording, setup.layout.block_size)
-    now = run_simulated(simulated_machine(setup.config), requests)
+    machine = simulated_machine(setup.config)
+    match = float(run_simulated(machine, requests).recording.steps["run_s"].sum() / recording.steps["run_s"].sum())
+    now = run_simulated(machine, requests, slower=1 / match)  # requests came at the pace of this machine
     now_s = _mean_e2e(now.results.latencies.e2el_ms)
     findings: list[Finding] = []
     suspicions = (_of_machine, _of_batching, _of_memory, _of_precision)
     for found, config in (each for look in suspicions for each in look(recording, setup.config)):
         if config is not None:
-            then = run_simulated(simulated_machine(config), requests)
+            then = run_simulated(simulated_machine(config), requests, slower=1 / match)
             gain = now_s / _mean_e2e(then.results.latencies.e2el_ms)
             found = replace(found, gain=gain, provenance=then.provenance)
         if found.gain >= FIX_GAIN:
             findings.append(found)
     findings.sort(key=lambda each: AREAS.index(each.area))
-    match = float(now.recording.steps["run_s"].sum()) / float(recording.steps["run_s"].sum())
     return Diagnosis(len(recording.steps), len(requests), match, findings)
 
 
@@ -207,7 +208,10 @@ def _of_memory(recording: Recording, config: EngineConfig) -> Iterator[Suspicion
     size = recording.setup.layout.total_bytes
     larger, flag = replace(config, cache=replace(cache, kv_cache_bytes=4 * size)), f"--kv-cache-bytes {4 * size}"
     needed = int((outputs["num_tokens"] - 1 - outputs["num_cached"]).sum())
-    again = int(recording.steps["num_tokens"].sum()) / max(1, needed) - 1
+    spans, steps = recording.spans, recording.steps
+    ended = np.cumsum([0, *(spans["num_tokens"] * np.isin(spans["seq_id"], outputs["seq_id"]))])
+    computed = int((ended[steps["first_span"] + steps["num_spans"]] - ended[steps["first_span"]]).sum())
+    again = computed / max(1, needed) - 1
     blocks = _wait_share(recording, "blocks", "just_preempted")
     if (recording.decisions["kind"] == 1).any() and again > RECOMPUTED:
         evidence = (

@@ -9,13 +9,6 @@ from typing import Any, Literal
 from ridgeline.core.errors import ConfigError
 
 Provenance = Literal["measured", "calibrated", "prior", "datasheet", "counted"]
-PROVENANCES: Mapping[Provenance, str] = {
-    "measured": "on a machine that is named",
-    "calibrated": "the limit, with an efficiency that was fitted on this machine",
-    "prior": "the limit, with an efficiency of this class of machine",
-    "datasheet": "follows from the peaks and the bandwidth that a maker names: a limit",
-    "counted": "follows from the inputs alone: bytes, FLOPs, tokens, probabilities",
-}
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SCALED = ("B", "B/s", "FLOP", "FLOP/s")
 

@@ -54,6 +54,12 @@ class Candidate:
     def tokens_per_s(self) -> float:
         return self.results.output_throughput_tok_per_s
 
+    @property
+    def tpot_ms(self) -> float:
+        """The time per output token that half of the requests stay within; 0 where all have one token."""
+        found = self.results.latencies.tpot_ms
+        return 0.0 if found is None else found.p50
+
     def line(self) -> Sequence[str]:
         """Return the cells of a row with the columns HEAD."""
         ttft, tpot = self.results.latencies.ttft_ms, self.results.latencies.tpot_ms
@@ -118,6 +124,7 @@ class Plan:
             "reasons": self.reasons,
             "front": [plain(each) for each in self.front],
             "memory_bytes": self.memory,
+            "points": [(each.name, each.tokens_per_s, each.tpot_ms, each.attainment) for each in self.candidates],
             "num_candidates": len(self.candidates),
         }
 
@@ -283,13 +290,8 @@ def _without(candidate: Candidate, flag: str) -> Mapping[str, str]:
 
 def _front(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """Return the candidates that no other beats in throughput and in TPOT, the fastest first."""
-
-    def tpot(each: Candidate) -> float:
-        found = each.results.latencies.tpot_ms
-        return 0.0 if found is None else found.p50
-
     front: list[Candidate] = []
-    for each in sorted(candidates, key=lambda each: (-each.tokens_per_s, tpot(each), len(each.changes))):
-        if not front or tpot(each) < tpot(front[-1]):
+    for each in sorted(candidates, key=lambda each: (-each.tokens_per_s, each.tpot_ms, len(each.changes))):
+        if not front or each.tpot_ms < front[-1].tpot_ms:
             front.append(each)
     return front

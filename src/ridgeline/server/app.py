@@ -27,7 +27,7 @@ from ridgeline.server.openai.completions import create_completion
 from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.openai.tokens import detokenize, tokenize
-from ridgeline.server.pages import describe_server, page, recent_steps
+from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.tokenizer import Tokenizer
@@ -61,6 +61,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/ui/{name:path}", page),
             Route("/explain/server", partial(describe_server, service)),
             Route("/explain/steps", partial(recent_steps, service)),
+            Route("/explain/doctor", partial(diagnose, service)),
+            Route("/explain/plan", partial(plan, service), methods=["POST"]),
             Route("/v1/embeddings", partial(create_embedding, service), methods=["POST"]),
             Route("/tokenize", partial(tokenize, service), methods=["POST"]),
             Route("/v1/tokenize", partial(tokenize, service), methods=["POST"]),

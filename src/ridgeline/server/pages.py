@@ -1,19 +1,35 @@
-"""The pages at /ui, and what they ask for that no other endpoint has: what is served, and the engine's last steps."""
+"""The pages at /ui, and what they ask for that no other endpoint has: what is served, the engine's last steps, and what
+commands say of them.
+"""
 
 import asyncio
-from collections.abc import Mapping
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ridgeline.core.errors import RequestError
-from ridgeline.engine.journal import WAIT_REASONS
+from ridgeline.core.errors import OverloadedError, RequestError
+from ridgeline.engine.journal import WAIT_REASONS, Records
+from ridgeline.server.body import read_json
 from ridgeline.server.service import Service
 
 MAX_RECORDS = 8192  # of one ring in one response
+MAX_EXPLAIN_S = 60
+_WORDS = msgspec.json.Decoder(list[str])
+PLAN = re.compile(  # a line each; none of them reads a file or fetches anything
+    r"((\w[\w.-]{0,63}\n)?--hardware=(?!this\n)\w[\w.-]*(:\d+)?\n)?--workload=fixed:num_requests=\d{1,3},"
+    r"input_tokens=\d{1,5},output_tokens=\d{1,4}\n--concurrency=\d{1,3}(\n--slo=[\w:. ]+)?(\n--allow=[\w,-]+)?",
+    re.ASCII,
+)
 HEADERS = {  # nothing from elsewhere, nothing inline, in no other page
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -51,20 +67,73 @@ async def describe_server(service: Service, http: Request) -> Response:
 
 async def recent_steps(service: Service, http: Request) -> Response:
     """Return the journal's last records, of each ring from the number on that the query names. Raises RequestError."""
-    if service.settings.api_key_file is not None:
-        raise HTTPException(403, "steps show what all clients do: they are not served with --api-key-file")
+    _require_one_client(service)
+    names = ("steps", "spans", "decisions", *(["outputs"] if "outputs" in http.query_params else ()))
     try:
-        since = {name: int(http.query_params.get(name, "0")) for name in ("steps", "spans", "decisions")}
+        since = {name: int(http.query_params.get(name, "0")) for name in names}
     except ValueError:
-        raise RequestError("steps, spans and decisions must be integers: numbers of records") from None
-    return Response(await asyncio.to_thread(_records, service, since), headers=JSON)
-
-
-def _records(service: Service, since: Mapping[str, int]) -> bytes:
+        raise RequestError("steps, spans, decisions and outputs must be integers: numbers of records") from None
     journal = service.engine.journal
-    found: dict[str, object] = {"wait_reasons": WAIT_REASONS, "cache_reasons": journal.cache_reasons}
-    for name, number in since.items():
-        ring = journal.rings[name]
-        first, records = ring.read(max(number, ring.num_written - MAX_RECORDS))
+
+    def recent() -> bytes:
+        starts = {name: max(number, journal.rings[name].num_written - MAX_RECORDS) for name, number in since.items()}
+        found = {name: journal.rings[name].read(start) for name, start in starts.items()}
+        return msgspec.json.encode(told(found, journal.cache_reasons))
+
+    return Response(await asyncio.to_thread(recent), headers=JSON)
+
+
+async def diagnose(service: Service, http: Request) -> Response:
+    """Return what `ridgeline doctor` says of the last steps, or of a `request` in them. Raises what `_say` does."""
+    _require_one_client(service)
+    number = http.query_params.get("request")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recent.journal"
+        await asyncio.to_thread(service.engine.write_journal, path)
+        return await _say(service, "doctor", str(path), *([] if number is None else [f"--request={number}"]))
+
+
+async def plan(service: Service, http: Request) -> Response:
+    """Return what `ridgeline plan` says, of the served model where no other is named. Raises as `diagnose`."""
+    _require_one_client(service)
+    arguments = await read_json(http, _WORDS)
+    if not PLAN.fullmatch("\n".join(arguments)):
+        raise RequestError("a plan here is [MODEL --hardware] --workload --concurrency [--slo] [--allow], in order")
+    served = [service.info.model_name] if arguments[0].startswith("--") else []
+    return await _say(service, "plan", *served, *arguments)
+
+
+def _require_one_client(service: Service) -> None:
+    if service.settings.api_key_file is not None:
+        raise HTTPException(403, "this shows what all clients do: it is not served with --api-key-file")
+
+
+async def _say(service: Service, *arguments: str) -> Response:
+    """Return what a command says. Raises OverloadedError while another runs, and what `reply_of` does."""
+    if service.explaining.locked():
+        raise OverloadedError("the server explains something else; ask again in a moment")
+    async with service.explaining:
+        return Response(msgspec.json.encode(await asyncio.to_thread(reply_of, *arguments)), headers=JSON)
+
+
+def reply_of(*arguments: str) -> Mapping[str, object]:
+    """Run a command in another process, after all else that runs here, and return it with the JSON that it prints.
+
+    Raises RequestError for what it refuses, and for what takes longer than MAX_EXPLAIN_S.
+    """
+    line = ["nice", "-n", "19", sys.executable, "-m", "ridgeline", *arguments, "--json"]
+    try:
+        done = subprocess.run(line, capture_output=True, timeout=MAX_EXPLAIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"it takes more than {MAX_EXPLAIN_S} s: ask for less, or a command line") from None
+    if not done.stdout:
+        raise RequestError(done.stderr.decode(errors="replace").strip().removeprefix("ridgeline: ")[-500:])
+    return {"command": shlex.join(["ridgeline", *arguments]), "found": msgspec.Raw(done.stdout)}
+
+
+def told(rings: Mapping[str, tuple[int, Records]], cache_reasons: Sequence[str]) -> Mapping[str, object]:
+    """Return records as plain data, those of each ring with the number of the first."""
+    found: dict[str, object] = {"wait_reasons": WAIT_REASONS, "cache_reasons": cache_reasons}
+    for name, (first, records) in rings.items():
         found[name] = {"first": first, "fields": records.dtype.names, "rows": records.tolist()}
-    return msgspec.json.encode(found)
+    return found

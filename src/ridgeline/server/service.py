@@ -73,6 +73,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(engine)
         self.keys = Keys(settings.api_key, settings.api_key_file)
+        self.explaining = asyncio.Lock()  # held while a command of a page runs
         self.num_slots = 0  # taken
         self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet

@@ -3,6 +3,7 @@
 import { $ } from "./dom.js";
 
 const BASE = new URL("..", import.meta.url);
+export const url = (path) => new URL(path, BASE);
 let key = "";
 let asking = null;
 
@@ -20,7 +21,7 @@ export async function request(path, options = {}) {
     const headers = { ...options.headers, ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
     let response;
     try {
-      response = await fetch(new URL(path, BASE), { ...options, headers, credentials: "omit", referrerPolicy: "no-referrer" });
+      response = await fetch(url(path), { ...options, headers, credentials: "omit", referrerPolicy: "no-referrer" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ServerError("The server cannot be reached. Is it still running?");

@@ -1,15 +1,20 @@
 // The frame: which page is shown, whether the server answers, and what it serves.
 
-import { get } from "./api.js";
+import { get, url } from "./api.js";
 import { $, h } from "./dom.js";
 import { chat } from "./chat.js";
+import { doctor } from "./doctor.js";
 import { learn } from "./learn.js";
 import { live } from "./live.js";
 import { numbers } from "./numbers.js";
+import { plan } from "./plan.js";
+import { request } from "./request.js";
 import { steps } from "./steps.js";
 
-const PAGES = [["chat", "Chat", chat], ["live", "Live", live], ["steps", "Steps", steps], ["learn", "Learn", learn], ["numbers", "Numbers", numbers]];
+const WATCH = [["chat", "Chat", chat], ["live", "Live", live]]; // with a server alone
+const READ = [["request", "Request", request], ["steps", "Steps", steps], ["doctor", "Doctor", doctor], ["plan", "Plan", plan], ["learn", "Learn", learn], ["numbers", "Numbers", numbers]];
 const CHECK_MS = 5000;
+let pages = [...WATCH, ...READ];
 const shown = new Map();
 let server = null;
 let leave = () => {};
@@ -17,11 +22,13 @@ let leave = () => {};
 function navigate() {
   const name = location.hash.slice(1).split("/")[0];
   if (name === "main") return;
-  const [id, title, page] = PAGES.find(([known]) => known === name) || PAGES[0];
+  const [id, title, page] = pages.find(([known]) => known === name) || pages.at(server.use === "files" ? -2 : 0);
   leave();
   for (const link of $("nav").children) {
-    if (link.getAttribute("href") === `#${id}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    link.removeAttribute("aria-current");
+    if (link.getAttribute("href") !== `#${id}`) continue;
+    link.setAttribute("aria-current", "page");
+    link.scrollIntoView({ block: "nearest", inline: "center" });
   }
   if (!shown.has(id)) shown.set(id, page(server));
   const { element, enter } = shown.get(id);
@@ -38,7 +45,7 @@ function show(alive, words) {
 
 async function check() {
   try {
-    await fetch(new URL("../ready", import.meta.url), { credentials: "omit" }).then((r) => r.ok || Promise.reject(r));
+    await fetch(url("ready"), { credentials: "omit" }).then((r) => r.ok || Promise.reject(r));
     show(true, server.models[0]);
     $("banner").hidden = true;
   } catch (problem) {
@@ -50,7 +57,6 @@ async function check() {
 }
 
 async function start() {
-  for (const [id, title] of PAGES) $("nav").append(h("a", { href: `#${id}` }, title));
   for (;;) {
     try {
       server = await get("explain/server");
@@ -61,10 +67,12 @@ async function start() {
       await new Promise((resolve) => setTimeout(resolve, CHECK_MS));
     }
   }
+  if (server.use === "files") pages = READ;
+  for (const [id, title] of pages) $("nav").append(h("a", { href: `#${id}` }, title));
   show(true, server.models[0]);
   addEventListener("hashchange", () => { navigate(); $("main").focus({ preventScroll: true }); scrollTo(0, 0); });
   navigate();
-  setInterval(() => document.hidden || check(), CHECK_MS);
+  if (server.use !== "files") setInterval(() => document.hidden || check(), CHECK_MS);
 }
 
 start();

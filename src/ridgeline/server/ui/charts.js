@@ -56,6 +56,26 @@ function short(value) {
 
 // A curve over its axes; logarithmic where values go far.
 export function curves(name, x, y, points) {
+  const known = points.filter(([a, b]) => a !== null && b !== null);
+  if (known.length < 2) return null;
+  const { nodes, across, up } = axes(x, y, known);
+  nodes.push(s("polyline", { class: "line", points: known.map(([a, b]) => `${across.at(a)},${up.at(b)}`).join(" ") }), known.map(([a, b]) => s("circle", { cx: across.at(a), cy: up.at(b), r: 3, class: "decode" }, s("title", {}, `${short(a)} ${x}: ${short(b)} ${y}`))));
+  const [first, last] = [known[0], known.at(-1)];
+  return plot(name, nodes, `${name}: ${y} over ${x}, from ${short(first[1])} at ${short(first[0])} to ${short(last[1])} at ${short(last[0])}`);
+}
+
+// Points over two axes: [x, y, class, name]. What is chosen is larger.
+export function scatter(name, x, y, points) {
+  if (points.length < 2) return null;
+  const { nodes, across, up } = axes(x, y, points);
+  const best = points.find(([, , kind]) => kind === "chosen");
+  nodes.push(points.map(([a, b, kind, words]) => s("circle", { cx: across.at(a), cy: up.at(b), r: kind === "chosen" ? 7 : 4, class: kind }, s("title", {}, `${words}: ${short(b)} ${y}, ${short(a)} ${x}`))));
+  return plot(name, nodes, `${points.length} candidates: ${y} over ${x}${best ? `; chosen: ${short(best[1])} at ${short(best[0])}` : ""}`);
+}
+
+const plot = (name, nodes, words) => h("figure", { class: "curve" }, s("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": words }, nodes), h("figcaption", { class: "quiet" }, name));
+
+function axes(x, y, known) {
   const scale = (values, from, to) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const far = low > 0 && high / low > 30;
@@ -65,18 +85,13 @@ export function curves(name, x, y, points) {
     const marks = far ? powers(low, high) : [0, 0.5, 1].map((share) => base + share * span);
     return { at: (value) => from + ((f(value) - base) / span) * (to - from), marks };
   };
-  const known = points.filter(([a, b]) => a !== null && b !== null);
-  if (known.length < 2) return null;
   const across = scale(known.map(([a]) => a), MARGIN.left, SIZE.width - MARGIN.right);
   const up = scale(known.map(([, b]) => b), SIZE.height - MARGIN.bottom, MARGIN.top);
   const nodes = [];
   for (const mark of up.marks) nodes.push(s("line", { x1: MARGIN.left, x2: SIZE.width - MARGIN.right, y1: up.at(mark), y2: up.at(mark), class: "axis" }), s("text", { x: MARGIN.left - 8, y: up.at(mark) + 4, class: "label end" }, short(mark)));
   for (const mark of across.marks) nodes.push(s("text", { x: across.at(mark), y: SIZE.height - MARGIN.bottom + 18, class: "label mid" }, short(mark)));
   nodes.push(s("text", { x: SIZE.width - MARGIN.right, y: SIZE.height - 2, class: "label end" }, x), s("text", { x: MARGIN.left + 6, y: MARGIN.top + 4, class: "label" }, y));
-  nodes.push(s("polyline", { class: "line", points: known.map(([a, b]) => `${across.at(a)},${up.at(b)}`).join(" ") }), known.map(([a, b]) => s("circle", { cx: across.at(a), cy: up.at(b), r: 3, class: "decode" }, s("title", {}, `${short(a)} ${x}: ${short(b)} ${y}`))));
-  const [first, last] = [known[0], known.at(-1)];
-  const words = `${name}: ${y} over ${x}, from ${short(first[1])} at ${short(first[0])} to ${short(last[1])} at ${short(last[0])}`;
-  return h("figure", { class: "curve" }, s("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": words }, nodes), h("figcaption", { class: "quiet" }, name));
+  return { nodes, across, up };
 }
 
 function powers(low, high) {

@@ -336,7 +336,7 @@ function settings(server, converses) {
 function asCurl(last) {
   if (!last) return "";
   const json = JSON.stringify({ ...last[1], stream: false, stream_options: undefined });
-  return `curl -s ${new URL(`../${last[0]}`, import.meta.url)} -H 'Content-Type: application/json' -d '${json.replaceAll("'", "'\\''")}'`;
+  return `curl -s ${url(last[0])} -H 'Content-Type: application/json' -d '${json.replaceAll("'", "'\\''")}'`;
 }
 
 function copier(label, text) {

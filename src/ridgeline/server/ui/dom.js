@@ -52,4 +52,20 @@ export function bytes(value) {
   return `${number(value)} ${names[index]}`;
 }
 
+// A command line to copy.
+export function command(line) {
+  const copy = button("Copy", async () => {
+    await navigator.clipboard.writeText(line);
+    copy.textContent = "Copied";
+  });
+  return h("div", { class: "command" }, h("code", {}, line), navigator.clipboard && copy);
+}
+
+// A table that is asked for, or open from the start.
+export function asTable(name, head, rows, open = false) {
+  const cells = (row) => row.map((cell, i) => (i ? h("td", { class: "num" }, cell) : h("th", { scope: "row" }, cell)));
+  return h("details", { open }, h("summary", {}, open ? name : `${name} as table`), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
+    h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head.map((each, i) => h("th", { scope: "col", class: i ? "num" : "" }, each)))), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))))));
+}
+
 export const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;

@@ -4,7 +4,7 @@ const MAGIC = "ridgeline journal 1\n";
 const GAP_S = 0.5; // of idle time between two steps that is shown; what is longer is cut
 const PARTS = ["plan", "run", "commit", "render"];
 
-const rowsOf = ({ fields, rows }) => rows.map((row) => Object.fromEntries(fields.map((field, i) => [field, row[i]])));
+export const rowsOf = ({ fields, rows }) => rows.map((row) => Object.fromEntries(fields.map((field, i) => [field, row[i]])));
 
 // What a span computes: one token of an output, drafts to verify, or a part of a prompt.
 function kindOf(span) {

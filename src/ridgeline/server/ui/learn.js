@@ -39,7 +39,7 @@ function explore(explorer) {
     const moved = input && input.stops[index] !== input.default;
     command.textContent = `ridgeline explain ${explorer.name}${moved ? ` --${input.name.replaceAll("_", "-")} ${input.stops[index]}` : ""}`;
     result.replaceChildren(h("p", { class: "lead", role: "status" }, said.sentence), ...said.series.map(([name, x, y, points]) => curves(name, x, y, points)).filter(Boolean),
-      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Figures" }, h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ["", "value", "how it follows", "rests on"].map((head) => h("th", { scope: "col" }, head)))),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Figures" }, h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ["figure", "value", "how it follows", "rests on"].map((head) => h("th", { scope: "col" }, head)))),
         h("tbody", {}, said.figures.map(([name, text, formula, provenance]) => h("tr", {}, h("th", { scope: "row" }, words(name)), h("td", { class: "num strong" }, text), h("td", {}, formula), h("td", { class: "quiet" }, provenance)))))));
   };
   for (const input of explorer.inputs.filter((each) => each.stops.length > 1)) {

@@ -14,16 +14,16 @@ const SPEEDS = [0.01, 0.03, 0.1, 0.3, 1];
 const WAITS = { slots: "all slots are taken", budget: "this step's budget of tokens is used up", blocks: "too few blocks of the KV cache are free", just_preempted: "a sequence was just preempted", together: "its request's sequences start together" };
 const [LIVE, FILE] = ["live", "file"];
 
-export function steps() {
-  return new Steps().page();
+export function steps(server) {
+  return new Steps(server.use === "files" ? ["A recording", "the last steps of a server"] : ["This server", "live: its last steps"]).page();
 }
 
 class Steps {
-  constructor() {
+  constructor(live) {
     this.now = 0;
     this.following = false;
     this.timer = null;
-    this.panes = [new Pane(this, "A", "1"), new Pane(this, "B", "0")];
+    this.panes = [new Pane(this, "A", "1", live), new Pane(this, "B", "0", live)];
     this.slider = h("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, "aria-label": "Time in the run" });
     this.clock = h("output", { class: "clock" });
     this.play = button("Play", () => this.toggle(), { class: "primary" });
@@ -121,12 +121,12 @@ class Steps {
 }
 
 class Pane {
-  constructor(steps, letter, chosen) {
+  constructor(steps, letter, chosen, [group, words]) {
     this.steps = steps;
     this.run = { steps: [], seconds: 0, most: 1, name: "" };
     this.live = null;
     this.drawn = null;
-    this.source = h("select", { id: `source-${letter}` }, h("optgroup", { label: "This server" }, h("option", { value: LIVE }, "live: its last steps")),
+    this.source = h("select", { id: `source-${letter}` }, h("optgroup", { label: group }, h("option", { value: LIVE }, words)),
       h("optgroup", { label: "Simulated: Llama 3 8B on an H100" }, examples.map((each, i) => h("option", { value: i, selected: String(i) === chosen }, each.name))),
       h("optgroup", { label: "A file" }, h("option", { value: FILE }, "open a journal …")));
     this.file = h("input", { type: "file", "aria-label": "Journal", hidden: true });

@@ -1,0 +1,76 @@
+"""Follow one request through a recording: where its time went, and each of its steps. Must not import torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ridgeline.core.errors import ConfigError
+from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS, Records
+from ridgeline.engine.recording import Recording
+from ridgeline.explain.machine import simulated_machine
+from ridgeline.program.pricing import Load
+
+HEAD = ("step", "at_ms", "kind", "tokens", "start", "sequences", "limit_ms", "predicted_ms", "measured_ms")
+DECODING = ("alone", "batch-mates", "others' prefill", "unexplained")
+
+
+def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
+    """Return what a sequence went through, as plain data in milliseconds since it came; `steps` has the columns `head`.
+
+    Measured: `parts`, `waits`, `between steps`; `unexplained` is measured less predicted; the rest of `decoding` is
+    predicted, of that `provenance`. Raises ConfigError for one that did not end, and for steps that have no prediction.
+    """
+    found = recording.outputs[recording.outputs["seq_id"] == seq_id]
+    if recording.setup is None or not len(found):
+        raise ConfigError(f"no sequence {seq_id} ended in the recording")
+    output, machine = found[0], simulated_machine(recording.setup.config)
+    predict, limit = machine.step_time.seconds, machine.step_time.limit().seconds
+    waits, steps, made = dict[str, float](), list[tuple[Any, ...]](), False
+    decoding: dict[str, float] = dict.fromkeys(DECODING, 0.0)
+    for step in recording.steps[int(output["first_step"]) : int(output["last_step"]) + 1]:
+        if step["start_s"] > output["arrival_s"] + output["latency_s"]:
+            break  # it was ended from outside, between two steps
+        spans, measured_ms = recording.spans_of(step), 1e3 * float(step["run_s"])
+        own, at_ms = spans[spans["seq_id"] == seq_id], 1e3 * float(step["start_s"] - output["arrival_s"])
+        if not len(own):
+            reason = WAIT_REASONS[step["head_waits"]] or "the step under way"
+            waits[reason] = waits.get(reason, 0.0) + min(measured_ms, max(0.0, at_ms + measured_ms))
+            continue
+        (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(_load(spans))
+        kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
+        if made:
+            decodes = spans[spans["num_tokens"] == spans["num_rows"]]
+            alone_ms, together_ms = (
+                1e3 * predict(_load(part)) for part in (own, decodes if kind == "decode" else spans)
+            )
+            parts_ms = (alone_ms, together_ms - alone_ms, predicted_ms - together_ms, measured_ms - predicted_ms)
+            decoding = {name: decoding[name] + ms for name, ms in zip(DECODING, parts_ms)}
+        made = made or start + tokens >= output["num_prompt"]
+        times_ms = (1e3 * limit(_load(spans)), predicted_ms, measured_ms)
+        steps.append((int(step["step"]), at_ms, kind, tokens, start, len(spans), *times_ms))
+    queue_ms, first_ms, end_ms = (1e3 * float(output[name]) for name in ("queue_s", "ttft_s", "latency_s"))
+    first_ms = end_ms if np.isnan(first_ms) else first_ms
+    parts = {"queue": queue_ms, "prefill": first_ms - queue_ms, "decode": end_ms - first_ms}
+    decoding["between steps"] = end_ms - first_ms - sum(decoding.values())
+    said = f"{_words(parts)}. It waited for: {_words(waits) or 'nothing'}. Decode: {_words(decoding)}"
+    return {
+        "sentence": f"Sequence {seq_id} took {end_ms:,.1f} ms: {said} [{machine.provenance}].",
+        "provenance": machine.provenance,
+        "tokens": {name: int(output[f"num_{name}"]) for name in ("prompt", "cached", "output", "preemptions")},
+        "end": FINISH_REASONS[output["reason"]],
+        "parts": parts,
+        "waits": waits,
+        "decoding": decoding,
+        "head": HEAD,
+        "steps": steps,
+    }
+
+
+def _load(spans: Records) -> Load:
+    pairs = [(int(span["num_tokens"]), int(span["start"] + span["num_tokens"])) for span in spans]
+    return Load(tuple(pairs), int(spans["num_rows"].sum()))
+
+
+def _words(times: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {ms:,.1f} ms" for name, ms in times.items())
