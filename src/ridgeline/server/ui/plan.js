@@ -14,7 +14,7 @@ export function plan(server) {
   const machine = h("select", {}, here && h("option", { value: "" }, "this machine"), choices.cards.map(([name, title]) => h("option", { value: name }, title)));
   const amount = (value, max, more = {}) => h("input", { type: "number", inputmode: "numeric", min: 1, max, value, ...more });
   const inputs = { requests: amount(32, 256), input: amount(256, 16384), output: amount(64, 1024), users: amount(8, 256) };
-  const slos = { ttft: amount("", "", { placeholder: "any", step: "any" }), tpot: amount("", "", { placeholder: "any", step: "any" }) };
+  const slos = { ttft: amount("", null, { placeholder: "any", step: "any", min: 0 }), tpot: amount("", null, { placeholder: "any", step: "any", min: 0 }) };
   const losses = Object.entries(LOSSES).map(([name, words]) => {
     const box = h("input", { type: "checkbox", id: `allow-${name}`, value: name });
     return [box, h("div", { class: "check" }, box, h("label", { for: box.id }, words))];
