@@ -1,5 +1,7 @@
 """The native sampling kernel: the same token at every ISA level, that of the documented rule and of the Sampler."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -216,6 +218,32 @@ def test_sums_of_the_widest_row_do_not_overflow():
     ]
     assert max(expected) > 2**18
     assert tokens_alike(x_RV, rows) == expected
+
+
+def test_words_near_a_step_are_decided_by_exact_weights():
+    """Two weights whose estimates are off to different sides: steps between tokens are misplaced by a percent or two of
+    one, so that some of these words would find a neighbour."""
+    numbers, num_each = np.random.default_rng(2), MAX_SAMPLED_VOCAB // 9
+    for pair in range(40):
+        high = np.float32(-numbers.uniform(0.01, 8))
+        low = np.float32(high - numbers.uniform(0.01, 1))
+        x_V = np.full(MAX_SAMPLED_VOCAB, -40, dtype=np.float32)
+        x_V[0], x_V[1 : num_each + 1], x_V[num_each + 1 : 2 * num_each + 1] = 0, high, low
+        weights = [int(np.float32(np.exp(np.float64(x))) * 2.0**44) for x in (high, low)]
+        of_high = 2**44 + num_each * weights[0]
+        total = of_high + num_each * weights[1]
+        needed = -(-int(0.875 * 8) * total // 8) - of_high
+        rows, expected = [], []
+        for seed, top_p in zip(range(40 * pair, 40 * pair + 40), itertools.cycle((1.0, 0.875))):
+            inside = total if top_p == 1 else of_high - -needed // weights[1] * weights[1]
+            target = random_word(seed, 0) * inside >> 64
+            rest, weight, first = (target - 2**44, weights[0], 1)
+            if target >= of_high:
+                rest, weight, first = (target - of_high, weights[1], num_each + 1)
+            rows.append(make_row(seed=seed, top_p=top_p))
+            expected.append(max(0, first + rest // weight))
+        assert native_tokens(LEVELS[-1], x_V[None], rows) == expected
+        assert native_tokens(LEVELS[pair % len(LEVELS)], x_V[None], rows[:8]) == expected[:8]
 
 
 @settings(deadline=None)

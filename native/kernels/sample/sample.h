@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/sample/cut.h"
+#include "kernels/sample/estimate.h"
 #include "kernels/sample/scan.h"
 #include "kernels/sample/types.h"
 #include "kernels/sample/weights.h"
@@ -20,6 +21,7 @@ struct SampleScratch {
   int32_t* ids;    // of the candidates, where these are not the whole vocabulary
   float* allowed;  // the logits that a mask allows, -inf for the others
   uint64_t* sums;  // of the blocks of weights
+  double* masses;  // of the blocks, estimated
   CutScratch cut;
 
   static inline int64_t array_bytes(int64_t vocab_size) { return (4 * (vocab_size + kPanel) + 63) / 64 * 64; }
@@ -35,12 +37,13 @@ struct SampleScratch {
     cut.x = (float*)take(array_bytes(vocab_size));
     cut.weight = (float*)take(array_bytes(vocab_size));
     sums = (uint64_t*)take(sums_bytes(vocab_size));
+    masses = (double*)take(sums_bytes(vocab_size));
     cut.buckets = (uint64_t*)at;
   }
 };
 
 static inline int64_t sample_scratch_bytes(int64_t vocab_size) {
-  return 6 * SampleScratch::array_bytes(vocab_size) + SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
+  return 6 * SampleScratch::array_bytes(vocab_size) + 2 * SampleScratch::sums_bytes(vocab_size) + 8 * (kBuckets + 1);
 }
 
 // The `k` largest logits and their ids to scratch.z and scratch.ids, in order of id. scratch.z holds the maxima of the
@@ -57,15 +60,18 @@ static inline void take_top_k(const float* logits, int64_t vocab_size, int64_t k
   keep(cut, scratch.z, scratch.ids, num_candidates);
 }
 
-// Gives weight 0 to what lies outside of the nucleus; returns the sum of the weights inside.
-//
-// Candidates whose weight is below `rest` / n sum up to less than `rest`, the mass that may stay outside: none of them
-// is in the nucleus. The floor is set a little lower than that, so that rounding does not matter.
-static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64_t total, const SampleScratch& scratch) {
+// Divided logits below this are outside of the nucleus of `top_p` among `n` weights, which sum up to `total` of the
+// largest one: those whose weight is below `rest` / n sum up to less than `rest`, the mass that may stay outside. It is
+// set a little lower than that, so that rounding does not matter.
+static inline float nucleus_floor(double top_p, float maximum, int64_t n, double total) {
   constexpr double kSlack = 0.01;
-  const double rest = (1.0 - top_p) * (double)total;
-  const double distance = kLogOfOne - __builtin_log(rest / (double)n);
-  const float floor = maximum - (float)((distance < -kAllZero ? distance : -kAllZero) + kSlack);
+  const double distance = -__builtin_log((1.0 - top_p) * total / (double)n);
+  return maximum - (float)((distance < -kAllZero ? distance : -kAllZero) + kSlack);
+}
+
+// Gives weight 0 to what lies outside of the nucleus; returns the sum of the weights inside.
+static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64_t total, const SampleScratch& scratch) {
+  const float floor = nucleus_floor(top_p, maximum, n, (double)total * 0x1p-44);
   const Cut cut = find_cut<true>({scratch.z, scratch.weight, n}, floor, min_mass(top_p, total), scratch.cut);
   return drop(cut, scratch.z, scratch.weight, n, scratch.sums);
 }
@@ -74,15 +80,14 @@ static inline uint64_t take_top_p(double top_p, float maximum, int64_t n, uint64
 struct Look {
   const float* logits;
   int64_t token;
-  float maximum;  // divided by the temperature
-  float floor;    // of min_p: what is below has weight 0
-  bool narrow;    // top_k's candidates are in the scratch memory
+  Scaling scaling;
+  bool narrow;  // top_k's candidates are in the scratch memory
   bool draws;
 };
 
 static inline Look look(const SampleRow& row, const float* logits, int64_t vocab_size, const SampleScratch& scratch) {
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
-  Look found{logits, -1, 0.0f, -kInfinity, narrow, false};
+  Look found{logits, -1, {row.temperature, 0.0f, -kInfinity}, narrow, false};
   if (row.mask) {
     if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return found;
     found.logits = scratch.allowed;
@@ -94,19 +99,62 @@ static inline Look look(const SampleRow& row, const float* logits, int64_t vocab
     return found;
   }
   if (narrow) take_top_k(found.logits, vocab_size, row.top_k, scratch);
-  found.maximum = scan.maximum / row.temperature;
-  found.draws = found.maximum - found.maximum == 0;  // a small temperature may take even the largest to an infinity
-  if (row.min_p > 0) found.floor = found.maximum + (float)__builtin_log(row.min_p);
+  const float maximum = found.scaling.maximum = scan.maximum / row.temperature;
+  found.draws = maximum - maximum == 0;  // a small temperature may take even the largest to an infinity
+  if (row.min_p > 0) found.scaling.floor = maximum + (float)__builtin_log(row.min_p);
   return found;
 }
 
 // The token that the row's random word points at among n weights, which sum up to `total`.
 static inline int64_t draw(const SampleRow& row, const Look& found, int64_t n, uint64_t total,
                            const SampleScratch& scratch) {
-  if (row.top_p < 1) total = take_top_p(row.top_p, found.maximum, n, total, scratch);
+  if (row.top_p < 1) total = take_top_p(row.top_p, found.scaling.maximum, n, total, scratch);
   const uint64_t target = (uint64_t)((UInt128)random_word(row.seed, row.num_output) * total >> 64);
   const int64_t at = locate(scratch.weight, scratch.sums, target);
   return found.narrow ? scratch.ids[at] : at;
+}
+
+// The same from the exact weights of those logits alone that may be in the nucleus, where the estimated `total` says
+// which of them are. -1 where it does not, and where they are many.
+static inline int64_t draw_from_nucleus(const SampleRow& row, const Look& found, int64_t vocab_size, double total,
+                                        const SampleScratch& scratch) {
+  const float floor = nucleus_floor(row.top_p, found.scaling.maximum, vocab_size, total) * row.temperature;
+  const float lowest = floor - __builtin_fabsf(floor) * 0x1p-20f;  // the product is rounded
+  if (count_from(found.logits, vocab_size, lowest) > vocab_size / 4) return -1;
+  const int64_t n = gather(found.logits, vocab_size, lowest, kInfinity, [&](int64_t i, int64_t at) {
+    scratch.z[at] = found.logits[i];
+    scratch.ids[at] = (int32_t)i;
+  });
+  const uint64_t mass = softmax_weights(scratch.z, n, found.scaling, scratch.z, scratch.weight, scratch.sums);
+  const double need = row.top_p * total;
+  const double error = kEstimateShare * total + kEstimateEach * (double)vocab_size;
+  const uint64_t least = need > error ? (uint64_t)((need - error) * 0x1p44) : 0;
+  const uint64_t most = (uint64_t)((need + error) * 0x1p44) + 1;
+  if (most > mass) return -1;
+  const Cut cut = find_cut<true>({scratch.z, scratch.weight, n}, -kInfinity, most, scratch.cut);
+  const uint64_t inside = drop(cut, scratch.z, scratch.weight, n, scratch.sums);
+  const auto last = (uint64_t)(int64_t)scratch.weight[first_equal(scratch.z, 0, n, cut.value)];
+  if (inside - last >= least) return -1;  // one token less might do
+  const uint64_t target = (uint64_t)((UInt128)random_word(row.seed, row.num_output) * inside >> 64);
+  return scratch.ids[locate(scratch.weight, scratch.sums, target)];
+}
+
+// The token by the masses of the blocks, or by the exact weights of all candidates where those are not enough.
+static inline int64_t decide(const SampleRow& row, const Look& found, int64_t vocab_size,
+                             const SampleScratch& scratch) {
+  if (!found.narrow) {
+    double total = 0;
+    for (int64_t block = 0; block * kWeightBlock < vocab_size; block++) total += scratch.masses[block];
+    const int64_t token = row.top_p < 1 ? draw_from_nucleus(row, found, vocab_size, total, scratch)
+                                        : locate_roughly(found.logits, vocab_size, found.scaling, scratch.masses, total,
+                                                         random_word(row.seed, row.num_output), scratch.z,
+                                                         scratch.weight);
+    if (token >= 0) return token;
+  }
+  const int64_t n = found.narrow ? row.top_k : vocab_size;
+  const uint64_t total = softmax_weights(found.narrow ? scratch.z : found.logits, n, found.scaling, scratch.z,
+                                         scratch.weight, scratch.sums);
+  return draw(row, found, n, total, scratch);
 }
 
 static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
@@ -114,14 +162,12 @@ static inline void sample(SampleRow& row, const float* logits, int64_t vocab_siz
   const Look found = look(row, logits, vocab_size, scratch);
   row.token = found.token;
   if (!found.draws) return;
-  const int64_t n = found.narrow ? row.top_k : vocab_size;
-  const uint64_t total = softmax_weights(found.narrow ? scratch.z : found.logits, n, row.temperature, found.maximum,
-                                         found.floor, scratch.z, scratch.weight, scratch.sums);
-  row.token = draw(row, found, n, total, scratch);
+  if (!found.narrow) estimate_masses(found.logits, vocab_size, found.scaling, scratch.masses);
+  row.token = decide(row, found, vocab_size, scratch);
 }
 
-// The same for a row without top_k, by several workers: each looks at all logits, which takes a tenth of the time, and
-// weighs its share of the blocks. `all` is the memory of them together, `own` of the caller alone.
+// The same for a row without top_k, by several workers: each looks at all logits, and estimates its share of the blocks.
+// `all` is the memory of them together, `own` of the caller alone.
 static inline void sample_share(SampleRow& row, const float* logits, int64_t vocab_size, void* own, void* all,
                                 const SampleTeam& team) {
   const SampleScratch scratch(all, vocab_size);
@@ -130,16 +176,10 @@ static inline void sample_share(SampleRow& row, const float* logits, int64_t voc
   const int64_t first = blocks * team.index / team.count, last = blocks * (team.index + 1) / team.count;
   const int64_t begin = first * kWeightBlock;
   const int64_t end = last * kWeightBlock < vocab_size ? last * kWeightBlock : vocab_size;
-  if (found.draws)
-    softmax_weights(found.logits + begin, end - begin, row.temperature, found.maximum, found.floor, scratch.z + begin,
-                    scratch.weight + begin, scratch.sums + first);
+  if (found.draws) estimate_masses(found.logits + begin, end - begin, found.scaling, scratch.masses + first);
   team.barrier(team.pool);
   if (team.index > 0) return;
-  row.token = found.token;
-  if (!found.draws) return;
-  uint64_t total = 0;
-  for (int64_t block = 0; block < blocks; block++) total += scratch.sums[block];
-  row.token = draw(row, found, vocab_size, total, scratch);
+  row.token = found.draws ? decide(row, found, vocab_size, scratch) : found.token;
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

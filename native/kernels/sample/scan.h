@@ -85,6 +85,15 @@ static inline bool write_allowed(const float* x, int64_t n, const uint64_t* mask
   return !(any(bad) || rest_bad);
 }
 
+// How many of x reach `low`.
+static inline int64_t count_from(const float* x, int64_t n, float low) {
+  Ints count{};
+  int64_t i = 0, rest = 0;
+  for (; i + kLanes <= n; i += kLanes) count -= load<Floats>(x + i) >= low;
+  for (; i < n; i++) rest += x[i] >= low;
+  return sum(count) + rest;
+}
+
 // Calls take(i, count so far) for every x[i] in [low, high], ascending, and for some of their neighbours: what is taken
 // for one of these is overwritten by the next, or lies at the end and does not count. Returns the count.
 template <class Take>

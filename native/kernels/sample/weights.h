@@ -22,6 +22,23 @@ struct Strip {
   HalfFloats part[kStrip];
 };
 
+// gcc 12 converts whole vectors by halves.
+RL_INLINE Doubles widen(HalfFloats v) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff, (__m256)v);
+#else
+  return __builtin_convertvector(v, Doubles);
+#endif
+}
+
+RL_INLINE HalfFloats narrow(Doubles v) {
+#if defined(__AVX512F__)
+  return (HalfFloats)_mm512_maskz_cvtpd_ps(0xff, (__m512d)v);
+#else
+  return __builtin_convertvector(v, HalfFloats);
+#endif
+}
+
 RL_INLINE Strip load_strip(const float* from) {
   Strip strip;
   for (int i = 0; i < kStrip; i++) strip.part[i] = load<HalfFloats>(from + i * kDoubleLanes);
@@ -42,7 +59,7 @@ RL_INLINE void scaled_exp(Strip& strip) {
   Doubles r[kStrip], p[kStrip];
   Longs exponent[kStrip];
   for (int i = 0; i < kStrip; i++) {
-    const Doubles x = __builtin_convertvector(strip.part[i], Doubles);
+    const Doubles x = widen(strip.part[i]);
     const Doubles shifted = x * 1.4426950408889634 + kMagic;
     exponent[i] = ((Longs)shifted + 44) << 52;
     r[i] = x - (shifted - kMagic) * 0.69314718055994531;
@@ -51,13 +68,13 @@ RL_INLINE void scaled_exp(Strip& strip) {
   for (const double coefficient : kCoefficients)
     for (int i = 0; i < kStrip; i++) p[i] = p[i] * r[i] + coefficient;
   for (int i = 0; i < kStrip; i++)
-    strip.part[i] = __builtin_convertvector((Doubles)((Longs)p[i] + exponent[i]), HalfFloats);
+    strip.part[i] = narrow((Doubles)((Longs)p[i] + exponent[i]));
 }
 
 // Rounded down, exactly.
 RL_INLINE Doubles whole_weights(HalfFloats weight) {
   constexpr double kNoFraction = 4503599627370496.0;  // 2^52
-  const Doubles w = __builtin_convertvector(weight, Doubles);
+  const Doubles w = widen(weight);
   const Doubles nearest = (w + kNoFraction) - kNoFraction;
   return nearest > w ? nearest - 1.0 : nearest;
 }
@@ -86,10 +103,18 @@ RL_INLINE uint64_t sum_blocks(int64_t n, uint64_t* sums, Each each) {
   return total;
 }
 
+// How a row's logits become weights.
+struct Scaling {
+  float temperature;
+  float maximum;  // divided by the temperature
+  float floor;    // of min_p: what is below, divided, has weight 0
+};
+
 // z = x / temperature, and weight = 2^44 * exp(z - maximum), 0 where z < floor. z may be x. Both are written up to the
 // next multiple of kStripWidth, z with -inf. Returns the sum of the weights, rounded down each.
-static inline uint64_t softmax_weights(const float* x, int64_t n, float temperature, float maximum, float floor,
-                                       float* z, float* weight, uint64_t* sums) {
+static inline uint64_t softmax_weights(const float* x, int64_t n, const Scaling& scaling, float* z, float* weight,
+                                       uint64_t* sums) {
+  const float temperature = scaling.temperature, maximum = scaling.maximum, floor = scaling.floor;
   return sum_blocks(n, sums, [&](int64_t i) {
     float tail[kStripWidth];
     if (i + kStripWidth > n)
