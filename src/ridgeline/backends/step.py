@@ -11,7 +11,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 `native/bind/step.cpp` reads the same words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -209,8 +209,8 @@ class Executable(Protocol):
         """Compute the step and update the cache; `features_TW` are those that the program reads."""
         ...
 
-    def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
-        """Do as `run`, and return how long each part of it took; slower by what the clock costs."""
+    def timed(self, step: StepBatch) -> tuple[StepOutput, Iterable[OpTiming]]:
+        """Do as `run`, and return how long each part of it took, to be read once; slower by what the clock costs."""
         ...
 
     def facts(self) -> Mapping[str, Choice]:

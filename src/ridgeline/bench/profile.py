@@ -7,7 +7,7 @@ alternate with steps without, which say what the clock costs.
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 import numpy as np
@@ -16,7 +16,7 @@ from ridgeline.backends.probe import Moment
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, EngineError
 from ridgeline.core.step import StepPlan
-from ridgeline.cost.efficiency import Calibration, Sample, key_of
+from ridgeline.cost.efficiency import Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
 from ridgeline.engine.engine import Engine
@@ -100,6 +100,7 @@ class _Step:
 
     load: Load
     times: StepTimes
+    ops: Sequence[OpTiming] = field(default_factory=list)
     step_s: float = 0.0
     plan_s: float = 0.0
     commit_s: float = 0.0
@@ -208,17 +209,17 @@ class Profiler:
         if step is None:
             raise EngineError("the step that was to be profiled failed, or there was nothing to compute")
         _, (record,) = journal.read(journal.num_written - 1)
-        step.step_s = elapsed_s
+        step.step_s, step.ops = elapsed_s, list(step.times.ops)  # made now: they are no part of the step
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
-        all_timed = sorted((step for step in steps if step.times.ops), key=lambda step: step.step_s)
+        all_timed = sorted((step for step in steps if step.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
         rest = {
             "plan": fmean(step.plan_s for step in timed),
             "batch": fmean(step.times.batch_s for step in timed),
-            "between ops": fmean(step.times.run_s - sum(timing.seconds for timing in step.times.ops) for step in timed),
+            "between ops": fmean(step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed),
             "sample": fmean(step.times.sample_s for step in timed),
             "commit": fmean(step.commit_s for step in timed),
             "render": fmean(step.render_s for step in timed),
@@ -232,7 +233,7 @@ class Profiler:
             num_tokens=timed[0].load.num_tokens,
             step_s=step_s,
             timed_step_s=median(step.step_s for step in all_timed),
-            untimed_step_s=median(step.step_s for step in steps if not step.times.ops),
+            untimed_step_s=median(step.step_s for step in steps if not step.ops),
             stream_bytes_per_s=self._now.stream(self._num_threads),
             ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
@@ -243,10 +244,10 @@ class Profiler:
         """Compute means over the steps, ops in the order in which they first ran."""
         rows: dict[tuple[str, str], list[_TimedOp]] = {}
         for step in steps:
-            costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.times.ops], step.load)
+            costs = costs_of(self._engine.program, [(t.ops, t.element) for t in step.ops], step.load)
             memory_bytes = sum(cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes for cost in costs)
             roofline = Roofline(self._now, self._num_threads, memory_bytes)
-            for timing, cost in zip(step.times.ops, costs, strict=True):
+            for timing, cost in zip(step.ops, costs, strict=True):
                 label = timing.label if by_layer else LAYER.sub(LAYERS, timing.label)
                 row = rows.setdefault((label, timing.kind), [])
                 row.append(_TimedOp(key_of(timing), cost, roofline.predict(cost, timing.inputs), timing.seconds))

@@ -219,8 +219,9 @@ class CacheManager:
             seq.num_logged = num_logged
             for group, table in zip(self._groups, seq.tables):
                 group.log(table, num_logged)
-        if seq.node is not None:
-            for index in range(seq.computed // size, num_computed // size):
+        first, end = seq.computed // size, num_computed // size
+        if first < end and seq.node is not None:
+            for index in range(first, end):
                 tokens = tuple(token_ids[index * size : (index + 1) * size])
                 seq.node = self._publish(seq.node, tokens, seq, index, num_computed)
         seq.computed = num_computed

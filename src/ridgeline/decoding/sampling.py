@@ -6,7 +6,7 @@ It holds nothing of requests that is not made anew where it is missing. The orde
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -28,8 +28,7 @@ _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every toke
 _NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _InStep:
+class _InStep(NamedTuple):
     """Hold what the backend samples in a step, and the indices of their rows in `rows`."""
 
     rows: Sequence[SampleRow]
@@ -58,7 +57,7 @@ class Sampler:
         if follows and last is not None:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
             _write_masks(last.sampling, rows, last.plain)
-            self._last = _InStep(rows, last.plain, last.sampling, last.bare)
+            self._last = last._replace(rows=rows)
             return last.sampling
         plain = self._plain(rows)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):

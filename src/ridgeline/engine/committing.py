@@ -39,7 +39,8 @@ class StepCommit:
                     continue
                 ends = self._append(seq, token)
                 self._commit(seq, span.start + 1)
-                self._end_as(seq, ends)
+                if ends is not None:
+                    self._end_as(seq, ends)
             except Exception as error:
                 self.scheduler.fault(seq, error)
 

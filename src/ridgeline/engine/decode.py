@@ -17,6 +17,8 @@ _DECISIONS: Mapping[WaitReason | None, Decisions] = {
     reason: Decisions(head_waits=reason) for reason in (None, *get_args(WaitReason))
 }
 
+_new = tuple.__new__  # a NamedTuple's own constructor is a call of Python, and these run once a sequence and step
+
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
     """Return whether the plan is one token, and one sample row, of every running sequence in their order.
@@ -55,14 +57,7 @@ def next_decode(
     """
     pending = last.step if chain else 0
     spans = [
-        Span(
-            span.seq_id,
-            span.start + 1,
-            (PENDING if chain else seq.token_ids[-1],),
-            1,
-            adapter=span.adapter,
-            pending=pending,
-        )
+        _new(Span, (span[0], span[1] + 1, (PENDING if chain else seq.token_ids[-1],), *span[3:-1], pending))
         for seq, span in zip(running, last.spans)
     ]
     rows: list[SampleRow] = []
@@ -73,8 +68,8 @@ def next_decode(
             follows = 0  # its token was not, or will not be, sampled by the same rules
             rows.append(sample_row(seq, row.row, row.num_output + 1))
         else:
-            bare = SampleRow(row.seq_id, row.row, params, row.seed, row.num_output + 1, row.prompt_ids, (), ())
-            rows.append(bare if seq.grammar is None else bare._replace(allowed=seq.grammar.mask()))
+            allowed = None if seq.grammar is None else seq.grammar.mask()
+            rows.append(_new(SampleRow, (*row[:4], row[4] + 1, row[5], (), (), (), allowed, None, False)))
     return StepPlan(
         step,
         tuple(spans),

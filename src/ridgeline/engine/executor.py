@@ -4,7 +4,7 @@ InlineExecutor computes in the calling thread; other executors put a device, a p
 same calls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,12 +20,12 @@ from ridgeline.engine.batch import BatchBuilder
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of one step; `ops` is empty where no clock was read between them."""
+    """Seconds of the parts of one step; `ops`, to be read once, is empty where no clock was read between them."""
 
     batch_s: float
     run_s: float
     sample_s: float
-    ops: Sequence[OpTiming]
+    ops: Iterable[OpTiming]
 
 
 class StepObserver(Protocol):

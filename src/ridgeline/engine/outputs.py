@@ -2,6 +2,7 @@
 them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.core.step import TokenLogprob, Vectors
@@ -32,8 +33,8 @@ class OutputDelta:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
     vector_H: Vectors | None = None
     finish: Finish | None = None
 

@@ -43,13 +43,13 @@ class Renderer:
         failed: dict[OutputKey, str] = {}
         finished: list[FinishEvent] = []
         for event in events:
-            key = (event.request.request_id, 0 if isinstance(event, PromptLogprobsEvent) else event.index)
+            key = event.request.request_id, event.index
             delta = deltas.get(key)
             if delta is None:
                 delta = deltas[key] = OutputDelta(*key)
             match event:
                 case TokenEvent():
-                    if key in stopped or key in failed:
+                    if (stopped or failed) and (key in stopped or key in failed):
                         continue
                     try:
                         if self._token(event, key, delta):
@@ -57,7 +57,7 @@ class Renderer:
                     except Exception as error:
                         failed[key] = self._fault(key, error)
                 case PromptLogprobsEvent():
-                    delta.prompt_logprobs.extend(event.logprobs)
+                    delta.prompt_logprobs = [*delta.prompt_logprobs, *event.logprobs]
                 case VectorEvent():
                     delta.vector_H = event.vector_H
                 case FinishEvent():
@@ -74,7 +74,7 @@ class Renderer:
         """Add a token to a delta; return True if it completed a stop string."""
         delta.token_ids.append(event.token_id)
         if event.logprob is not None:
-            delta.logprobs.append(event.logprob)
+            delta.logprobs = [*delta.logprobs, event.logprob]
         params = event.request.params
         if self._tokenizer is None or (event.ends and not params.include_stop_str_in_output):
             return False
@@ -89,7 +89,7 @@ class Renderer:
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-        delta.text += detokenizer.feed((event.token_id,))
+        delta.text += detokenizer.push(event.token_id)
         return detokenizer.stop_found is not None
 
     def _finish(self, event: FinishEvent, key: OutputKey, delta: OutputDelta, failure: str | None) -> FinishEvent:

@@ -175,6 +175,7 @@ class PromptLogprobsEvent:
 
     request: Request
     logprobs: tuple[TokenLogprob, ...]
+    index: int = 0  # of the output that is told them
 
 
 @dataclass(slots=True)  # not frozen, which costs a microsecond a token

@@ -188,6 +188,10 @@ class Scheduler:
 
     def _landed(self, plan: StepPlan) -> Iterator[tuple[int, Sequence, Span]]:
         """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
+        if self._depth == 1 and plan is self._decode:  # it has all that run, in their order
+            self._in_flight.clear()
+            yield from list(zip(range(len(self._running)), self._running, plan.spans))
+            return
         by_id = {seq.seq_id: seq for seq in self._running}
         for index, span in enumerate(plan.spans):
             flights = self._in_flight.get(span.seq_id)

@@ -72,13 +72,18 @@ class IncrementalDetokenizer:
 
     def feed(self, ids: Iterable[int]) -> str:
         """Take output ids, in order; return the text that is now certain. Takes none after a stop string was found."""
-        text, matcher = "", self._matcher
+        text = ""
         for token_id in ids:
-            if matcher.found is not None:
-                break
-            self.num_tokens += 1
-            text += matcher.push(self._take(token_id), armed=self.num_tokens >= self._min_tokens)
+            text += self.push(token_id)
         return text
+
+    def push(self, token_id: int) -> str:
+        """Take one output id, as `feed` does."""
+        matcher = self._matcher
+        if matcher.found is not None:
+            return ""
+        self.num_tokens += 1
+        return matcher.push(self._take(token_id), armed=self.num_tokens >= self._min_tokens)
 
     def flush(self) -> str:
         """End of the output: return what was held back, unfinished bytes as U+FFFD."""

@@ -215,10 +215,10 @@ class Tokenizer:
         if token is None:
             return b""
         if self.byte_level:
-            alphabet = _BYTE_ALPHABET
-            return (
-                bytes(alphabet[char] for char in token) if all(char in alphabet for char in token) else token.encode()
-            )
+            try:
+                return token.translate(_LATIN_1_OF).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
         if self.is_byte_token(token_id):
             return bytes.fromhex(token[3:5])
         for old, new in self._replacements:
@@ -230,14 +230,16 @@ class Tokenizer:
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for every byte: itself if printable, else the next from U+0100 on."""
+def _latin_1_of() -> dict[int, str]:
+    """Return the translation of GPT-2's printable stand-ins for bytes (a byte itself if printable, else the next from
+    U+0100 on) to the characters that Latin-1 encodes as these bytes; what stands for none leaves Latin-1."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+    of_hidden = {0x100 + i: chr(byte) for i, byte in enumerate(hidden)}
+    return dict.fromkeys(hidden, "\uffff") | {byte: chr(byte) for byte in printable} | of_hidden
 
 
-_BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
+_LATIN_1_OF: Mapping[int, str] = _latin_1_of()
 
 
 def _fail(path: Path, what: str) -> NoReturn:

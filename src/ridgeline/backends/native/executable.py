@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class NativeExecutable:
             self._rows(self._features, step)[:] = features_TW
         return self._run(step, None)
 
-    def timed(self, step: StepBatch) -> tuple[StepOutput, list[OpTiming]]:
+    def timed(self, step: StepBatch) -> tuple[StepOutput, Iterable[OpTiming]]:
         """Do as `run` and return how long each group took, from barrier to barrier; the last timing is sampling."""
         seconds = np.zeros(len(self._tape), dtype=np.float64)
         output = self._run(step, seconds)

@@ -44,7 +44,7 @@ class MeasuredTape:
         cache = allocate_cache(program, replace(layout, groups=groups), settings.kv)
         weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)
         parts = Compiler(program, weights, settings, self._tape, cache).compile(EMITTERS)
-        self.pieces: Sequence[OpTiming] = TapeTimings(program, settings, parts).of([])
+        self.pieces: Sequence[OpTiming] = tuple(TapeTimings(program, settings, parts).of([]))
         self._tape.sample(program.vocab_size)
 
     def workspace_bytes(self, limits: StepLimits) -> int:

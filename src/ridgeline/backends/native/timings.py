@@ -3,7 +3,7 @@
 Called by the executable when a step is profiled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ridgeline.backends.native.compile import Part
 from ridgeline.backends.native.settings import FOUR_BITS, KvKind, MatrixFormat, MatrixFormats, NativeSettings
@@ -33,9 +33,10 @@ class TapeTimings:
         timings = [(_timing(program, formats, group), begin, end) for group, begin, end in parts]
         self._pieces = [*timings, (sample, end, end + 1)]
 
-    def of(self, instruction_s: Sequence[float]) -> list[OpTiming]:
-        """Return timings in order of execution, the sampling last."""
-        return [piece._replace(seconds=sum(instruction_s[begin:end])) for piece, begin, end in self._pieces]
+    def of(self, instruction_s: Sequence[float]) -> Iterator[OpTiming]:
+        """Yield timings in order of execution, the sampling last, none of which is made before it is asked for."""
+        for piece, begin, end in self._pieces:
+            yield piece._replace(seconds=sum(instruction_s[begin:end]))
 
 
 def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
