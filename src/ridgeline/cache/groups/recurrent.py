@@ -7,8 +7,8 @@ A state after a whole number of blocks is a checkpoint: the tree holds it as the
 a sequence that goes on from it writes into a copy. A hit ends at a checkpoint. Spans are cut so that prompts leave one
 at their last whole block.
 
-A span with drafts leaves the state as it is before it, and its tokens in a log behind the state: those that are accepted
-are added to it by the next step, the others are forgotten. A state with tokens in its log alone is no checkpoint and is
+A span with drafts leaves the state as it is before it, and its tokens in a log behind the state: those that are
+accepted are added to it by the next step, the others are forgotten. A state with tokens in its log alone is no checkpoint and is
 not shared, so no copy of a block needs the log.
 
     computed  45 ─ ─ b ─ ─▶ 48             45: state │ 46 47 48 49: log    48 committed: 46 47 48 are pending
