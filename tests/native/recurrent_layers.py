@@ -25,7 +25,7 @@ class Layer:
     add: Callable
     weights: Sequence[np.ndarray]
     scales: Sequence[float]  # of the inputs
-    logged: Sequence[int]  # the inputs that the state depends on
+    logged: Sequence[int] = ()  # the inputs that the state depends on
 
 
 class Run:
