@@ -123,6 +123,12 @@ def plan_drafter(
     if config.speculation.drafter is None:
         return None, target
     kind, name = config.speculation.drafter
+    states = target.program.states
+    if states and all(isinstance(state, RecurrentState) for state in states):
+        raise ConfigError(
+            f"{target.folder.name} cannot verify drafts of {kind}:{name}: the cache is divided by its tokens' bytes, "
+            "and its layers are all recurrent; use proposers without a model, such as speculate=auto"
+        )
     if kind not in HEADS:
         return _plan_model(name, config, target, offered), target
     source = HEADS[kind](name, target.spec, config.model.model)

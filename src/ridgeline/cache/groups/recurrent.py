@@ -8,8 +8,8 @@ a sequence that goes on from it writes into a copy. A hit ends at a checkpoint. 
 at their last whole block.
 
 A span with drafts leaves the state as it is before it, and its tokens in a log behind the state: those that are
-accepted are added to it by the next step, the others are forgotten. A state with tokens in its log alone is no checkpoint and is
-not shared, so no copy of a block needs the log.
+accepted are added to it by the next step, the others are forgotten. A state with tokens in its log alone is no
+checkpoint and is not shared, so no copy of a block needs the log.
 
     computed  45 ─ ─ b ─ ─▶ 48             45: state │ 46 47 48 49: log    48 committed: 46 47 48 are pending
               48 ─ ─ ─ ─ ─▶ ..             48: state │ 49 ..: log
