@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,13 +19,16 @@ MAX_NAME_CHARS = 100
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _FIRST_NAME = re.compile(r"[A-Za-z_]\w*")
 _FIELD = re.compile(r"field `(.*)`$", re.DOTALL)
+_IN_HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 T = TypeVar("T")
 
 
-def json_response(body: msgspec.Struct) -> Response:
-    """Return a struct as the JSON of a response."""
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def naming_ignored(response: Response, names: Iterable[str]) -> Response:
+    """Say in a header what of a body was ignored."""
+    if ignored := [name for name in names if _IN_HEADER.fullmatch(name)][:32]:
+        response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
+    return response
 
 
 async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:

@@ -22,6 +22,11 @@ def event(data: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+def named_event(name: str, /, **fields: object) -> bytes:
+    """Encode one message of a stream that has its name twice, as Anthropic's and those of Responses."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
+
+
 def error_event(reply: ErrorReply) -> bytes:
     """Encode the last message of a stream that failed; no [DONE] follows it."""
     return b"event: error\ndata: " + reply.json + b"\n\n"

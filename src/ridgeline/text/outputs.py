@@ -3,13 +3,16 @@
 One OutputReader for each output, and for a whole text too: streamed and whole cannot differ.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from ridgeline.text.reasoning import ReasoningFormat
 from ridgeline.text.tools.formats import ToolFormat
 from ridgeline.text.tools.reader import Piece, Reader, Steps
+
+TAIL_BYTES = 64  # more than any marker has
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,54 @@ class OutputReader(Reader):
         calls = self._form.calls
         if calls is not None and calls.bare and (yield from self.skip_space()) in ("{", "["):
             yield from self.attempt(calls.read(self))
+
+
+class Step(NamedTuple):
+    """A block begins, gets more text, or ends with all of it; a call begins with its name."""
+
+    what: Literal["begin", "more", "end"]
+    kind: Literal["content", "reasoning", "call"]
+    text: str = ""
+    call_id: str = ""
+
+
+class BlockReader:
+    """Takes the text of one output in pieces of any size. One block is open at a time, and only a call may be empty."""
+
+    def __init__(self, form: OutputFormat) -> None:
+        self._reader = OutputReader(form)
+        self._kind: Literal["content", "reasoning", "call"] | None = None
+        self._texts: list[str] = []
+
+    def feed(self, text: str, *, last: bool) -> Iterator[Step]:
+        """Yield what is certain with this text; `last`: nothing follows."""
+        for piece in self._reader.feed(text, last=last):
+            kind = "call" if piece.kind == "arguments" else piece.kind
+            if piece.kind == "call" or kind != self._kind:
+                yield from self._end()
+                self._kind = kind
+                yield Step("begin", kind, piece.text if kind == "call" else "", piece.call_id)
+            if piece.kind != "call":
+                self._texts.append(piece.text)
+                yield Step("more", kind, piece.text)
+        if last:
+            yield from self._end()
+
+    def _end(self) -> Iterator[Step]:
+        if self._kind is not None:
+            yield Step("end", self._kind, "".join(self._texts))
+        self._kind, self._texts = None, []
+
+
+def num_reasoning_tokens(form: OutputFormat, tokens: Iterable[bytes]) -> int:
+    """Count the tokens of an output that are reasoning, up to and with the markers that end it."""
+    if form.reasoning is None:
+        return 0
+    ends = [marker.encode() for marker in (form.reasoning.end, *(() if form.calls is None else form.calls.begin))]
+    counted, is_open, tail = 0, form.is_open, b""
+    for token in tokens:
+        counted += is_open
+        tail = (tail + token)[-TAIL_BYTES:]
+        if any(marker in tail for marker in (ends if is_open else [form.reasoning.begin.encode()])):
+            is_open, tail = not is_open, b""
+    return counted

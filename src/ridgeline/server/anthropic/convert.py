@@ -1,6 +1,5 @@
 """Make a chat of a body of the Messages API: one request, one prompt, whichever API it came by."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,7 +13,6 @@ from ridgeline.server.openai.chat import CHAT_BODY
 
 CALL_PREFIX = "toolu_"  # of ids; some templates insist on what stands behind it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # what may stand in a header
 _NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {  # the blocks of a role, and what each must have
     "system": {"text": ("text",)},
     "user": {"text": ("text",), "tool_result": ("tool_use_id",)},
@@ -60,7 +58,7 @@ def ignored_names(values: Mapping[str, Any], body: PromptFields) -> list[str]:
     names += [f"tools.{tool.name}" for tool in body.tools or () if tool.type not in (None, "custom")]
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         names.append("thinking.budget_tokens")
-    return [name for name in names if _NAME.fullmatch(name)][:32]
+    return names
 
 
 def _tool(**function: Any) -> openai.Tool:

@@ -15,17 +15,17 @@ from starlette.responses import JSONResponse, Response
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.anthropic.convert import CALL_PREFIX, chat_of, ignored_names
 from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
-from ridgeline.server.body import converted, read_json
+from ridgeline.server.body import converted, naming_ignored, read_json
 from ridgeline.server.openai.chat import prepared
 from ridgeline.server.openai.dialogue import dialogue_of
-from ridgeline.server.openai.responses import Reply, respond
+from ridgeline.server.openai.reply import Reply, respond
 from ridgeline.server.service import RequestNote, Service, note_of
-from ridgeline.text.outputs import OutputFormat, OutputReader
-from ridgeline.text.tools.reader import Piece
+from ridgeline.server.sse import named_event
+from ridgeline.text.outputs import BlockReader, OutputFormat, Step
 
 PING_S = 15.0  # of silence, after which proxies may close a stream
 _BODY = msgspec.json.Decoder(dict[str, Any])
-_DELTAS = {"content": "text", "reasoning": "thinking", "arguments": "partial_json"}  # where each kind of piece goes
+_NAMES = {"content": ("text", "text"), "reasoning": ("thinking", "thinking"), "call": ("tool_use", "partial_json")}
 
 
 async def create_message(service: Service, http: HttpRequest) -> Response:
@@ -36,20 +36,16 @@ async def create_message(service: Service, http: HttpRequest) -> Response:
     service.reserve(note, 1)
     body = await asyncio.to_thread(converted, values, MessagesRequest)
     message = await asyncio.to_thread(_prepare, service, note, body)
-    return _naming(await respond(message, http, stream=bool(body.stream)), values, body)
+    response = await respond(message, http, stream=bool(body.stream), done=b"")
+    return naming_ignored(response, ignored_names(values, body))
 
 
 async def count_message_tokens(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/messages/count_tokens. Raises what errors.py maps."""
     values = await read_json(http, _BODY)
     body = await asyncio.to_thread(converted, values, PromptFields)
-    return _naming(JSONResponse(await asyncio.to_thread(_count, service, body)), values, body)
-
-
-def _naming(response: Response, values: Mapping[str, Any], body: PromptFields) -> Response:
-    if ignored := ignored_names(values, body):
-        response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
-    return response
+    response = JSONResponse(await asyncio.to_thread(_count, service, body))
+    return naming_ignored(response, ignored_names(values, body))
 
 
 def _count(service: Service, body: PromptFields) -> dict[str, int]:
@@ -60,8 +56,8 @@ def _count(service: Service, body: PromptFields) -> dict[str, int]:
 
 def _prepare(service: Service, note: RequestNote, body: MessagesRequest) -> "_Message":
     message_id = f"msg_{uuid.uuid4().hex}"
-    reply, form = prepared(service, note, chat_of(body), message_id, lambda room: min(body.max_tokens, max(1, room)))
-    return _Message(reply, body, form)
+    reply = prepared(service, note, chat_of(body), message_id, lambda room: min(body.max_tokens, max(1, room)))
+    return _Message(reply, body)
 
 
 class ContentReader:
@@ -69,50 +65,38 @@ class ContentReader:
 
     def __init__(self, form: OutputFormat) -> None:
         self.content: list[dict[str, Any]] = []
-        self._reader = OutputReader(form)
-        self._texts: list[str] | None = None  # of the open block
+        self._blocks = BlockReader(form)
 
     def feed(self, text: str, *, last: bool) -> bytes:
         """Return the events that are certain with this text; `last`: nothing follows."""
-        events = [self._add(piece) for piece in self._reader.feed(text, last=last)]
-        return b"".join([*events, self._close() if last else b""])
+        return b"".join([self._events(step) for step in self._blocks.feed(text, last=last)])
 
-    def _add(self, piece: Piece) -> bytes:
-        if piece.kind == "call":
-            return self._begin({"type": "tool_use", "id": CALL_PREFIX + piece.call_id, "name": piece.text, "input": {}})
-        name, begun = _DELTAS[piece.kind], b""
-        if piece.kind != "arguments" and (self._texts is None or self.content[-1]["type"] != name):
-            begun = self._begin({"type": name, name: ""} | ({"signature": ""} if name == "thinking" else {}))
-        assert self._texts is not None
-        self._texts.append(piece.text)
-        return begun + self._delta("input_json" if name == "partial_json" else name, name, piece.text)
-
-    def _begin(self, block: dict[str, Any]) -> bytes:
-        closed = self._close()
-        self.content.append(block)
-        self._texts = []
-        return closed + named_event("content_block_start", index=len(self.content) - 1, content_block=block)
+    def _events(self, step: Step) -> bytes:
+        kind, name = _NAMES[step.kind]
+        if step.what == "begin":
+            own = (
+                {"id": CALL_PREFIX + step.call_id, "name": step.text, "input": {}} if kind == "tool_use" else {name: ""}
+            )
+            self.content.append({"type": kind} | own | ({"signature": ""} if kind == "thinking" else {}))
+            return self._event("start", content_block=self.content[-1])
+        if step.what == "more":
+            return self._delta("input_json" if kind == "tool_use" else kind, name, step.text)
+        block, signed = self.content[-1], b""
+        if kind == "tool_use":
+            with suppress(msgspec.DecodeError, RecursionError):  # it stays empty where the output was cut off within it
+                block["input"] = msgspec.json.decode(step.text, type=dict[str, Any])
+        else:
+            block[name] = step.text
+        if kind == "thinking":
+            block["signature"] = hashlib.sha256(step.text.encode("utf-8", "surrogatepass")).hexdigest()
+            signed = self._delta("signature", "signature", block["signature"])
+        return signed + self._event("stop")
 
     def _delta(self, kind: str, name: str, text: str) -> bytes:
-        return named_event(
-            "content_block_delta", index=len(self.content) - 1, delta={"type": f"{kind}_delta", name: text}
-        )
+        return self._event("delta", delta={"type": f"{kind}_delta", name: text})
 
-    def _close(self) -> bytes:
-        """End the open block, if there is one; from here on it is whole."""
-        if self._texts is None:
-            return b""
-        block, text, signed = self.content[-1], "".join(self._texts), b""
-        if block["type"] == "tool_use":
-            with suppress(msgspec.DecodeError, RecursionError):  # it stays empty where the output was cut off within it
-                block["input"] = msgspec.json.decode(text, type=dict[str, Any])
-        else:
-            block[block["type"]] = text
-        if block["type"] == "thinking":
-            block["signature"] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            signed = self._delta("signature", "signature", block["signature"])
-        self._texts = None
-        return signed + named_event("content_block_stop", index=len(self.content) - 1)
+    def _event(self, what: str, **fields: object) -> bytes:
+        return named_event(f"content_block_{what}", index=len(self.content) - 1, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +105,10 @@ class _Message:
 
     reply: Reply
     body: MessagesRequest
-    form: OutputFormat
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         (completion,) = outputs[0].outputs
-        reader = ContentReader(self.form)
+        reader = ContentReader(self.reply.form)
         reader.feed(completion.text, last=True)
         ending = self._ending(reader, completion.finish_reason, completion.stop_reason)
         return msgspec.json.encode(self._message(reader.content, ending))
@@ -141,7 +124,7 @@ class _Message:
                     continue
                 events = b""
                 if reader is None:
-                    reader = ContentReader(self.form)
+                    reader = ContentReader(self.reply.form)
                     message = self._message([], {"stop_reason": None, "stop_sequence": None})
                     events = named_event("message_start", message=message) + PING
                 events += reader.feed(delta.text, last=delta.finish is not None)
@@ -172,11 +155,6 @@ class _Message:
             is_clipped = self.reply.requests[0].max_tokens < self.body.max_tokens
             why = "model_context_window_exceeded" if is_clipped else "max_tokens"
         return {"stop_reason": why, "stop_sequence": None}
-
-
-def named_event(name: str, **fields: object) -> bytes:
-    """Encode one message of a stream, which has its name twice."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
 
 
 PING, STOP = named_event("ping"), named_event("message_stop")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.openai.protocol import FunctionName, ResponseFormat
+from ridgeline.server.openai.protocol import FunctionName, OutputConfig
 
 TAKEN = frozenset(  # fields that change nothing here, and need not be named
     ("cache_control", "context_management", "diagnostics", "inference_geo", "metadata", "service_tier", "speed")
@@ -54,13 +54,6 @@ class ThinkingFields(msgspec.Struct, kw_only=True):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, msgspec.Meta(ge=1024)] | None = None
-
-
-class OutputConfig(msgspec.Struct, kw_only=True):
-    """Says what the text must be, and how much effort it is worth."""
-
-    format: ResponseFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class PromptFields(msgspec.Struct, kw_only=True):

@@ -32,11 +32,11 @@ from ridgeline.server.openai.protocol import (
     Tool,
     ToolCall,
 )
-from ridgeline.server.openai.responses import Reply, end, respond
+from ridgeline.server.openai.reply import Reply, end, respond
 from ridgeline.server.openai.structured import blamed_on, field_of, structured_outputs
 from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
-from ridgeline.text.outputs import OutputFormat, OutputReader
+from ridgeline.text.outputs import OutputReader
 from ridgeline.text.tools.reader import Piece
 
 CHAT_BODY = with_parameters(ChatRequest)
@@ -55,13 +55,13 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
 
 def _prepare(service: Service, note: RequestNote, body: ChatRequest) -> "_Chat":
     max_tokens = partial(_max_tokens, body, service.info.generation.max_new_tokens)
-    reply, form = prepared(service, note, body, f"chatcmpl-{uuid.uuid4().hex}", max_tokens)
-    return _Chat(reply, body, form, TokenNames(service.tokenizer))
+    reply = prepared(service, note, body, f"chatcmpl-{uuid.uuid4().hex}", max_tokens)
+    return _Chat(reply, body, TokenNames(service.tokenizer))
 
 
 def prepared(
     service: Service, note: RequestNote, body: ChatRequest, chat_id: str, max_tokens: Callable[[int], int]
-) -> tuple[Reply, OutputFormat]:
+) -> Reply:
     """Check everything and compute the prompt's tokens, in a worker thread; `max_tokens` is told the room behind."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
@@ -93,7 +93,7 @@ def prepared(
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    return Reply(service, note, chat_id, model, [request], usage_chunk), dialogue.form
+    return Reply(service, note, chat_id, model, [request], usage_chunk, dialogue.form)
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
@@ -121,7 +121,6 @@ class _Chat:
 
     reply: Reply
     body: ChatRequest
-    form: OutputFormat
     names: TokenNames
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -144,7 +143,7 @@ class _Chat:
                 opening = b""
                 reader = readers.get(delta.index)
                 if reader is None:
-                    reader = readers[delta.index] = OutputReader(self.form)
+                    reader = readers[delta.index] = OutputReader(self.reply.form)
                     opening = event(self._opening(delta.index))
                 if chunks := opening + b"".join(event(self._chunk(choice)) for choice in self._added(delta, reader)):
                     yield chunks
@@ -152,7 +151,7 @@ class _Chat:
             yield event(self._chunk())
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        reader = OutputReader(self.form)
+        reader = OutputReader(self.reply.form)
         texts: dict[str, str] = {}
         calls: list[ToolCall] = []
         for piece in reader.feed(completion.text, last=True):

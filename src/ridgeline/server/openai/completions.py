@@ -20,7 +20,7 @@ from ridgeline.server.body import read_json
 from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
-from ridgeline.server.openai.responses import Reply, end, respond
+from ridgeline.server.openai.reply import Reply, end, respond
 from ridgeline.server.openai.structured import blamed_on, field_of
 from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event

@@ -32,30 +32,6 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     priority: int | None = None
 
 
-class Embedding(msgspec.Struct, kw_only=True):
-    """Holds the vector of one input: numbers, or the base64 of float32 in little-endian order."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """Holds token counts: nothing is generated."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(msgspec.Struct, kw_only=True):
-    """Holds a whole response."""
-
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
 _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 
 
@@ -101,16 +77,16 @@ def _prepare(service: Service, body: EmbeddingRequest) -> list[Request]:
 
 
 def _write(body: EmbeddingRequest, model: str, vectors: list[Vectors], num_tokens: int) -> bytes:
-    return msgspec.json.encode(
-        EmbeddingList(
-            data=[
-                Embedding(index=index, embedding=_encoded(_shortened(vector_H, body.dimensions), body.encoding_format))
-                for index, vector_H in enumerate(vectors)
-            ],
-            model=model,
-            usage=EmbeddingUsage(num_tokens, num_tokens),
-        )
-    )
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encoded(_shortened(v_H, body.dimensions), body.encoding_format),
+        }
+        for index, v_H in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
 
 
 def _shortened(vector_H: Vectors, dimensions: int | None) -> Vectors:

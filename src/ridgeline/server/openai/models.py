@@ -1,22 +1,24 @@
 """GET /v1/models and /v1/models/{id}."""
 
-from starlette.requests import Request
-from starlette.responses import Response
+from collections.abc import Mapping
 
-from ridgeline.server.body import json_response
-from ridgeline.server.openai.protocol import ModelBody, ModelList
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from ridgeline.server.service import Service
 
 
 async def list_models(service: Service, http: Request) -> Response:
     """List every name under which the model is served."""
-    return json_response(ModelList(data=[_model(service, name) for name in service.model_names]))
+    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.model_names]})
 
 
 async def retrieve_model(service: Service, http: Request) -> Response:
     """Return one of the served models. Raises ModelNotFoundError."""
-    return json_response(_model(service, service.require_model(str(http.path_params["model_id"]))))
+    return JSONResponse(_model(service, service.require_model(str(http.path_params["model_id"]))))
 
 
-def _model(service: Service, name: str) -> ModelBody:
-    return ModelBody(id=name, created=service.created_unix_s, max_model_len=service.info.max_model_len)
+def _model(service: Service, name: str) -> Mapping[str, object]:
+    """Describe a served model; `max_model_len` is an extension."""
+    about = {"id": name, "object": "model", "created": service.created_unix_s, "owned_by": "ridgeline"}
+    return {**about, "max_model_len": service.info.max_model_len}

@@ -56,6 +56,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     schema: dict[str, Any] | bool | None = None
 
 
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Says, where it is not a chat, what the text must be or how much effort it is worth."""
+
+    format: ResponseFormat | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both request bodies have, beside the parameters of SamplingParams, which `with_parameters` adds."""
 
@@ -320,20 +327,3 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class ModelBody(msgspec.Struct, kw_only=True):
-    """A served model; `max_model_len` is an extension."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "ridgeline"
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    """GET /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelBody]

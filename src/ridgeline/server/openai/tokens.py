@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.body import json_response, read_json
+from ridgeline.server.body import read_json
 from ridgeline.server.openai.dialogue import rendered
 from ridgeline.server.openai.protocol import ChatMessage
 from ridgeline.server.service import Service
@@ -28,26 +28,11 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class TokenizeBody(msgspec.Struct):
-    """Holds token ids, and how the tokenizer spells them where that was asked for."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[int]
     model: str | None = None
-
-
-class DetokenizeBody(msgspec.Struct):
-    """Holds the text, special tokens included."""
-
-    prompt: str
 
 
 _TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Decoder(DetokenizeRequest)
@@ -56,7 +41,7 @@ _TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Dec
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /tokenize. Raises what errors.py maps."""
     body = await read_json(http, _TOKENIZE)
-    return json_response(await asyncio.to_thread(_tokens, service, body))
+    return JSONResponse(await asyncio.to_thread(_tokens, service, body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
@@ -67,10 +52,10 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
         raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response(DetokenizeBody(text))
+    return JSONResponse({"prompt": text})
 
 
-def _tokens(service: Service, body: TokenizeRequest) -> TokenizeBody:
+def _tokens(service: Service, body: TokenizeRequest) -> dict[str, object]:
     service.require_model(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -84,7 +69,7 @@ def _tokens(service: Service, body: TokenizeRequest) -> TokenizeBody:
         special = body.add_special_tokens is not False
     ids = service.encode(text, add_special_tokens=special) if text or special else []
     names = [tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
-    return TokenizeBody(len(ids), service.info.max_model_len, ids, names)
+    return {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids, "token_strs": names}
 
 
 def _tokenizer(service: Service) -> Tokenizer:

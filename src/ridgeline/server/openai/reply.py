@@ -25,6 +25,7 @@ from ridgeline.server.openai.protocol import (
 )
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, while_connected
+from ridgeline.text.outputs import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Reply:
     model: str
     requests: Sequence[Request]
     usage_chunk: bool  # whether a stream ends with the token counts
+    form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
@@ -132,8 +134,8 @@ class ResponseBody(Protocol):
     def events(self) -> AsyncGenerator[bytes, None]: ...
 
 
-async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool) -> Response:
-    """Return the whole response, or a stream that is opened once its first message is there.
+async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: bytes = DONE) -> Response:
+    """Return the whole response, or a stream that is opened once its first message is there, with `done` at its end.
 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
@@ -145,7 +147,6 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool) -> Res
     events = body.events()
     first = await while_connected(http.receive, anext(events))
     service, note = reply.service, reply.note
-    done = b"" if note.anthropic else DONE
     return EventStream(first, events, lambda e: service.explain(e, note), service.settings.stall_timeout_s, done)
 
 
