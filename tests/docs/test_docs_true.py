@@ -12,7 +12,9 @@ from markdown_docs import DOCUMENTS, PACKAGE, REPO, anchors, links, name, prose,
 from ridgeline import cli
 from ridgeline.cli.serve import serve
 from ridgeline.explain import explorers
+from ridgeline.server.openai.chat import CHAT_BODY
 from ridgeline.server.openai.fields import with_parameters
+from ridgeline.server.openai.items import RESPONSES_BODY
 from ridgeline.server.openai.protocol import ChatRequest, CompletionRequest
 
 ARCHITECTURE = REPO / "docs" / "architecture.md"
@@ -155,6 +157,13 @@ def test_the_server_page_lists_its_parameters():
     fields = {field for request in requests for field in request.__struct_fields__} - set(ChatRequest.NEUTRAL)
     described = [field for row in table(SERVE, "Parameters") for field in re.findall(r"`(\w+)`", row[0])]
     assert sorted(described) == sorted(fields)
+
+
+def test_the_server_page_lists_the_fields_of_responses():
+    """Those of its own, each once; the rest are chat's."""
+    own = set(RESPONSES_BODY.__struct_fields__) - set(CHAT_BODY.__struct_fields__)
+    described = [field for row in table(SERVE, "The Responses API") for field in re.findall(r"`(\w+)`", row[0])]
+    assert len(described) == len(set(described)) and own <= set(described)
 
 
 def test_every_decision_record_is_in_the_index_and_short():

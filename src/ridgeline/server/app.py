@@ -26,6 +26,7 @@ from ridgeline.server.openai.chat import create_chat_completion
 from ridgeline.server.openai.completions import create_completion
 from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
+from ridgeline.server.openai.responses import create_response, stored_response
 from ridgeline.server.openai.tokens import detokenize, tokenize
 from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
 from ridgeline.server.service import Service
@@ -70,6 +71,10 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/detokenize", partial(detokenize, service), methods=["POST"]),
             Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
             Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
+            Route("/v1/responses", partial(create_response, service), methods=["POST"]),
+            Route("/v1/responses/{response_id}", partial(stored_response, service), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{response_id}/input_items", partial(stored_response, service)),
+            Route("/v1/responses/{response_id}/cancel", partial(stored_response, service), methods=["POST"]),
             Route("/v1/messages", partial(create_message, service), methods=["POST"]),
             Route("/v1/messages/count_tokens", partial(count_message_tokens, service), methods=["POST"]),
         ],
@@ -86,7 +91,7 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
     """Return what lets browsers in; outside of all else, so that pages can read errors too."""
     if not settings.cors_origins:
         return []
-    methods, exposed = ["GET", "POST"], ["x-request-id", "retry-after"]
+    methods, exposed = ["GET", "POST", "DELETE"], ["x-request-id", "retry-after"]
     return [
         Middleware(
             CORSMiddleware,

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ridgeline.engine.request import Request as EngineRequest
 from ridgeline.server.clients import Client, Keys
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
+from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.reasoning import chosen_reasoning
@@ -72,6 +74,8 @@ class Service:
         self.intake = Intake(self.info, tokenizer, time.monotonic)
         self.settings = settings
         self.metrics = Metrics(engine)
+        bounds = (settings.max_stored_bytes, settings.stored_response_age_s)
+        self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.explaining = asyncio.Lock()  # held while a command of a page runs
         self.num_slots = 0  # taken

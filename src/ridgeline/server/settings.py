@@ -61,6 +61,10 @@ class ServerSettings:
     max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
     max_queued_requests: int = option(1024, "Maximum outputs that wait beside those that run; more get 503.", low=1)
     max_queued_tokens: int = option(2**22, "Maximum tokens of the prompts of open requests; more get 503.", low=1)
+    max_stored_bytes: int = option(64 * 2**20, "Maximum bytes of responses that /v1/responses keeps for a key.", low=0)
+    stored_response_age_s: float = option(
+        3600.0, "Seconds for which /v1/responses keeps a response.", above=0.0, flag="--stored-response-age"
+    )
     request_timeout_s: float = option(
         600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
     )

@@ -174,14 +174,14 @@ def _call(call: ToolCall, where: str, called: dict[str, str], template: ChatTemp
     return {"id": call.id, "type": "function", "function": function}
 
 
-def text_of(content: str | list[dict[str, object]], where: str) -> str:
-    """Join text parts by line breaks, as other servers do for templates that take plain text."""
+def text_of(content: str | list[dict[str, Any]], where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """Join text parts, of these types, by line breaks, as other servers do for templates that take plain text."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
     for part in content:
         text = part.get("text")
-        if part.get("type") != "text":
+        if part.get("type") not in kinds:
             kind = str(part.get("type"))[:40]
             raise RequestError(f"{where}: a part of type {kind!r} is not supported, only text", param=where)
         if not isinstance(text, str):

@@ -1,0 +1,148 @@
+"""Bodies of the Responses API, and the chats that they ask for: one request, one prompt, whichever API it came by."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from ridgeline.core.errors import RequestError
+from ridgeline.server.openai import protocol
+from ridgeline.server.openai.chat import CHAT_BODY
+from ridgeline.server.openai.dialogue import text_of
+from ridgeline.server.openai.fields import with_parameters
+from ridgeline.server.openai.protocol import ChatMessage, FunctionFields, FunctionName, OutputConfig, SamplingFields
+
+_NEEDED: Mapping[str, tuple[str, ...]] = {  # of each type of items
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+_TEXTS = ("input_text", "output_text", "reasoning_text", "text")
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """Holds an item of the input; its type, a message by default, says which of the fields it has."""
+
+    type: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+
+
+class FunctionTool(FunctionFields, kw_only=True):
+    """Describes a tool; with no more than type and name, says that it must be called. Only functions can be."""
+
+    type: str
+    name: FunctionName = ""
+
+
+class ResponsesRequest(SamplingFields, kw_only=True):
+    """POST /v1/responses."""
+
+    NEUTRAL: ClassVar[protocol.Neutral] = {
+        **SamplingFields.NEUTRAL,
+        **dict.fromkeys(("conversation", "prompt", "moderation", "max_tokens", "response_format"), ()),
+        **dict.fromkeys(("logprobs", "prompt_logprobs"), ()),
+        **dict.fromkeys(("background", "return_token_ids"), (False,)),
+        "top_logprobs": (0,),
+        "n": (1,),
+    }
+
+    input: str | list[Item]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: OutputConfig | None = None
+    reasoning: OutputConfig | None = None
+    include: list[str] | None = None
+    previous_response_id: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    logprobs: Any = None
+
+
+RESPONSES_BODY = with_parameters(ResponsesRequest)
+
+
+def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> protocol.ChatRequest:
+    """Return the chat that a body asks for, whose conversation is `items`. Raises RequestError that names the field."""
+    names = set(CHAT_BODY.__struct_fields__).intersection(body.__struct_fields__)
+    form, choice = None if body.text is None else body.text.format, body.tool_choice
+    if form is not None and form.type == "json_schema":
+        form.json_schema = protocol.JsonSchemaFormat(schema=form.schema)  # where chat has it
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise _unsupported("include", "message.output_text.logprobs", "in /v1/chat/completions")
+    begun = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
+    values: dict[str, Any] = {
+        **{name: getattr(body, name) for name in names},
+        "messages": [*begun, *_joined(_message(item, f"input[{index}]") for index, item in enumerate(items))],
+        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])],
+        "tool_choice": _tool(choice, "tool_choice") if isinstance(choice, FunctionTool) else choice,
+        "response_format": form,
+        "top_logprobs": None,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+    }
+    return CHAT_BODY(**values)
+
+
+def listed(given: str | Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the items of an input as they are stored and listed: with ids, and content in parts."""
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        fields: dict[str, Any] = {"id": f"item_{uuid.uuid4().hex}", "type": "message", "status": "completed"}
+        fields |= {name: value for name, value in item.items() if value is not None}
+        if isinstance(text := item.get("content"), str):
+            is_output = item.get("role") == "assistant"
+            own = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+            fields["content"] = [{**own, "text": text}]
+        yield fields
+
+
+def _joined(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
+    """Yield the messages, what the assistant wrote in a row as one."""
+    for role, group in groupby(messages, key=lambda message: message.role):
+        if role != "assistant":
+            yield from group
+            continue
+        some = list(group)
+        content = "\n".join(str(message.content) for message in some if message.content)
+        thought = "".join(message.reasoning_content or "" for message in some)
+        calls = [call for message in some for call in message.tool_calls or ()]
+        yield ChatMessage(role="assistant", content=content, reasoning_content=thought, tool_calls=calls)
+
+
+def _message(item: Item, where: str) -> ChatMessage:
+    kind = item.type or "message"
+    if kind not in _NEEDED:
+        raise _unsupported(where, f"an item of type {kind[:40]!r}", ", ".join(_NEEDED))
+    if missing := [name for name in _NEEDED[kind] if getattr(item, name) is None]:
+        raise RequestError(f"{where}: an item of type {kind!r} needs {' and '.join(missing)}", param=where)
+    text = text_of(item.content or item.output or "", where, _TEXTS)
+    if kind == "function_call":
+        function = protocol.FunctionCall(name=item.name or "", arguments=item.arguments or "")
+        call = protocol.ToolCall(id=item.call_id or "", type="function", function=function)
+        return ChatMessage(role="assistant", tool_calls=[call])
+    if kind == "function_call_output":
+        return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
+    if kind == "reasoning":
+        return ChatMessage(role="assistant", reasoning_content=text)
+    return ChatMessage(role=item.role or "user", content=text)
+
+
+def _tool(tool: FunctionTool, where: str) -> protocol.Tool:
+    if tool.type != "function":
+        raise _unsupported(where, f"a tool of type {tool.type[:40]!r}", "function")
+    if not tool.name:
+        raise RequestError(f"{where}: a function needs a name", param=where)
+    fields = {name: getattr(tool, name) for name in FunctionFields.__struct_fields__}
+    return protocol.Tool(type="function", function=FunctionFields(**fields))
+
+
+def _unsupported(where: str, what: str, others: str) -> RequestError:
+    return RequestError(f"{where}: {what} is not supported, only {others}", param=where, code="unsupported_field")
