@@ -5,6 +5,7 @@ It holds nothing of requests that is not made anew where it is missing. The orde
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from ridgeline.decoding.rejection import sample, verify
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
 _MAX_SAMPLED = 1 << 18  # logits that are truncated and sampled from at a time: what a core's cache holds
+_MAX_RECENT = 16  # numbers of rows whose metadata are kept: drafts make steps of a few shapes take turns
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
@@ -46,11 +48,12 @@ class Sampler:
         self._truncations = tuple(p for p in processors if p.order >= FIRST_NARROWED)
         self._not_in_step = tuple(p for p in processors if not p.in_step)
         self._last: _InStep | None = None
+        self._recent: OrderedDict[int, _InStep] = OrderedDict()  # by the number of rows, the last one at the end
 
     def sampling_metadata(self, rows: Sequence[SampleRow], *, follows: bool = False) -> SamplingMetadata:
         """Return those of `rows`, in their order, whose tokens a backend may sample within the step.
 
-        Good until the next call, which gives the same object where only `num_output` and masks differ. `follows`: the
+        Good until the next call; the object is an earlier one where only `num_output` and masks differ. `follows`: the
         rows are those of the last call, `num_output` being one more in each (`StepPlan.follows`).
         """
         last = self._last
@@ -60,6 +63,7 @@ class Sampler:
             self._last = last._replace(rows=rows)
             return last.sampling
         plain = self._plain(rows)
+        last = self._recent.pop(len(rows), None)
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
             last.sampling.num_output[:] = [rows[i].num_output for i in plain]
             sampling = last.sampling
@@ -67,7 +71,9 @@ class Sampler:
         else:
             sampling = _metadata([rows[i] for i in plain])
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
-        self._last = _InStep(rows, plain, sampling, bare)
+        self._last = self._recent[len(rows)] = _InStep(rows, plain, sampling, bare)
+        if len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
         return sampling
 
     def sample(

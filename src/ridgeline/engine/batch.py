@@ -1,8 +1,9 @@
 """StepPlan -> StepBatch: the plan as the flat arrays that backends take. numpy only, no decisions.
 
-Called by executors for every step, so what a step shares with the one before it is not made again.
+Called by executors for every step, so what a step shares with one a little before it is not made again.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, fields
 from itertools import chain
 from operator import is_
@@ -13,6 +14,7 @@ from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepB
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 
+MAX_LAID = 16  # shapes whose arrays are kept: drafts make steps of a few shapes take turns
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
 _SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
 
@@ -30,15 +32,15 @@ class _Laid:
 
 
 class BatchBuilder:
-    """Lays out the plans of one executor. A batch is good until the next one is built: they share their memory."""
+    """Lays out the plans of one executor. A batch is good until the next one is built: some share their memory."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
-        self._memory: IntArray = np.empty(0, dtype=np.int64)
+        self._laid: OrderedDict[tuple[int, ...], _Laid] = OrderedDict()  # by shape, the last one at the end
         self._last: _Laid | None = None
 
     def build(self, plan: StepPlan, sampling: SamplingMetadata) -> StepBatch:
-        """Return the plan's spans end to end; the last batch, filled anew, where spans and tables are as long.
+        """Return the plan's spans end to end; an earlier batch, filled anew, where spans and tables are as long.
 
         Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`
         and in what the masks allow.
@@ -47,10 +49,15 @@ class BatchBuilder:
         moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)
         if last is None or not moved_on:
             before = None
+            shape = len(plan.spans), len(plan.samples), sum(len(span.token_ids) for span in plan.spans)
+            last = self._laid.pop(shape, None)
             if last is not None and self._is_as_long(last, plan, sampling):
                 before = last.plan
             else:
-                last = self._last = self._lay_out(plan, sampling)
+                last = self._lay_out(plan, sampling)
+                if len(self._laid) == MAX_LAID:
+                    self._laid.popitem(last=False)
+            self._last = self._laid[shape] = last
             self._fill(last, plan, before)
             for name in _SAMPLING_COLUMNS:
                 getattr(last.batch.sampling, name)[:] = getattr(sampling, name)
@@ -127,9 +134,7 @@ class BatchBuilder:
             table_widths=self._widths(plan),
             masks=sampling.masks_MW.shape,
         )
-        if len(self._memory) < shape.num_words:
-            self._memory = np.empty(1 << (shape.num_words - 1).bit_length(), dtype=np.int64)
-        batch = StepBatch.lay_out(self._memory, shape)
+        batch = StepBatch.lay_out(np.empty(shape.num_words, dtype=np.int64), shape)
         batch.span_start_S[:] = starts_S
         batch.span_length_S[:] = lengths_S
         batch.bidirectional_block_S[:] = [span.bidirectional_block for span in spans]
