@@ -12,6 +12,8 @@ from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.step import DraftStats
 
+MIN_TOKENS = 8  # of an output in the mean of a batch, below which a pair says nothing of decoding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -58,9 +60,10 @@ def run_pairs(
     options: argparse.Namespace,
 ) -> Iterator[Pair]:
     """Yield pairs over batches of the prompts, each of `batch` different ones or, where there are fewer, with other
-    seeds; the engines are opened anew before the prompts come again."""
-    number = 0
-    while number < options.pairs:
+    seeds; the engines are opened anew before the prompts come again. Where outputs end at once nothing is decoded:
+    such a pair is left out."""
+    number = tried = 0
+    while number < options.pairs and tried < 8 * options.pairs:
         engines = [Timed(config) for config in configs]
         for start in range(0, max(len(prompts) - batch + 1, 1), batch):
             if number == options.pairs:
@@ -68,15 +71,18 @@ def run_pairs(
             chosen = [prompts[(start + i) % len(prompts)] for i in range(batch)]
             one = [SamplingParams(temperature=0, max_tokens=1)] * batch
             params = [
-                SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=number * batch + i)
+                SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=tried * batch + i)
                 for i in range(batch)
             ]
+            tried += 1
             before = engines[1].drafts()
             for engine in engines:
                 engine.run(chosen, one)  # the prompts are in the cache now
             turns: dict[int, Turn] = {}
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 turns[which] = engines[which].run(chosen, params)
+            if sum(len(output.token_ids) for output in turns[0].outputs) < MIN_TOKENS * batch:
+                continue
             yield Pair(turns[0], turns[1], _since(before, engines[1].drafts()))
             number += 1
 
