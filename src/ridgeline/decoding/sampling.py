@@ -24,7 +24,7 @@ from ridgeline.decoding.rejection import sample, verify
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
 _MAX_SAMPLED = 1 << 18  # logits that are truncated and sampled from at a time: what a core's cache holds
-_MAX_RECENT = 16  # numbers of rows whose metadata are kept: drafts make steps of a few shapes take turns
+_MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps of a few shapes take turns
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1

@@ -14,7 +14,7 @@ from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepB
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
 
-MAX_LAID = 16  # shapes whose arrays are kept: drafts make steps of a few shapes take turns
+MAX_LAID = 16  # shapes whose arrays are cached: drafts make steps of a few shapes take turns
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
 _SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
 
