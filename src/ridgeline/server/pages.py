@@ -109,11 +109,15 @@ def _require_one_client(service: Service) -> None:
 
 
 async def _say(service: Service, *arguments: str) -> Response:
-    """Return what a command says. Raises OverloadedError while another runs, and what `reply_of` does."""
-    if service.explaining.locked():
-        raise OverloadedError("the server explains something else; ask again in a moment")
-    async with service.explaining:
+    """Return what a command says, one at a time. Raises OverloadedError where others take too long, and as `reply_of`."""
+    try:
+        await asyncio.wait_for(service.explaining.acquire(), MAX_EXPLAIN_S)
+    except TimeoutError:
+        raise OverloadedError("the server explains something else; ask again in a moment") from None
+    try:
         return Response(msgspec.json.encode(await asyncio.to_thread(reply_of, *arguments)), headers=JSON)
+    finally:
+        service.explaining.release()
 
 
 def reply_of(*arguments: str) -> Mapping[str, object]:
