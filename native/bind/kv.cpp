@@ -68,7 +68,7 @@ void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Ar
     }
 }
 
-// Has the system give the pages of [address, address + bytes) now, contents kept; false where it cannot be asked to.
+// Has the system give the pages of [address, address + bytes) now, contents as they are; false where it cannot be asked to.
 bool populate(uintptr_t address, size_t bytes) {
 #if defined(__linux__)
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
@@ -101,7 +101,7 @@ void bind_kv(nb::module_& module) {
                       Array<float, 3> v) { read_tokens(level, memory, slots, k, v); },
            "level"_a, "slots"_a, "k"_a, "v"_a);
   module.def("populate", &populate, nb::call_guard<nb::gil_scoped_release>(), "address"_a, "num_bytes"_a,
-             "Has the system give memory its pages now, contents kept; False where it cannot be asked to.");
+             "Has the system give memory its pages now, contents as they are; False where it cannot be asked to.");
 }
 
 }  // namespace ridgeline

@@ -36,7 +36,7 @@ def rounded(
     least = np.full(scales.shape, np.inf, dtype=np.float32)
     for number, tried_NG in enumerate(candidates):
         by = (tried_NG if outer_N1 is None else times_outer(tried_NG, outer_N1))[:, :, None]
-        tried = nearest(w_NGS / np.where(by == 0, np.float32(np.inf), by))
+        tried = nearest(w_NGS / np.where(by == 0, np.inf, by).astype(np.float32))
         error = np.square(LEVELS["e2m1"][tried] * by - w_NGS).sum(axis=2)
         better = (error < least) | (number == 0)  # also where errors are too large to compare
         codes, least = np.where(better[:, :, None], tried, codes), np.where(better, error, least)

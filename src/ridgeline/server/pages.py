@@ -109,7 +109,7 @@ def _require_one_client(service: Service) -> None:
 
 
 async def _say(service: Service, *arguments: str) -> Response:
-    """Return what a command says, one at a time. Raises OverloadedError where others take too long, and as `reply_of`."""
+    """Return what a command says, one at a time. Raises OverloadedError where others take long, or as `reply_of`."""
     try:
         await asyncio.wait_for(service.explaining.acquire(), MAX_EXPLAIN_S)
     except TimeoutError:

@@ -24,7 +24,7 @@ class CacheWarmer:
     def __init__(self, cache: CacheMemory, layout: CacheLayout) -> None:
         self._block_size = layout.block_size
         self._num_blocks = [group.num_blocks for group in layout.groups]
-        # Of each group, its states' blocks: uint8 [block, bytes].
+        # By group, the blocks of its states: uint8 [block, bytes].
         self._states: list[list[np.ndarray]] = [[] for _ in layout.groups]
         for (_, group), blocks in zip(cache.kv.values(), cache.blocks, strict=True):
             self._states[group].append(blocks.reshape(self._num_blocks[group], -1))
