@@ -27,8 +27,9 @@ from ridgeline.bench.workloads import parse_workload
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.dtypes import DTYPES
 from ridgeline.core.step import SampledToken, SampleRow
+from ridgeline.decoding.request import Request
 from ridgeline.decoding.sampling import Sampler
-from ridgeline.engine.request import FinishReason, Request
+from ridgeline.engine.request import FinishReason
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.load import load_weights

@@ -37,8 +37,8 @@ class Drafting(Autoregressive):
 
     def next_span(self, view, max_tokens, *, score_all):
         span = super().next_span(view, max_tokens, score_all=score_all)
-        known, num_output = len(view.token_ids), len(view.token_ids) - len(view.prompt_ids)
-        room = min(max_tokens - span.num_tokens, view.max_tokens - num_output - 1)
+        known, num_output = len(view.token_ids), len(view.token_ids) - len(view.request.prompt_ids)
+        room = min(max_tokens - span.num_tokens, view.request.max_tokens - num_output - 1)
         if span.end < known or score_all or room <= 0 or not num_output:
             return span
         guess = list(self.draft(view, room))[:room]
@@ -54,13 +54,13 @@ class Drafting(Autoregressive):
         if not span.num_optional:
             return (first,)
         guess = list(span.token_ids[known - span.start :])
-        history = [*first.output_ids] if view.params.needs_history else ()
+        history = [*first.output_ids] if view.request.params.needs_history else ()
         return [
             first._replace(
                 row=first.row + i,
                 num_output=first.num_output + i,
-                output_ids=[*history, *guess[:i]] if view.params.needs_history else (),
-                stop_ids=view.stop_ids if first.num_output + i < view.params.min_tokens else (),
+                output_ids=[*history, *guess[:i]] if view.request.params.needs_history else (),
+                stop_ids=tuple(view.request.stop_ids) if first.num_output + i < view.request.params.min_tokens else (),
             )
             for i in range(1 + len(guess))
         ]

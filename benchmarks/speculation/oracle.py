@@ -69,12 +69,12 @@ class Oracle:
         self.acceptance, self.num_tried, self.num_right = 1.0, 0, 0
 
     def propose(self, view: SequenceView, max_tokens: int) -> Draft | None:
-        output = self.outputs[tuple(view.prompt_ids)]
-        known = len(view.token_ids) - len(view.prompt_ids)
+        output = self.outputs[tuple(view.request.prompt_ids)]
+        known = len(view.token_ids) - len(view.request.prompt_ids)
         draft: list[int] = []
         spoilt = False
         for place in range(known, min(known + max_tokens, len(output))):
-            is_right = random.Random(f"{view.prompt_ids[0]} {place}").random() < self.acceptance
+            is_right = random.Random(f"{view.request.prompt_ids[0]} {place}").random() < self.acceptance
             if not spoilt:
                 self.num_tried += 1
                 self.num_right += is_right

@@ -85,7 +85,7 @@ class Known(Drafting):
         self.tokens = list(tokens)
 
     def draft(self, view, max_tokens):
-        num_output = len(view.token_ids) - len(view.prompt_ids)
+        num_output = len(view.token_ids) - len(view.request.prompt_ids)
         return self.tokens[num_output : num_output + min(16, max_tokens)]
 
 

@@ -20,15 +20,14 @@ TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 def view(tokens, seq_id=0, prediction=(), num_prompt=1, salt="", adapter=0, pool=True):
-    return SimpleNamespace(
-        seq_id=seq_id,
-        token_ids=tokens,
+    request = SimpleNamespace(
         prompt_ids=tokens[:num_prompt],
         prediction_ids=prediction,
         salt=salt,
         adapter=adapter,
         params=SamplingParams(speculation=SpeculationParams(pool=pool)),
     )
+    return SimpleNamespace(seq_id=seq_id, token_ids=tokens, request=request)
 
 
 def longest_match(tokens, shortest, longest):

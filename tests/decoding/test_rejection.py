@@ -148,17 +148,8 @@ PARAMS = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=100)
 
 
 def view_of(n):
-    return SimpleNamespace(
-        seq_id=0,
-        params=PARAMS,
-        seed=n,
-        prompt_ids=[0],
-        token_ids=[0, 0],
-        stop_ids=(),
-        speculation=None,
-        adapter=0,
-        grammar=None,
-    )
+    request = SimpleNamespace(params=PARAMS, prompt_ids=[0], stop_ids=(), adapter=0)
+    return SimpleNamespace(seq_id=0, seed=n, token_ids=[0, 0], grammar=None, request=request)
 
 
 def drafted_tokens(sampler, n):

@@ -28,22 +28,20 @@ class Says:
 
 
 def sequence(seq_id=0, **more):
-    given = {
-        "seq_id": seq_id,
+    own = {"seq_id": seq_id, "token_ids": [0, 1, 2], "num_computed": 2, "seed": 0, "grammar": None}
+    asked = {
         "prompt_ids": [0, 1],
-        "token_ids": [0, 1, 2],
-        "num_computed": 2,
         "params": SamplingParams(max_tokens=10_000),
-        "seed": 0,
         "max_tokens": 10_000,
         "stop_ids": (),
         "adapter": 0,
         "pooling": None,
         "prediction_ids": (),
         "salt": "",
-        "grammar": None,
     }
-    return SimpleNamespace(**given | more)
+    request = SimpleNamespace(**asked | {name: value for name, value in more.items() if name in asked})
+    given = own | {name: value for name, value in more.items() if name not in asked}
+    return SimpleNamespace(**given, request=request)
 
 
 class Machine:

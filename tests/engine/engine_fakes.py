@@ -17,17 +17,11 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import PENDING, BlockTable, SampledToken, StepPlan, StepResult, TokenLogprob
+from ridgeline.decoding.request import Request
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.batch import BatchBuilder
-from ridgeline.engine.request import (
-    SEED_STRIDE,
-    FinishEvent,
-    FinishReason,
-    PromptLogprobsEvent,
-    Request,
-    TokenEvent,
-)
+from ridgeline.engine.request import SEED_STRIDE, FinishEvent, FinishReason, PromptLogprobsEvent, TokenEvent
 from ridgeline.engine.scheduler import Scheduler
 
 VOCAB = 50
@@ -311,7 +305,7 @@ class Driver:
 
     def check_plan(self, plan):
         assert plan.num_tokens <= self.config.max_num_batched_tokens
-        scored = {seq.seq_id for seq in self.scheduler.running() if seq.params.prompt_logprobs is not None}
+        scored = {seq.seq_id for seq in self.scheduler.running() if seq.request.params.prompt_logprobs is not None}
         assert sum(span.num_logit_rows for span in plan.spans if span.seq_id not in scored) <= self.max_num_rows
         assert len({span.seq_id for span in plan.spans}) == len(plan.spans)
 

@@ -173,7 +173,7 @@ def test_texts_share_steps_and_a_broken_one_harms_no_other(folders, monkeypatch)
     pool = strategy.pool
 
     def broken(view, span, rows_RH):
-        if view.prompt_ids == tuple(PROMPTS[1]):
+        if view.request.prompt_ids == tuple(PROMPTS[1]):
             raise RuntimeError("a defect")
         return pool(view, span, rows_RH)
 

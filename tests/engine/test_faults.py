@@ -52,7 +52,7 @@ def run_all(driver):
 @pytest.mark.parametrize("method", ["salt", "next_span", "rows", "accept"])
 def test_an_error_of_a_strategy_call_ends_one_sequence(method, skip):
     """Blocks are scarce, so that `salt` is asked again after a preemption."""
-    strategy = Broken(method, lambda view: view.prompt_ids[0] == 66, skip)
+    strategy = Broken(method, lambda view: view.request.prompt_ids[0] == 66, skip)
     driver = Driver(make_layout((9,)), strategy=strategy, max_num_seqs=3, max_num_batched_tokens=8)
     for name in "ABC":
         driver.add(name, [ord(name), 1, 2, 3, 4, 5], max_tokens=12)
@@ -71,7 +71,7 @@ def test_an_error_of_a_strategy_call_ends_one_sequence(method, skip):
 @pytest.mark.parametrize("method", ["rows", "accept"])
 def test_of_several_answers_only_the_broken_one_ends(method, index):
     """Also before the fork: the first output computes the prompt for the others."""
-    strategy = Broken(method, lambda view: getattr(view, "index", 0) == index and view.prompt_ids[0] == 5)
+    strategy = Broken(method, lambda view: getattr(view, "index", 0) == index and view.request.prompt_ids[0] == 5)
     driver = Driver(make_layout((64,)), strategy=strategy, max_num_seqs=8, max_num_batched_tokens=16)
     driver.add("many", [5, 6, 7, 8, 9], n=3, max_tokens=6)
     driver.add("other", [1, 2], n=2, max_tokens=6)
@@ -125,7 +125,7 @@ def completions(llm, culprit=None):
 @pytest.mark.parametrize("method", ["next_span", "rows", "accept"])
 def test_neighbours_of_an_error_in_plan_or_commit_are_the_same(llm, scheduler, monkeypatch, method):
     expected = completions(llm)
-    strategy = Broken(method, lambda view: list(view.prompt_ids) == PROMPTS[1], skip=5)
+    strategy = Broken(method, lambda view: list(view.request.prompt_ids) == PROMPTS[1], skip=5)
     monkeypatch.setattr(scheduler, "_strategy", strategy)
     got = completions(llm, culprit=1)
     assert [got[0], got[2]] == [expected[0], expected[2]]
@@ -236,7 +236,7 @@ class _Guess:
     def propose(self, view, max_tokens):
         tokens = list(view.token_ids)
         for i in range(min(4, max_tokens)):
-            token = next_token(tokens, view.seed, len(tokens) - len(view.prompt_ids))
+            token = next_token(tokens, view.seed, len(tokens) - len(view.request.prompt_ids))
             tokens.append(token if i < 2 else (token + 1) % VOCAB)
         return Draft(tokens[len(view.token_ids) :], 0)
 

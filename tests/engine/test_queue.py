@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.request import Request
 from ridgeline.engine.queue import WaitingQueue
-from ridgeline.engine.request import Request, Sequence
+from ridgeline.engine.request import Sequence
 
 
 def sequence(number: int, client: int = 0, num_tokens: int = 1, priority: int = 0) -> Sequence:

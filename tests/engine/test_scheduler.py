@@ -181,7 +181,7 @@ class Guesses(Drafting):
     def draft(self, view, max_tokens):
         tokens = list(view.token_ids)
         for i in range(min(self.depth, max_tokens)):
-            token = next_token(tokens, view.seed, len(tokens) - len(view.prompt_ids))
+            token = next_token(tokens, view.seed, len(tokens) - len(view.request.prompt_ids))
             tokens.append(token if i < self.right else (token + 1) % VOCAB)
         return tokens[len(view.token_ids) :]
 

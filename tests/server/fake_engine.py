@@ -7,10 +7,11 @@ import numpy as np
 from ridgeline.cache.manager import CacheStats, GroupStats
 from ridgeline.core.config import Choice
 from ridgeline.core.errors import OverloadedError
+from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import Finish, OutputDelta
-from ridgeline.engine.request import FinishReason, Request, Timings
+from ridgeline.engine.request import FinishReason, Timings
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults
 

@@ -12,9 +12,10 @@ from ridgeline.bench.record import RequestRecord, RunLog
 from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.clock import Clock
 from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.request import Request
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.outputs import Finish, OutputDelta
-from ridgeline.engine.request import FinishReason, Request
+from ridgeline.engine.request import FinishReason
 
 
 @dataclass(slots=True)

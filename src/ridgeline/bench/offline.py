@@ -27,9 +27,9 @@ from ridgeline.bench.workloads.fixed import Fixed
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.journal import Totals
-from ridgeline.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from ridgeline.core.step import StepPlan
 from ridgeline.cost.efficiency import Calibration, OpTiming, Sample, key_of
 from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.cost.roofline import Bound, Prediction, Roofline, costs_of
+from ridgeline.decoding.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import StepTimes
 from ridgeline.engine.intake import default_params
-from ridgeline.engine.request import Request
 from ridgeline.program.pricing import Load, OpCost
 
 WARM_STEPS = 2

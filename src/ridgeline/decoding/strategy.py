@@ -7,8 +7,8 @@ while committing, and knows nothing else about how tokens come to be.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Vectors
+from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
 
 
@@ -18,29 +18,15 @@ class SequenceView(Protocol):
     @property
     def seq_id(self) -> int: ...
     @property
-    def prompt_ids(self) -> Sequence[int]: ...
+    def request(self) -> Request: ...
     @property
     def token_ids(self) -> Sequence[int]: ...
     @property
     def num_computed(self) -> int: ...
     @property
-    def params(self) -> SamplingParams: ...
-    @property
     def seed(self) -> int: ...
     @property
-    def max_tokens(self) -> int: ...
-    @property
-    def stop_ids(self) -> Sequence[int]: ...
-    @property
-    def adapter(self) -> int: ...
-    @property
-    def prediction_ids(self) -> Sequence[int]: ...
-    @property
     def grammar(self) -> GrammarState | None: ...
-    @property
-    def pooling(self) -> PoolingParams | None: ...
-    @property
-    def salt(self) -> str: ...
 
 
 class Room(NamedTuple):
@@ -127,7 +113,7 @@ class Strategy(Protocol):
 def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> SampleRow:
     """Return the row that decides the token after the last known one, or after `num_output` of them, if some are still
     to be sampled."""
-    num_prompt, params = len(view.prompt_ids), view.params
+    num_prompt, params = len(view.request.prompt_ids), view.request.params
     if num_output is None:
         num_output = len(view.token_ids) - num_prompt
     return SampleRow(
@@ -136,9 +122,9 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
         params=params,
         seed=view.seed,
         num_output=num_output,
-        prompt_ids=view.prompt_ids,
+        prompt_ids=view.request.prompt_ids,
         output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
-        stop_ids=view.stop_ids if num_output < params.min_tokens else (),
+        stop_ids=tuple(view.request.stop_ids) if num_output < params.min_tokens else (),
         allowed=None if view.grammar is None else view.grammar.mask(),
     )
 

@@ -14,9 +14,9 @@ from ridgeline.core.config import Choice
 from ridgeline.core.errors import EngineError
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import DraftStats, Vectors
+from ridgeline.decoding.request import Request
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
-from ridgeline.engine.request import Request
 from ridgeline.weights.folder import GenerationDefaults
 
 

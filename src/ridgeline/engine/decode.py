@@ -41,9 +41,9 @@ def may_chain(seq: Sequence, num_pending: int, max_model_len: int) -> bool:
     """Return whether a sequence goes on for sure after `num_pending` tokens in flight, and its next one may be sampled
     by what is known without them."""
     return (
-        not seq.params.needs_history
+        not seq.request.params.needs_history
         and seq.grammar is None
-        and seq.num_output + num_pending < seq.max_tokens
+        and seq.num_output + num_pending < seq.request.max_tokens
         and len(seq.token_ids) + num_pending < max_model_len
     )
 

@@ -12,8 +12,8 @@ import numpy as np
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.params import RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
+from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo
-from ridgeline.engine.request import Request
 from ridgeline.text.grammar import Grammar, GrammarCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
-from ridgeline.engine.request import FinishEvent, FinishReason, Request
+from ridgeline.decoding.request import Request
+from ridgeline.engine.request import FinishEvent, FinishReason
 
 Records = npt.NDArray[np.void]
 Kind = Literal["admitted", "preempted"]

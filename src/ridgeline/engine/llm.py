@@ -8,11 +8,11 @@ from ridgeline.core.config import EngineConfig, EngineOptions
 from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
+from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.progress import progress_bar
-from ridgeline.engine.request import Request
 from ridgeline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

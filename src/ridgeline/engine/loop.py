@@ -13,12 +13,13 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan
+from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
-from ridgeline.engine.request import Event, FinishReason, Request
+from ridgeline.engine.request import Event, FinishReason
 from ridgeline.engine.scheduler import Scheduler
 
 log = get_logger("engine")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.core.step import TokenLogprob, Vectors
-from ridgeline.engine.request import FinishReason, Request, Timings
+from ridgeline.decoding.request import Request
+from ridgeline.engine.request import FinishReason, Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from ridgeline.engine.request import Sequence
 def owes_scores(seq: Sequence) -> bool:
     """Tell whether scores are owed: every prompt token but the first has one, in the first output of a request."""
     wanted = seq.request.params.prompt_logprobs is not None and seq.index == 0
-    return wanted and seq.num_prompt_logprobs < seq.num_prompt - 1
+    return wanted and seq.num_prompt_logprobs < len(seq.request.prompt_ids) - 1
 
 
 def scoring_salt(seq: Sequence) -> str:
@@ -23,7 +23,7 @@ def scoring_rows(seq: Sequence, span: Span, first_row: int) -> Iterator[PromptLo
     assert num_top is not None
     for offset in range(span.num_tokens):
         target = span.start + offset + 1
-        if seq.num_prompt_logprobs < target < seq.num_prompt:
+        if seq.num_prompt_logprobs < target < len(seq.request.prompt_ids):
             yield PromptLogprobRow(seq.seq_id, first_row + offset, seq.token_ids[target], num_top)
 
 

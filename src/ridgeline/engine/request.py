@@ -1,6 +1,6 @@
 """A request has sequences, whose tokens become events.
 
-A Request is what a caller asked for; a Sequence is one of its `n` outputs. Only the scheduler writes to them.
+A Sequence is one of the `n` outputs of a Request. Only the scheduler writes to it.
 """
 
 import enum
@@ -8,9 +8,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
-from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.core.step import TokenLogprob, Vectors
-from ridgeline.text.grammar import Grammar, GrammarState
+from ridgeline.decoding.request import Request
+from ridgeline.text.grammar import GrammarState
 
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the outputs of one request never share a random stream
 
@@ -24,31 +24,6 @@ class FinishReason(enum.StrEnum):
     DEADLINE = "deadline"  # its deadline passed
     ERROR = "error"  # the step failed, or its logits were not finite
     REFUSED = "refused"  # what it asks for turned out to be too much
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One accepted request: `params.max_tokens` is resolved, `deadline_s` is on the engine's monotonic clock.
-
-    With `pooling` it asks for a vector instead of tokens.
-    """
-
-    request_id: str
-    prompt_ids: Items[int]
-    params: SamplingParams
-    arrival_s: float
-    seed: int
-    max_tokens: int
-    stop_ids: frozenset[int]
-    priority: int = 0  # lower runs first
-    deadline_s: float | None = None
-    client: int = 0  # whose it is: the waiting queue is fair between clients
-    adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
-    pooling: PoolingParams | None = None
-    grammar: Grammar | None = None  # what the outputs must follow
-    salt: str = ""  # prefixes are shared only among requests of equal salt
-    shown_ids: frozenset[int] = frozenset()  # special tokens that the text has all the same
-    prediction_ids: Items[int] = ()  # what the caller expects the output to be, mostly; a source of drafts
 
 
 @dataclass(slots=True)
@@ -91,45 +66,9 @@ class Sequence:
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
-    def prompt_ids(self) -> Items[int]:
-        return self.request.prompt_ids
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
     def seed(self) -> int:
         """Seed of this sequence's random stream."""
         return (self.request.seed + self.index * SEED_STRIDE) % 2**64
-
-    @property
-    def max_tokens(self) -> int:
-        return self.request.max_tokens
-
-    @property
-    def stop_ids(self) -> Items[int]:
-        return tuple(self.request.stop_ids)
-
-    @property
-    def adapter(self) -> int:
-        return self.request.adapter
-
-    @property
-    def prediction_ids(self) -> Items[int]:
-        return self.request.prediction_ids
-
-    @property
-    def pooling(self) -> PoolingParams | None:
-        return self.request.pooling
-
-    @property
-    def salt(self) -> str:
-        return self.request.salt
 
     @property
     def num_output(self) -> int:

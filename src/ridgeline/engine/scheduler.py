@@ -15,6 +15,7 @@ from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
+from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
@@ -23,7 +24,7 @@ from ridgeline.engine.pacing import Pacing
 from ridgeline.engine.planning import Flight, StepDraft
 from ridgeline.engine.prompt_logprobs import owes_scores
 from ridgeline.engine.queue import WaitingQueue
-from ridgeline.engine.request import Event, FinishReason, Request, Sequence
+from ridgeline.engine.request import Event, FinishReason, Sequence
 from ridgeline.engine.unfinished import Unfinished, hand_over
 
 log = get_logger("engine")

@@ -14,12 +14,12 @@ from pathlib import Path
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import OverloadedError
 from ridgeline.core.log import get_logger
+from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import FileRecorder
-from ridgeline.engine.request import Request
 
 log = get_logger("engine")
 

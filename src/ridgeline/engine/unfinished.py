@@ -2,7 +2,8 @@
 
 import itertools
 
-from ridgeline.engine.request import Request, Sequence
+from ridgeline.decoding.request import Request
+from ridgeline.engine.request import Sequence
 
 
 class Unfinished:

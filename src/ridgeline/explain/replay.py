@@ -13,9 +13,10 @@ import numpy as np
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import SampleRow
+from ridgeline.decoding.request import Request
 from ridgeline.engine.journal import FINISH_REASONS, KINDS, WAIT_REASONS
 from ridgeline.engine.recording import MemoryRecorder, Recording
-from ridgeline.engine.request import FinishReason, Request
+from ridgeline.engine.request import FinishReason
 from ridgeline.explain.simulation import FakeClock, PricedExecutor, simulated_loop
 
 STOP_ID = -1

@@ -13,9 +13,9 @@ from starlette.requests import Request
 
 from ridgeline.core.errors import ContextLengthError, ModelNotFoundError, OverloadedError, RequestError
 from ridgeline.core.log import get_logger
+from ridgeline.decoding.request import Request as EngineRequest
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
-from ridgeline.engine.request import Request as EngineRequest
 from ridgeline.server.clients import Client, Keys
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics

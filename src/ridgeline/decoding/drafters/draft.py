@@ -150,11 +150,11 @@ class DraftModel:
         if resident is None:
             if seq_id in self._silent or not self._knows(view, 0):
                 return None
-            while not self._cache.can_admit(token_ids, view.salt):
+            while not self._cache.can_admit(token_ids, view.request.salt):
                 if not self._evict(members):
                     return None
-            cached = self._cache.admit(seq_id, token_ids, view.salt)
-            params = self._own_params(view.params)
+            cached = self._cache.admit(seq_id, token_ids, view.request.salt)
+            params = self._own_params(view.request.params)
             self._residents[seq_id] = resident = _Resident(params, cached.num_tokens, num_checked=len(token_ids))
             return resident
         self._residents[seq_id] = resident

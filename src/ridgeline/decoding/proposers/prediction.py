@@ -36,19 +36,19 @@ class _Place:
 
 
 class Prediction:
-    """Proposes what follows in `view.prediction_ids`; nothing for sequences without."""
+    """Proposes what follows in `view.request.prediction_ids`; nothing for sequences without."""
 
     def __init__(self) -> None:
         self._places: dict[int, _Place] = {}
 
     def propose(self, view: SequenceView, max_tokens: int) -> Draft | None:
-        text = view.prediction_ids
+        text = view.request.prediction_ids
         if not text:
             return None
         place = self._places.get(view.seq_id)
         if place is None:
             place = self._places[view.seq_id] = _Place()
-        tokens, num_prompt = view.token_ids, len(view.prompt_ids)
+        tokens, num_prompt = view.token_ids, len(view.request.prompt_ids)
         for token in tokens[num_prompt + place.num_read :]:
             place.num_read += 1
             place.matched = place.matched + 1 if place.at < len(text) and text[place.at] == token else 0

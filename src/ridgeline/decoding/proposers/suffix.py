@@ -49,7 +49,7 @@ class Suffix:
         text.extend(list(view.token_ids[text.num_tokens :]))
         limits = max_tokens, self._factor, self._min_probability
         found, pooled = text.find_own(*limits), False
-        if (pool := self._pools.get((view.salt, view.adapter))) is not None and self._pools_for(view):
+        if (pool := self._pools.get((view.request.salt, view.request.adapter))) is not None and self._pools_for(view):
             other = pool.find(list(view.token_ids[-self._depth :]), *limits)
             if other is not None and (found is None or other[3] > found[3]):
                 found, pooled = other, True
@@ -63,17 +63,17 @@ class Suffix:
         """Take the finished output into the pool."""
         if self._texts.pop(view.seq_id, None) is None or not self._pools_for(view):
             return
-        key = view.salt, view.adapter
+        key = view.request.salt, view.request.adapter
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = self._index(self._lengths, POOL_TOKENS, self._max_documents)
             if len(self._pools) > MAX_POOLS:
                 self._pools.popitem(last=False)
         self._pools.move_to_end(key)
-        pool.extend(list(view.token_ids[len(view.prompt_ids) :]))
+        pool.extend(list(view.token_ids[len(view.request.prompt_ids) :]))
         pool.close()
 
     def _pools_for(self, view: SequenceView) -> bool:
         """Tell whether the sequence drafts from a pool, and gives its output to it."""
-        asked = view.params.speculation
+        asked = view.request.params.speculation
         return self._max_documents > 0 and (asked is None or asked.pool)

@@ -26,7 +26,7 @@ class Autoregressive:
         start, known = view.num_computed, view.token_ids
         end = min(start + max_tokens, len(known))
         num_rows = end - start if score_all else int(end == len(known))
-        return Span(view.seq_id, start, known[start:end], num_rows, adapter=view.adapter)
+        return Span(view.seq_id, start, known[start:end], num_rows, adapter=view.request.adapter)
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if span.end < len(view.token_ids):

@@ -58,7 +58,7 @@ class MaskedDiffusion(Autoregressive):
         self._blocks: dict[int, _Block] = {}  # by sequence; it survives preemption
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
-        start, known, num_prompt = view.num_computed, view.token_ids, len(view.prompt_ids)
+        start, known, num_prompt = view.num_computed, view.token_ids, len(view.request.prompt_ids)
         if start < num_prompt:
             rest = known[start:num_prompt]
             return _span(view, rest, len(rest)) if len(rest) <= max_tokens else None
@@ -78,7 +78,7 @@ class MaskedDiffusion(Autoregressive):
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if not span.num_logit_rows:
             return ()
-        block, num_prompt = self._block(view), len(view.prompt_ids)
+        block, num_prompt = self._block(view), len(view.request.prompt_ids)
         return [
             SampleRow(
                 seq_id=view.seq_id,
@@ -86,9 +86,9 @@ class MaskedDiffusion(Autoregressive):
                 params=block.params,
                 seed=(view.seed + block.step * STEP_STRIDE) % 2**64,
                 num_output=block.start + offset - num_prompt,
-                prompt_ids=view.prompt_ids,
-                output_ids=view.token_ids[num_prompt:] if view.params.needs_history else (),
-                stop_ids=view.stop_ids,
+                prompt_ids=view.request.prompt_ids,
+                output_ids=view.token_ids[num_prompt:] if view.request.params.needs_history else (),
+                stop_ids=tuple(view.request.stop_ids),
                 banned_ids=(self._mask_id,),
             )
             for offset in block.masked()
@@ -100,7 +100,7 @@ class MaskedDiffusion(Autoregressive):
         offsets = block.masked()
         for index in self._chosen(view, block, sampled):
             token = sampled[index]
-            wants_logprob = view.params.logprobs is not None
+            wants_logprob = view.request.params.logprobs is not None
             block.decided[offsets[index]] = token if wants_logprob else token._replace(logprob=None)
         block.step += 1
         block.steps_left -= 1
@@ -111,7 +111,7 @@ class MaskedDiffusion(Autoregressive):
 
     def salt(self, view: SequenceView) -> str:
         """Return a salt of the whole run: a token's keys depend on all of the prompt and on how the output is cut."""
-        prompt = sha256(repr(list(view.prompt_ids)).encode()).hexdigest()
+        prompt = sha256(repr(list(view.request.prompt_ids)).encode()).hexdigest()
         return f"\0diffusion {_options(view).block_length} {prompt}"
 
     def forget(self, view: SequenceView) -> None:
@@ -120,9 +120,9 @@ class MaskedDiffusion(Autoregressive):
     def _block(self, view: SequenceView) -> _Block:
         """Return the block after the last known token, made of masks if it is new."""
         if view.seq_id not in self._blocks:
-            options, params = _options(view), view.params
+            options, params = _options(view), view.request.params
             start = len(view.token_ids)
-            length = min(options.block_length, view.max_tokens - (start - len(view.prompt_ids)))
+            length = min(options.block_length, view.request.max_tokens - (start - len(view.request.prompt_ids)))
             shown = replace(params, logprobs=params.logprobs or 0)  # the confidence of every token
             steps = min(options.steps or length, length)
             self._blocks[view.seq_id] = _Block(start, [None] * length, steps, params=shown)
@@ -148,12 +148,12 @@ def _span(view: SequenceView, token_ids: Sequence[int], bidirectional_block: int
         token_ids,
         num_rows,
         bidirectional_block=bidirectional_block,
-        adapter=view.adapter,
+        adapter=view.request.adapter,
     )
 
 
 def _options(view: SequenceView) -> DiffusionParams:
-    return view.params.diffusion or DiffusionParams()
+    return view.request.params.diffusion or DiffusionParams()
 
 
 def _confidence(token: SampledToken) -> float:

@@ -30,10 +30,10 @@ class Embed(Autoregressive):
         self._sums: dict[int, Vectors] = {}  # by sequence, [H]: of the outputs so far, or the one that is wanted
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
-        start, end = view.num_computed, min(view.num_computed + max_tokens, len(view.prompt_ids))
-        if self._whole and end < len(view.prompt_ids):
+        start, end = view.num_computed, min(view.num_computed + max_tokens, len(view.request.prompt_ids))
+        if self._whole and end < len(view.request.prompt_ids):
             return None
-        tokens = view.prompt_ids[start:end]
+        tokens = view.request.prompt_ids[start:end]
         num_rows = _num_rows(view, start, end)
         bidirectional_block = len(tokens) if self._whole else 1
         return Span(
@@ -43,7 +43,7 @@ class Embed(Autoregressive):
             num_rows,
             bidirectional_block=bidirectional_block,
             pooled=True,
-            adapter=view.adapter,
+            adapter=view.request.adapter,
         )
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
@@ -57,11 +57,11 @@ class Embed(Autoregressive):
             wanted_H = {"last": rows_RH[-1], "first": rows_RH[0], "mean": rows_RH.sum(axis=0, dtype=np.float64)}[kind]
             before = self._sums.get(view.seq_id)
             self._sums[view.seq_id] = wanted_H if before is None else before + wanted_H
-        if span.end < len(view.prompt_ids):
+        if span.end < len(view.request.prompt_ids):
             return None
         vector_H = self._sums.pop(view.seq_id)
         if kind == "mean":
-            vector_H = (vector_H / len(view.prompt_ids)).astype(np.float32)
+            vector_H = (vector_H / len(view.request.prompt_ids)).astype(np.float32)
         length = float(np.linalg.norm(vector_H))
         return vector_H / np.float32(length) if _pooling(view).normalize and length > 0 else np.array(vector_H)
 
@@ -70,15 +70,15 @@ class Embed(Autoregressive):
 
 
 def _pooling(view: SequenceView) -> PoolingParams:
-    assert view.pooling is not None, "a request to embed says how to pool"
-    return view.pooling
+    assert view.request.pooling is not None, "a request to embed says how to pool"
+    return view.request.pooling
 
 
 def _num_rows(view: SequenceView, start: int, end: int) -> int:
     """Count how many of the last tokens of `start .. end` are wanted."""
     match _pooling(view).pooling:
         case "last":
-            return int(end == len(view.prompt_ids))
+            return int(end == len(view.request.prompt_ids))
         case "first":
             return end - start if start == 0 else 0
         case "mean":

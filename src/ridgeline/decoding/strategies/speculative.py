@@ -230,8 +230,8 @@ class Speculative(Autoregressive):
 
     def _asks(self, view: SequenceView) -> bool:
         """Tell whether a sequence is drafted for at all."""
-        asked = view.params.speculation
-        return (self._always or bool(view.prediction_ids)) and (asked is None or asked.enabled)
+        asked = view.request.params.speculation
+        return (self._always or bool(view.request.prediction_ids)) and (asked is None or asked.enabled)
 
     def _set_aside(self, view: SequenceView, draft: Draft) -> None:
         """Note a draft that is not verified, to compare it with what comes."""
@@ -239,14 +239,14 @@ class Speculative(Autoregressive):
 
     def _room(self, view: SequenceView) -> int:
         """Return how many tokens a draft may have."""
-        num_output = len(view.token_ids) - len(view.prompt_ids)
+        num_output = len(view.token_ids) - len(view.request.prompt_ids)
         if not num_output or not self._asks(view):  # before the first token the outputs of n > 1 are one sequence
             return 0
-        asked = view.params.speculation
+        asked = view.request.params.speculation
         most = asked.num_speculative_tokens if asked is not None else None
         return min(
             self._max_draft_tokens if most is None else min(self._max_draft_tokens, most),
-            view.max_tokens - num_output - 1,
+            view.request.max_tokens - num_output - 1,
         )
 
     def _by_rejection(self, view: SequenceView) -> bool:
@@ -254,7 +254,8 @@ class Speculative(Autoregressive):
 
         Not with a grammar: a draft is cut where it does not fit, so what is left of it is no longer from q.
         """
-        return self._rejects and view.params.seed is None and not view.params.greedy and view.grammar is None
+        params = view.request.params
+        return self._rejects and params.seed is None and not params.greedy and view.grammar is None
 
     def _lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
         """Ask for one token more: of the first that may have one, or of the shortest sequence where none is asked."""

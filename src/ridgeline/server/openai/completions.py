@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.step import TokenLogprob
+from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
-from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import Vectors
+from ridgeline.decoding.request import Request
 from ridgeline.engine.client import embed
-from ridgeline.engine.request import Request
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.completions import num_prompts, split_prompts
 from ridgeline.server.service import Service, note_of

@@ -12,8 +12,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import EngineError, OverloadedError, RequestError
+from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
-from ridgeline.engine.request import FinishReason, Request, Timings
+from ridgeline.engine.request import FinishReason, Timings
 from ridgeline.server.openai.protocol import (
     Choice,
     CompletionBody,
