@@ -4,8 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <optional>
@@ -13,6 +13,7 @@
 #include "bind/arguments.h"
 #include "bind/bind.h"
 #include "runtime/isa.h"
+#include "runtime/warmer.h"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;
@@ -68,18 +69,6 @@ void read_tokens(const std::string& level, const KvMemory& memory, Ids slots, Ar
     }
 }
 
-// Has the system give the pages of [address, address + bytes) now, contents as they are; false where it cannot be asked to.
-bool populate(uintptr_t address, size_t bytes) {
-#if defined(__linux__)
-  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
-  const auto page = (uintptr_t)sysconf(_SC_PAGESIZE);
-  const uintptr_t first = address / page * page;
-  return madvise(reinterpret_cast<void*>(first), address + bytes - first, kPopulateWrite) == 0;
-#else
-  return false;
-#endif
-}
-
 }  // namespace
 
 void bind_kv(nb::module_& module) {
@@ -100,8 +89,11 @@ void bind_kv(nb::module_& module) {
       .def("read", [](const KvMemory& memory, const std::string& level, Ids slots, Array<float, 3> k,
                       Array<float, 3> v) { read_tokens(level, memory, slots, k, v); },
            "level"_a, "slots"_a, "k"_a, "v"_a);
-  module.def("populate", &populate, nb::call_guard<nb::gil_scoped_release>(), "address"_a, "num_bytes"_a,
-             "Has the system give memory its pages now, contents as they are; False where it cannot be asked to.");
+  nb::class_<MemoryWarmer>(module, "MemoryWarmer", "Gives memory its pages before it is used, on a thread of its own.")
+      .def(nb::init<>())
+      .def("take", &MemoryWarmer::take, "pieces"_a,
+           "Begin with pieces, (address, bytes) each; False while busy, and where the system cannot be asked.")
+      .def_prop_ro("busy", &MemoryWarmer::busy);
 }
 
 }  // namespace ridgeline

@@ -166,10 +166,18 @@ class KvMemory:
 
     def read(self, level: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
 
-def populate(address: int, num_bytes: int) -> bool:
-    """
-    Has the system give memory its pages now, contents kept; False where it cannot be asked to.
-    """
+class MemoryWarmer:
+    """Gives memory its pages before it is used, on a thread of its own."""
+
+    def __init__(self) -> None: ...
+
+    def take(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """
+        Begin with pieces, (address, bytes) each; False while busy, and where the system cannot be asked.
+        """
+
+    @property
+    def busy(self) -> bool: ...
 
 class SuffixIndex:
     """

@@ -134,7 +134,7 @@ def test_neighbours_of_an_error_in_plan_or_commit_are_the_same(llm, scheduler, m
     assert completions(llm) == expected
 
 
-@pytest.mark.parametrize("method", ["feed", "flush", "__init__"])
+@pytest.mark.parametrize("method", ["push", "flush", "__init__"])
 def test_an_error_while_rendering_ends_one_answer(llm, scheduler, monkeypatch, method):
     expected = completions(llm)
     plain, broken = getattr(IncrementalDetokenizer, method), []
