@@ -22,8 +22,7 @@ from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.gguf.reader import GgufFile
-from ridgeline.weights.load import load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 MAX_SECONDS = 2.0
 MAX_MORE_BYTES = 256 << 20  # of resident memory, beyond what the whole file takes several times over
@@ -68,7 +67,7 @@ def load(path: Path) -> None:
     stored = prequantized(folder, spec, program)
     for name in stored.formats if stored is not None else ():
         for expert in range(program.weights[name][0] if len(program.weights[name]) == 3 else 1):
-            stored.read(name, expert)
+            stored.matrix(name, expert)
     tokenizer = folder.tokenizer()
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("Once upon a time 12 \n"))

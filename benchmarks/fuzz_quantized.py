@@ -26,8 +26,7 @@ from ridgeline.program.lower import lower
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 MAX_SECONDS = 2.0
 VALUES = (
@@ -106,7 +105,7 @@ def load(path: Path) -> None:
         stored = prequantized(folder, spec, program)
         for name in stored.formats if stored is not None else ():
             for expert in range(program.weights[name][0] if len(program.weights[name]) == 3 else 1):
-                stored.read(name, expert)
+                stored.matrix(name, expert)
 
 
 def fuzz(source: Path, *, num_files: int, seed: int) -> Counter[str]:

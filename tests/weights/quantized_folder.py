@@ -12,8 +12,7 @@ from ridgeline import LLM, SamplingParams, quant
 from ridgeline.core.dtypes import BFLOAT16, FLOAT8_E4M3, FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 LLAMA = {
     "model_type": "llama",
@@ -79,8 +78,8 @@ def check_bits(folder, expected, form=None):
         for source, name in LAYERS.items():
             name, matrix = f"layers.{layer}.{name}.weight", expected[f"model.layers.{layer}.{source}"]
             np.testing.assert_array_equal(weights[name], matrix, err_msg=name)
-            np.testing.assert_array_equal(quant.dequantize(stored.read(name)), matrix, err_msg=name)
-            np.testing.assert_array_equal(quant.dequantize(stored.read(name, part=slice(5, 27))), matrix[5:27])
+            np.testing.assert_array_equal(quant.dequantize(stored.matrix(name)), matrix, err_msg=name)
+            np.testing.assert_array_equal(quant.dequantize(stored.matrix(name, part=slice(5, 27))), matrix[5:27])
     assert "embed.weight" not in stored.formats and len(stored.formats) == 14
     return stored.formats["layers.1.ffn.down.weight"]
 
@@ -114,7 +113,7 @@ def loads_or_refuses(folder, config=LLAMA):
         assert {name: weight.shape for name, weight in weights.items()} == program.weights
         stored = prequantized(ModelFolder.open(folder), spec, program)
         for name in stored.formats if stored is not None else ():
-            stored.read(name)
+            stored.matrix(name)
     except (ModelLoadError, ConfigError) as error:
         assert str(error)
         return False

@@ -8,7 +8,7 @@ from small_checkpoint import described
 from ridgeline import quant
 from ridgeline.core.dtypes import BFLOAT16
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import prequantized
 
 OUTPUT_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ's order_map
 # By AutoAWQ 0.2.7: dequantize_gemm of these words, zeros and scales in groups of two inputs.
@@ -65,7 +65,7 @@ def test_bits_are_those_of_the_formula_and_stay(tmp_path, case):
 def test_a_tensor_of_several_weights_is_cut_into_their_rows(tmp_path):
     fused = awq(tmp_path, PHI3)["model.layers.1.self_attn.qkv_proj"]
     stored = prequantized(ModelFolder.open(tmp_path), *described(PHI3))
-    cut = [quant.dequantize(stored.read(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
+    cut = [quant.dequantize(stored.matrix(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
     assert np.array_equal(np.concatenate(cut), fused)
 
 

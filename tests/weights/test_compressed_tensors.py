@@ -22,8 +22,7 @@ from ridgeline import LLM, SamplingParams, quant
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 library = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
 from compressed_tensors.compressors import BaseCompressor  # noqa: E402
@@ -143,7 +142,7 @@ def test_a_tensor_of_several_weights_is_cut_into_their_rows(tmp_path):
     args = {"num_bits": 3, **GROUPED, "symmetric": False, "dtype": torch.bfloat16}
     fused = compressed(tmp_path, PACKED, PHI3, **args)["model.layers.1.self_attn.qkv_proj"]
     stored = prequantized(ModelFolder.open(tmp_path), *described(PHI3))
-    cut = [quant.dequantize(stored.read(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
+    cut = [quant.dequantize(stored.matrix(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
     assert np.array_equal(np.concatenate(cut), fused)
 
 

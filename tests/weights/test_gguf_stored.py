@@ -16,7 +16,7 @@ from ridgeline.program.lower import lower
 from ridgeline.quant import dequantize
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import prequantized
 
 KINDS = {
     "Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_minima", "Q5_0": "int8_groups", "Q5_1": "int8_minima",
@@ -72,7 +72,7 @@ def test_kept_weights_are_the_dequantized_ones(kind, tmp_path):
     assert kinds(stored, program) == dict.fromkeys(matrices, KINDS[kind])
     weights = load_weights(folder, spec, program, torch.float32)
     for name in matrices:
-        assert torch.equal(meaning(stored.read(name), ZEROS[kind]), weights[name])
+        assert torch.equal(meaning(stored.matrix(name), ZEROS[kind]), weights[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +85,7 @@ def test_kept_experts_are_the_dequantized_ones(kind, tmp_path):
     assert len(names) == 6
     for name in names:
         for expert in range(3):
-            assert torch.equal(meaning(stored.read(name, expert), ZEROS[kind]), weights[name][expert])
+            assert torch.equal(meaning(stored.matrix(name, expert), ZEROS[kind]), weights[name][expert])
     assert "layers.0.ffn.router.weight" not in kinds(stored, program)
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_scale_is_refused(tmp_path):
     tensor = ModelFolder.open(path).gguf.tensors["blk.1.ffn_down.weight"]
     path.write_bytes(content[: tensor.offset] + b"\x00\x7c" + content[tensor.offset + 2 :])  # infinity
     with pytest.raises(ModelLoadError, match=r"model\.gguf: tensor 'blk.1.ffn_down.weight': a scale is NaN or inf"):
-        opened(path)[3].read("layers.1.ffn.down.weight")
+        opened(path)[3].matrix("layers.1.ffn.down.weight")
 
 
 def test_a_file_without_such_tensors_keeps_nothing(tmp_path):
@@ -310,4 +310,4 @@ def exactly_stored(path):
     """Tells whether what stays means the numbers that are decoded."""
     folder, spec, program, stored = opened(path)
     weights = load_weights(folder, spec, program, torch.float32)
-    return all(torch.equal(as_tensor(dequantize(stored.read(name))), weights[name]) for name in stored.formats)
+    return all(torch.equal(as_tensor(dequantize(stored.matrix(name))), weights[name]) for name in stored.formats)

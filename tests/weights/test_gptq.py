@@ -10,8 +10,7 @@ from ridgeline.backends.native.settings import prequantized_formats
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import StreamedWeights, load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import StreamedWeights, load_weights, prequantized
 
 
 def pack(integers_XY, bits):
@@ -93,7 +92,7 @@ def test_a_tensor_of_several_weights_is_cut_into_their_rows(tmp_path):
         prequantized(ModelFolder.open(tmp_path), spec, program),
         expected["model.layers.1.self_attn.qkv_proj"],
     )
-    cut = [quant.dequantize(stored.read(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
+    cut = [quant.dequantize(stored.matrix(f"layers.1.attn.{letter}.weight")) for letter in "qkv"]
     assert np.array_equal(np.concatenate(cut), fused)
     streamed = StreamedWeights(tmp_path, spec, program, FLOAT32)
     assert np.array_equal(streamed.rows("layers.1.attn.k.weight", slice(5, 40)), fused[128 + 5 : 128 + 40])
@@ -120,7 +119,7 @@ def test_one_order_of_inputs_serves_what_runs_as_one_matrix(tmp_path):
     from ridgeline.backends.native.weights import NativeWeights
 
     weights = NativeWeights(dict, native.best_level(), 1, None, stored)
-    expected = np.concatenate([quant.dequantize(stored.read(name)) for name in names])
+    expected = np.concatenate([quant.dequantize(stored.matrix(name)) for name in names])
     matrix = weights.matrix("qkv", names, expected.shape, formats[names[0]])
     found = np.stack([native.unpack_output(native.best_level(), matrix, n) for n in range(len(expected))])
     assert np.array_equal(found, expected)
@@ -147,4 +146,4 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path):
     change(tmp_path, f"{EXAMPLE}.scales", lambda x: np.full_like(x, np.inf))
     stored = prequantized(ModelFolder.open(tmp_path), *described(LLAMA))
     with pytest.raises(ModelLoadError, match=rf"{EXAMPLE}\.weight': a scale is NaN or infinite"):
-        stored.read("layers.1.ffn.down.weight")
+        stored.matrix("layers.1.ffn.down.weight")

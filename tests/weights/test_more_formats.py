@@ -17,8 +17,7 @@ from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.quant.stored import LEVELS
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.load import load_weights
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 RNG = np.random.default_rng(0)
 SEEDED = RNG.bit_generator.state

@@ -13,8 +13,7 @@ from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.folder import ModelFolder
 from ridgeline.weights.formats import PackedCheckpoint
 from ridgeline.weights.gguf.tensors import GgufCheckpoint
-from ridgeline.weights.load import open_checkpoint
-from ridgeline.weights.stored import PrequantizedWeights
+from ridgeline.weights.load import StreamedWeights
 
 
 class _Tensor(NamedTuple):
@@ -29,16 +28,15 @@ class _Tensor(NamedTuple):
 
 def stored_tensors(folder: ModelFolder, inspection: Inspection) -> list[TensorsOfType]:
     """Return one row per type and outcome, the most bytes first; without quantization, on the native backend."""
-    checkpoint, sources = open_checkpoint(folder, inspection.spec, inspection.program, DTYPES[inspection.dtype])
-    if isinstance(checkpoint, Checkpoint):
+    weights = StreamedWeights(folder, inspection.spec, inspection.program, DTYPES[inspection.dtype])
+    if isinstance(weights.checkpoint, Checkpoint):
         return []
-    weights = PrequantizedWeights(checkpoint, sources, inspection.program)
     prequantized = prequantized_matrices(weights.formats, inspection.program)
     stay = {tensor for name in prequantized for tensor in weights.tensors(name)}
     reasons = decoded_matrices(weights.formats, inspection.program)
     why = {tensor: reason for name, reason in reasons.items() for tensor in weights.tensors(name)}
     rows: dict[tuple[str, str], TensorsOfType] = {}
-    for tensor in _tensors(checkpoint, folder):
+    for tensor in _tensors(weights.checkpoint, folder):
         becomes = _outcome(tensor, inspection.dtype, stay, why)
         row = rows.setdefault((tensor.kind, becomes), TensorsOfType(tensor.kind, becomes))
         num_weights = math.prod(tensor.shape)

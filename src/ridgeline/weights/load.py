@@ -1,4 +1,8 @@
-"""Turn checkpoint tensors into program weights, whole or in part. Called by backends and the trainer."""
+"""Turn checkpoint tensors into program weights, whole or in part, decoded or as they are stored.
+
+Called by backends and the trainer. What a checkpoint of any format stores as small numbers is read without decoding by
+backends whose kernels compute with it, where nobody asked for another quantization.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +15,11 @@ from ridgeline.core.dtypes import FLOAT32, Array, assign, contiguous, equal, flo
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.program.opset import float32_weights
+from ridgeline.quant.stored import StoredFormat, StoredMatrix, joined
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import FLOATS, WHOLE, Checkpoint
-from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import PackedCheckpoint, unpacked
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 
@@ -33,10 +38,11 @@ MAX_LISTED = 10
 if TYPE_CHECKING:
     from ridgeline.weights.gguf.tensors import GgufCheckpoint
 
-StoredTensors: TypeAlias = "PackedCheckpoint | GgufCheckpoint"
-"""A checkpoint that has matrices of small numbers: `format_of` one, and rows of its `matrix`."""
 Tensors: TypeAlias = "Checkpoint | PackedCheckpoint | GgufCheckpoint"
-"""A checkpoint as it is read: `entries` by name, and `read` of ranges of one, whatever it is stored as."""
+"""A checkpoint as it is read: `entries` by name, and `read` of ranges of one, whatever it is stored as.
+
+All but a plain one have matrices of small numbers: `format_of` one, and rows of its `matrix`.
+"""
 
 
 def load_weights(
@@ -51,11 +57,17 @@ def load_weights(
 
 
 class StreamedWeights(Mapping[str, Array]):
-    """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps."""
+    """As `load_weights`, each weight read anew whenever it is asked for: memory holds what the caller keeps.
+
+    `formats` has the weights that are stored as small numbers, which `matrix` reads without decoding. One of experts
+    [E, N, K] is E matrices of one format; one that is stored turned around, with inputs as rows, is not among them.
+    """
 
     def __init__(self, folder: ModelFolder | Path, spec: DecoderSpec, program: Program, dtype: np.dtype[Any]) -> None:
-        self._checkpoint, self._sources = open_checkpoint(folder, spec, program, dtype)
+        self.checkpoint, self._sources = open_checkpoint(folder, spec, program, dtype)
         self._program = program
+        found = {} if isinstance(self.checkpoint, Checkpoint) else _formats(self.checkpoint, self._sources)
+        self.formats: Mapping[str, StoredFormat] = found
         self._dtypes = dict.fromkeys(program.weights, dtype) | dict.fromkeys(float32_weights(program), FLOAT32)
 
     def __getitem__(self, name: str) -> Array:
@@ -83,9 +95,51 @@ class StreamedWeights(Mapping[str, Array]):
             assign(stack[expert], piece)
         return stack
 
+    def tensors(self, name: str) -> Sequence[str]:
+        """Return the names in the checkpoint of the tensors that hold a weight."""
+        return [stored for stored, _ in self._sources[name]]
+
+    def matrix(self, name: str, expert: int = 0, part: slice = slice(None)) -> StoredMatrix:
+        """Return rows of one of `formats`, or of one expert of it. Raises ModelLoadError for a damaged tensor."""
+        assert not isinstance(self.checkpoint, Checkpoint), "a plain checkpoint has no stored matrices"
+        found = self._sources[name]
+        stored, source = found[0] if len(found) == 1 else found[expert]
+        is_stack = source.rename.experts and source.expert is None
+        rows = source.rows(self._program, name, part)
+        matrix = joined([self.checkpoint.matrix(stored, expert if is_stack else None, some) for some in rows])
+        for numbers in (matrix.scales, matrix.minima):
+            if numbers is not None and not np.isfinite(numbers).all():
+                file = self.checkpoint.entries[stored].file
+                raise ModelLoadError(f"{file}: tensor {stored!r}: a scale is NaN or infinite; the file is damaged")
+        return matrix
+
     def _read(self, stored: str, source: Source, target: str, part: slice) -> Array:
         rows = source.rows(self._program, target, part)
-        return source.arranged(self._checkpoint.read(stored, source.stored_row_dim, rows))
+        return source.arranged(self.checkpoint.read(stored, source.stored_row_dim, rows))
+
+
+def prequantized(folder: ModelFolder, spec: DecoderSpec, program: Program) -> StreamedWeights | None:
+    """Return the weights of a model folder that stores some as small numbers; None for any other.
+
+    Raises what `load_weights` raises for a checkpoint that does not fit the program.
+    """
+    if folder.gguf is None and folder.config.get(QUANTIZATION) is None:
+        return None
+    weights = StreamedWeights(folder, spec, program, FLOAT32)
+    return weights if weights.formats else None
+
+
+def _formats(
+    checkpoint: "PackedCheckpoint | GgufCheckpoint", sources: Mapping[str, Sequence[tuple[str, Source]]]
+) -> dict[str, StoredFormat]:
+    """Return the format of every weight all of whose tensors are stored alike, as small numbers."""
+    formats: dict[str, StoredFormat] = {}
+    for target, found in sources.items():
+        turned = any(source.rename.transpose or source.rename.depthwise for _, source in found)
+        forms = {None if turned else checkpoint.format_of(name) for name, _ in found}
+        if len(forms) == 1 and (form := forms.pop()) is not None:
+            formats[target] = form
+    return formats
 
 
 def open_checkpoint(

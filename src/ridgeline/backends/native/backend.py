@@ -43,9 +43,8 @@ from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, 
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.quant import chosen_format, decoded_matrices, quantized_names
 from ridgeline.quant.inputs import chosen_inputs, describe_inputs
-from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.load import StreamedWeights, prequantized
 from ridgeline.weights.lora import stacked
-from ridgeline.weights.stored import PrequantizedWeights, prequantized
 
 if TYPE_CHECKING:
     from ridgeline.backends.native.executable import NativeExecutable
@@ -71,7 +70,7 @@ class NativePlan:
         config: EngineConfig,
         settings: NativeSettings,
         choices: Mapping[str, Choice],
-        prequantized: PrequantizedWeights | None,
+        prequantized: StreamedWeights | None,
     ) -> None:
         self.settings, self.choices = settings, choices
         self._model, self._config, self._prequantized = model, config, prequantized

@@ -20,7 +20,7 @@ from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
-from ridgeline.weights.stored import PrequantizedWeights
+from ridgeline.weights.load import StreamedWeights
 
 MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how fast memory is
 
@@ -41,7 +41,7 @@ class NativeExecutable:
         settings: NativeSettings,
         store: Store | None = None,
         native: Mapping[str, Emitter] = EMITTERS,
-        prequantized: PrequantizedWeights | None = None,
+        prequantized: StreamedWeights | None = None,
         pool: _native.Pool | None = None,
     ) -> None:
         self._program, self._layout, self._settings = program, layout, settings

@@ -16,7 +16,7 @@ from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
 from ridgeline.quant import StoredMatrix, quantize
 from ridgeline.quant.stored import joined
-from ridgeline.weights.stored import PrequantizedWeights
+from ridgeline.weights.load import StreamedWeights
 
 PANEL = 32
 HALF = PANEL // 2
@@ -51,7 +51,7 @@ class NativeWeights:
         level: str,
         num_threads: int,
         store: Store | None,
-        prequantized: PrequantizedWeights | None,
+        prequantized: StreamedWeights | None,
         variants: Variants | None = None,
     ) -> None:
         self._load, self._prequantized = load, prequantized
@@ -131,7 +131,7 @@ class NativeWeights:
         def stored(expert: int) -> Rows:
             if form.stored:
                 assert self._prequantized is not None
-                return _rows(joined([self._prequantized.read(source, expert) for source in sources]))
+                return _rows(joined([self._prequantized.matrix(source, expert) for source in sources]))
             rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
             return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
@@ -181,7 +181,7 @@ class NativeWeights:
 
         def order() -> np.ndarray:
             assert self._prequantized is not None
-            found = self._prequantized.read(source, 0, slice(1)).order
+            found = self._prequantized.matrix(source, 0, slice(1)).order
             assert found is not None
             return found.view(np.uint8)
 

@@ -31,7 +31,7 @@ from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
 from ridgeline.quant.inputs import describe_inputs
-from ridgeline.weights.stored import prequantized
+from ridgeline.weights.load import load_weights, prequantized
 
 if TYPE_CHECKING:
     from ridgeline.backends.step import Executable
@@ -81,7 +81,6 @@ class ReferencePlan:
         from ridgeline.backends.reference.rounding import roundings_of, with_rounded_inputs
         from ridgeline.core.dtypes import DTYPES
         from ridgeline.quant import dequantized_weights
-        from ridgeline.weights.load import load_weights
         from ridgeline.weights.lora import stacked
 
         retain_freed_memory()

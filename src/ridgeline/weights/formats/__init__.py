@@ -3,7 +3,7 @@
 A module declares what `Format` says; PackedCheckpoint shows the model its tensors by their own names.
 
 `settings` reads the quantization_config; the format takes from it what it understands, and what is left over is an
-error. A hyphen in `quant_method` is an underscore in the file name. Called by load.py and stored.py, which then see the
+error. A hyphen in `quant_method` is an underscore in the file name. Called by load.py, which then sees the
 model's tensors as if they were stored plainly, or as stored matrices.
 """
 

@@ -1,6 +1,6 @@
 """The tensors of a GGUF model as a checkpoint: dequantized, in the row order and with the offsets that families expect.
 
-Called by weights/load.py and stored.py. What an architecture's tensors mean is in spec/gguf.
+Called by weights/load.py. What an architecture's tensors mean is in spec/gguf.
 """
 
 from collections.abc import Mapping, Sequence
