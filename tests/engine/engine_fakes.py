@@ -311,7 +311,7 @@ class Driver:
 
     def run(self, limit=2000):
         steps = 0
-        while self.scheduler.has_work or self.in_flight:
+        while (self.scheduler.running() or self.scheduler.stats().num_waiting) or self.in_flight:
             assert self.step(), "work is left but nothing is planned"
             steps += 1
             assert steps < limit, "the scheduler goes in circles"
@@ -355,6 +355,6 @@ class Driver:
         held |= {(seq.request.request_id, sibling.index) for seq in running for sibling in seq.siblings}
         unfinished = self.submitted() - set(self.reasons)
         assert held <= unfinished
-        assert self.scheduler.has_work == bool(unfinished)
+        assert bool(self.scheduler.running() or self.scheduler.stats().num_waiting) == bool(unfinished)
         if not unfinished:
             assert all(group.used == 0 for group in self.cache.stats().groups)

@@ -154,7 +154,7 @@ def test_an_event_loop_gets_vectors_with_deadlines_and_aborts(folders):
                 leaving = embed(engine, *(intake.embedding([7] * 60, how) for _ in range(20)))
                 await asyncio.wait_for(leaving, timeout=0.001)
             for _ in range(1000):
-                if not engine.engine.loop.scheduler.has_work:
+                if not (engine.engine.loop.scheduler.running() or engine.engine.loop.scheduler.stats().num_waiting):
                     break
                 await asyncio.sleep(0.005)
             assert engine.num_unfinished == 0

@@ -77,7 +77,7 @@ def test_a_stream_left_early_frees_its_blocks(llm):
     stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=100))
     next(stream)
     stream.close()
-    assert not llm.engine.loop.scheduler.has_work
+    assert not (llm.engine.loop.scheduler.running() or llm.engine.loop.scheduler.stats().num_waiting)
     assert llm.engine.loop.stats().cache.groups[0].used == 0
 
 
@@ -114,7 +114,7 @@ def test_a_wrong_request_is_one_clear_error_and_nothing_runs(llm, prompt, params
     with pytest.raises(error) as caught:
         llm.generate(prompt, params, use_tqdm=False)
     assert caught.value.param == param
-    assert not llm.engine.loop.scheduler.has_work
+    assert not (llm.engine.loop.scheduler.running() or llm.engine.loop.scheduler.stats().num_waiting)
 
 
 def test_wrong_counts_of_params_and_priorities(llm):

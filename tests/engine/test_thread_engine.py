@@ -41,7 +41,7 @@ async def collect(engine, asked):
 async def settled(engine):
     """Waits until the engine has nothing left, and returns its block counts."""
     for _ in range(1000):
-        if not engine.engine.loop.scheduler.has_work:
+        if not (engine.engine.loop.scheduler.running() or engine.engine.loop.scheduler.stats().num_waiting):
             return engine.engine.loop.stats().cache.groups[0]
         await asyncio.sleep(0.005)
     raise AssertionError("the engine does not come to rest")

@@ -100,10 +100,6 @@ class Scheduler:
         """Tokens in a block of the cache."""
         return self._cache.layout.block_size
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._running) or len(self._waiting) > 0
-
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that hold cache blocks, in the order they are served."""
         return tuple(self._running)
