@@ -61,7 +61,7 @@ def test_the_cache_stays_ahead_of_what_is_used() -> None:
         pytest.skip("this system does not give memory when asked to")
     before, taken = resident_bytes(blocks), []
     for slot in (0, 10, AHEAD_TOKENS, num_blocks * block_size - 1):
-        warmer.stay_ahead([slot])
+        warmer.stay_ahead(slot)
         done(warmer.native)
         taken.append(resident_bytes(blocks) - before)
     ahead = AHEAD_TOKENS // block_size * block_bytes

@@ -176,12 +176,7 @@ def measure_latency(
             point("decode", size, Fixed(num_requests=size, vocab_size=vocab_size, **tokens), _full_batch_rate)
         )
     return LatencyReport(
-        name=name,
-        engine=bench.facts(),
-        warmups=warmups,
-        repeats=repeats,
-        prompt_tokens=prompt_tokens,
-        points=points,
+        name=name, engine=bench.facts(), warmups=warmups, repeats=repeats, prompt_tokens=prompt_tokens, points=points
     )
 
 

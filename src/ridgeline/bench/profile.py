@@ -111,12 +111,7 @@ class Profiler:
     """Runs steps of an engine that nobody else uses, whose executor tells it the times of each."""
 
     def __init__(
-        self,
-        engine: Engine,
-        hardware: Hardware,
-        num_threads: int,
-        seed: int = 0,
-        moment: Moment | None = None,
+        self, engine: Engine, hardware: Hardware, num_threads: int, seed: int = 0, moment: Moment | None = None
     ) -> None:
         """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s."""
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads

@@ -70,11 +70,7 @@ def serve(
     console = Console()
     kind, slos = parse_workload(workload), parse_slos(goodput.split())
     endpoint = Endpoint(
-        base_url=url,
-        model=model or discover_model(url, api_key),
-        api=api,
-        api_key=api_key,
-        temperature=temperature,
+        base_url=url, model=model or discover_model(url, api_key), api=api, api_key=api_key, temperature=temperature
     )
     log = asyncio.run(_run_with_progress(console, endpoint, kind.requests(), load))
     report = build_report(

@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 
-def models(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-) -> None:
+def models(json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False) -> None:
     """List the models at hand, with their size, what they can do and their context.
 
     Every command takes these names as MODEL; `ridgeline pull` fetches more.

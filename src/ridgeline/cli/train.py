@@ -18,8 +18,7 @@ def train(
         Path | None, typer.Option(help="Folder with the tokenizer.json to use. Default: a new one is trained.")
     ] = None,
     num_threads: Annotated[
-        int | None,
-        typer.Option("--num-threads", "-t", help="Number of compute threads. Default: all cores.", min=1),
+        int | None, typer.Option("--num-threads", "-t", help="Number of compute threads. Default: all cores.", min=1)
     ] = None,
 ) -> None:
     """Train a bundled model through the reference backend into an ordinary Hugging Face folder."""

@@ -104,11 +104,7 @@ class LLM:
         yield from self._deltas([self.engine.intake.request(token_ids, params, adapter=adapter)])
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling: PoolingKind | None = None,
-        normalize: bool = True,
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: PoolingKind | None = None, normalize: bool = True
     ) -> list[EmbeddingOutput]:
         """Return a vector for each prompt, in order, of length 1 unless `normalize` is off.
 

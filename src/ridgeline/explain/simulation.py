@@ -60,10 +60,7 @@ class PricedExecutor:
     chains = False
 
     def __init__(
-        self,
-        clock: FakeClock,
-        seconds: Callable[[StepPlan], float],
-        token: Callable[[SampleRow], int] = lambda row: 0,
+        self, clock: FakeClock, seconds: Callable[[StepPlan], float], token: Callable[[SampleRow], int] = lambda row: 0
     ) -> None:
         self.observer: StepObserver | None = None
         self._clock, self._seconds, self._token = clock, seconds, token

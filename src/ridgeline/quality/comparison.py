@@ -83,10 +83,7 @@ def score_tokens(logits_TV: Float32s, base_TV: Float32s, next_T: npt.NDArray[np.
     difference_TV *= np.exp(p_TV)
     kl_T = difference_TV.sum(1, dtype=np.float64) / np.exp(base_log_z_T) - (base_log_z_T - log_z_T)
     return TokenScores(
-        q_TV[rows, next_T] - log_z_T,
-        p_TV[rows, next_T] - base_log_z_T,
-        kl_T,
-        q_TV.argmax(1) == p_TV.argmax(1),
+        q_TV[rows, next_T] - log_z_T, p_TV[rows, next_T] - base_log_z_T, kl_T, q_TV.argmax(1) == p_TV.argmax(1)
     )
 
 

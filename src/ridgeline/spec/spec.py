@@ -10,16 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.spec.attention import GroupedQueryAttention, LatentAttention, check_shared_kv
 from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
-from ridgeline.spec.parts import (
-    Activation,
-    GatedMlp,
-    LayerNorm,
-    Mlp,
-    Norm,
-    RmsNorm,
-    Rope,
-    UnweightedRmsNorm,
-)
+from ridgeline.spec.parts import Activation, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope, UnweightedRmsNorm
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
 __all__ = [

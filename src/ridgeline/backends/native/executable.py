@@ -63,7 +63,7 @@ class NativeExecutable:
         self._logits: np.ndarray | None = None  # of the last step
         self._tape.sample(program.vocab_size)
         self._warmer = CacheWarmer(self._cache, layout)
-        self._warmer.stay_ahead([0] * len(layout.groups))
+        self._warmer.stay_ahead(0)
 
     @property
     def weight_bytes(self) -> int:
@@ -120,7 +120,7 @@ class NativeExecutable:
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
         self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
-        self._warmer.stay_ahead([int(group.write_slots_T.max(initial=0)) for group in step.groups])
+        self._warmer.stay_ahead(max((int(group.write_slots_T.max(initial=0)) for group in step.groups), default=0))
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]

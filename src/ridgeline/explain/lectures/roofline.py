@@ -31,11 +31,7 @@ def break_even(inputs: int = 4096, outputs: int = 11008, card: str = H100) -> Va
 
 def b64(batch: int = 64, inputs: int = 4096, outputs: int = 11008, card: str = H100) -> Values:
     """Divide the batch, which no matrix's intensity exceeds, by the ridge."""
-    return {
-        "most": batch / ridge(card),
-        "intensity": linear_intensity(batch, inputs, outputs),
-        "ridge": ridge(card),
-    }
+    return {"most": batch / ridge(card), "intensity": linear_intensity(batch, inputs, outputs), "ridge": ridge(card)}
 
 
 def attn_prefill(tokens: int = 4096) -> Values:

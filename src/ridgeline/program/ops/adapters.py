@@ -24,5 +24,5 @@ def _lora_cost(x: Operands) -> OpCost:
 
 ROWS: Mapping[str, OpRow] = {
     # x [T,I], y [T,O], adapters [T], a [A,r,I], b [A,O,r] -> y + b (a x) of adapter n - 1, y where n is 0
-    "lora": OpRow(Plain, 3, (2,), _lora_shape, _lora_cost),
+    "lora": OpRow(Plain, 3, (2,), _lora_shape, _lora_cost)
 }

@@ -81,8 +81,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     prompts = split_prompts(body.prompt, service.settings.max_prompts)
     if len(prompts) * params.n > service.settings.max_outputs:
         raise RequestError(
-            f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs",
-            param="n",
+            f"{len(prompts)} prompts with n={params.n} make more than {service.settings.max_outputs} outputs", param="n"
         )
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     try:

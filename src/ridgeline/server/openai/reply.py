@@ -151,12 +151,7 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: 
     return EventStream(first, events, lambda e: service.explain(e, note), service.settings.stall_timeout_s, done)
 
 
-def end(
-    choice: Choice,
-    reason: str | None,
-    stop_reason: str | int | None,
-    timings: Timings | None,
-) -> None:
+def end(choice: Choice, reason: str | None, stop_reason: str | int | None, timings: Timings | None) -> None:
     """Write on a choice how its output ended, which it did normally, in OpenAI's words."""
     assert reason in ("stop", "length"), f"{reason} is an error and never reaches an output"
     assert timings is not None

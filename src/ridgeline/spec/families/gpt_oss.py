@@ -16,8 +16,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         num_experts=config.integer("num_local_experts", high=MAX_EXPERTS),
         size=config.integer("intermediate_size"),
         activation=ClampedSwiGlu(
-            limit=config.number("swiglu_limit", 7.0, low=1e-3),
-            alpha=config.number("swiglu_alpha", 1.702, low=1e-3),
+            limit=config.number("swiglu_limit", 7.0, low=1e-3), alpha=config.number("swiglu_alpha", 1.702, low=1e-3)
         ),
         routing=Routing(config.integer("num_experts_per_tok", 4), router_bias=True),
         bias=True,
