@@ -182,9 +182,7 @@ WaitReason = Literal["slots", "budget", "blocks", "just_preempted", "together"]
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Planning decided this beside the spans; `head_waits`: why the queue's head was not admitted, if there is
-    one.
-    """
+    """Planning decided this beside the spans; `head_waits`: why the queue's head was not admitted, if there is one."""
 
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Preemption, ...] = ()

@@ -1,6 +1,4 @@
-"""Callers get these: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows
-them.
-"""
+"""Callers get these: deltas while an output grows, RequestOutput when it is whole. Names as a vLLM user knows them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -84,10 +82,6 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(slots=True)

@@ -1,6 +1,4 @@
-"""The cache's memory, taken from the system before a step writes it: some systems need longer for a page's first use
-than a step has for all that it writes there.
-"""
+"""The cache's memory, taken from the system before a step writes it: a page's first use can take longer than a step."""
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import CacheMemory, address
@@ -21,7 +19,7 @@ class CacheWarmer:
         ]
 
     def stay_ahead(self, highest_slot: int) -> None:
-        """Have memory taken past a slot, where half of what is ahead is used up."""
+        """Take memory past a slot, on another thread, where half of what is ahead is used up."""
         used, ahead = highest_slot // self._block_size, AHEAD_TOKENS // self._block_size
         if self._ready_blocks >= used + ahead // 2:
             return
