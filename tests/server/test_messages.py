@@ -4,12 +4,23 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anthropic
 import msgspec
 import pytest
-from live_server import PATIENCE_S, FailingExecutor, GatedExecutor, LiveServer, new_engine, put_in_front, serving
+from live_server import (
+    PATIENCE_S,
+    FailingExecutor,
+    GatedExecutor,
+    LiveServer,
+    eventually,
+    gated_serving,
+    new_engine,
+    put_in_front,
+    serving,
+)
 
 from ridgeline.server.anthropic.convert import chat_of
 from ridgeline.server.anthropic.messages import PING, ContentReader, with_pings
@@ -284,10 +295,14 @@ def test_a_stream_that_breaks_ends_with_an_error(model: Path):
 
 
 def test_an_overload_has_a_status_of_its_own(model: Path):
-    with serving(new_engine(model), shutdown_timeout_s=PATIENCE_S) as server:
-        server.engine.give_up()
+    with gated_serving(model, max_queued_requests=1) as (server, gate), ThreadPoolExecutor() as pool:
+        # two run, one waits
+        taken = [pool.submit(server.post, "completions", prompt=[1], max_tokens=2) for _ in range(3)]
+        eventually(lambda: server.engine.num_unfinished == 3)
         with client_of(server) as client, pytest.raises(anthropic.APIStatusError) as error:
             client.messages.create(**arguments({}))
+        gate.open()
+        assert [completion.result().status_code for completion in taken] == [200] * 3
     assert (error.value.status_code, error.value.body["error"]["type"]) == (529, "overloaded_error")
     assert error.value.response.headers["retry-after"] and error.value.request_id
 
