@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 
 import pytest
@@ -126,7 +127,8 @@ def test_ctrl_c_exits_130_without_a_word(model_folder):
     ) as process:
         process.stdin.write(b"def\n")
         process.stdin.flush()
-        process.stdout.readline()  # the output: it now waits for the next line
+        process.stdout.readline()  # the output: soon it waits for the next line; before, a signal ends the reply alone
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"")

@@ -224,8 +224,8 @@ class Random(Drafting):
         self.outputs, self.max_tokens, self.random = outputs, max_tokens, random.Random(7)
 
     def draft(self, view, max_tokens):
-        num_output = len(view.token_ids) - len(view.prompt_ids)
-        known = next(tokens for prompt, tokens in self.outputs if prompt == list(view.prompt_ids))
+        num_output = len(view.token_ids) - len(view.request.prompt_ids)
+        known = next(tokens for prompt, tokens in self.outputs if prompt == list(view.request.prompt_ids))
         guess = list(known[num_output : num_output + self.random.randint(0, min(self.max_tokens, max_tokens))])
         if guess and self.random.random() < 0.7:
             guess[self.random.randrange(len(guess))] = 0

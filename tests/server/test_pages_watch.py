@@ -91,6 +91,7 @@ def test_every_simulated_run_can_be_shown(chromium: Any, live: LiveServer) -> No
     with window(chromium, live.url) as opened:
         page = opened.open("/#steps")
         source = page.locator("#source-A")
+        source.locator("option").nth(8).wait_for(state="attached")
         runs = [
             name for name in source.locator("option").all_inner_texts() if "live" not in name and "open" not in name
         ]
