@@ -39,6 +39,22 @@ def completions(outputs):
     return [(list(out.token_ids), out.text, out.finish_reason, out.logprobs) for o in outputs for out in o.outputs]
 
 
+def assert_same_outputs(llm, plain, prompts):
+    """Compare with outputs without drafts: alone, batched, from cached prefixes, preempted; greedy and seeded, some of
+    several outputs.
+    """
+    for sampling in ({"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "top_p": 0.9, "n": 2}):
+        params = SamplingParams(max_tokens=30, ignore_eos=True, presence_penalty=0.2, logit_bias={3: 0.5}, **sampling)
+        expected = completions(plain.generate(prompts, params, use_tqdm=False))
+        assert completions(llm.generate(prompts, params, use_tqdm=False)) == expected
+        assert completions(llm.generate(prompts[:1], params, use_tqdm=False)) == expected[: params.n]
+    greedy = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    before = llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens
+    expected = completions(plain.generate(prompts, greedy, use_tqdm=False))
+    assert completions(generate_with_preemption(llm, prompts, greedy)) == expected
+    assert llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens > before
+
+
 def with_drafts(llm, monkeypatch, generate):
     """Outputs and steps of `generate`, plain and with drafts."""
     scheduler, found = llm.engine.loop.scheduler, []

@@ -6,11 +6,10 @@ import numpy as np
 import oracle_heads
 import pytest
 import torch
-from test_drafts_in_the_engine import completions
+from test_drafts_in_the_engine import assert_same_outputs
 
 from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
-from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.drafters import eagle
@@ -91,16 +90,7 @@ def test_a_head_changes_no_output(name, options, target, plain, tmp_path):
     """Alone, batched, in chunks, from cached prefixes, preempted; greedy and seeded, with several outputs."""
     folder = HEADS[name](target).write(tmp_path)
     llm = LLM(str(target.folder.path), **TINY | options, speculate=f"eagle:{folder}", **FIXED)
-    prompts = prompts_of(target)
-    for sampling in ({"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "top_p": 0.9, "n": 2}):
-        params = SamplingParams(max_tokens=30, ignore_eos=True, presence_penalty=0.2, logit_bias={3: 0.5}, **sampling)
-        expected = completions(plain.generate(prompts, params, use_tqdm=False))
-        assert completions(llm.generate(prompts, params, use_tqdm=False)) == expected
-        assert completions(llm.generate(prompts[:1], params, use_tqdm=False)) == expected[: params.n]
-    before = llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens
-    expected = completions(plain.generate(prompts, GREEDY, use_tqdm=False))
-    assert completions(generate_with_preemption(llm, prompts, GREEDY)) == expected
-    assert llm.engine.loop.scheduler.stats().cache.prefix_hit_tokens > before
+    assert_same_outputs(llm, plain, prompts_of(target))
     stats = llm.engine.loop.scheduler._strategy.drafts()["eagle"]
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     drafter = drafter_of(llm)
