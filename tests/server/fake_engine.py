@@ -21,6 +21,7 @@ VOCAB = 512
 def fake_info(**changes: object) -> EngineInfo:
     fields = {
         "model_name": "counter",
+        "model_path": "",
         "vocab_size": VOCAB,
         "max_model_len": 64,
         "max_num_seqs": 4,

@@ -126,6 +126,12 @@ def test_a_plan_is_the_command_s(busy: LiveServer) -> None:
     assert len(said["found"]["points"]) == said["found"]["num_candidates"]
 
 
+def test_a_plan_is_of_the_served_model_wherever_it_lies(busy: LiveServer, chat_model: Path) -> None:
+    said = busy.client.post("/explain/plan", json=["--hardware=h100-sxm", *WORKLOAD]).json()
+    assert said["command"].startswith(f"ridgeline plan {chat_model} --hardware=h100-sxm")
+    assert said["found"]["num_candidates"] == len(said["found"]["points"]) >= 1
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -104,8 +104,6 @@ class CacheManager:
         self._prefix_query_tokens = 0
         self._prefix_hit_tokens = 0
 
-    # ---- before a sequence runs
-
     def match_length(self, token_ids: Sequence[int], salt: str = "") -> PrefixMatch:
         """Return what an admission would find cached: whole blocks, below len(token_ids). Changes nothing."""
         hit = self._find(token_ids, salt)

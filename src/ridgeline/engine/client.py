@@ -25,6 +25,7 @@ class EngineInfo:
     """All that a front end needs to check and complete requests; it does not change while an engine runs."""
 
     model_name: str  # as it was asked for
+    model_path: str  # its folder or file
     vocab_size: int
     max_model_len: int  # tokens of prompt and output
     max_num_seqs: int

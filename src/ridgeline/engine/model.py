@@ -41,6 +41,7 @@ def describe(
     whole = spec.diffusion is not None or spec.head is None  # its prompts are not cut
     return EngineInfo(
         model_name=model.folder.name,
+        model_path=str(model.folder.path),
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         max_num_seqs=scheduler.max_num_seqs,

@@ -99,7 +99,7 @@ async def plan(service: Service, http: Request) -> Response:
     arguments = await read_json(http, _WORDS)
     if not PLAN.fullmatch("\n".join(arguments)):
         raise RequestError("a plan here is [MODEL --hardware] --workload --concurrency [--slo] [--allow], in order")
-    served = [service.info.model_name] if arguments[0].startswith("--") else []
+    served = [service.info.model_path] if arguments[0].startswith("--") else []
     return await _say(service, "plan", *served, *arguments)
 
 
