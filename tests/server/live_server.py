@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import httpx
 
-from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig
+from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from ridgeline.core.step import StepResult
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.thread_engine import ThreadEngine
@@ -117,11 +117,12 @@ class FailingExecutor:
         return result
 
 
-def new_engine(model: Path, **scheduler: int) -> ThreadEngine:
+def new_engine(model: Path, speculation: SpeculationConfig | None = None, **scheduler: int) -> ThreadEngine:
     return ThreadEngine(
         EngineConfig(
             model=ModelConfig(model=str(model), dtype="float32"),
             scheduler=SchedulerConfig(**scheduler),
+            speculation=speculation or SpeculationConfig(),
             num_threads=1,
         )
     )

@@ -1,10 +1,14 @@
 """The two POST endpoints, over HTTP, as the official client and a plain one see them."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
-from live_server import PATIENCE_S, LiveServer
+from live_server import PATIENCE_S, LiveServer, new_engine, serving
+
+from ridgeline.core.config import SpeculationConfig
 
 START = "Once upon a time"
 GREEDY = {"temperature": 0.0}
@@ -231,8 +235,16 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("org/other")
 
 
-def test_a_prediction_is_followed_and_counted(client: openai.OpenAI, live: LiveServer) -> None:
+@pytest.fixture
+def eager(chat_model: Path) -> Iterator[LiveServer]:
+    """A server that verifies every draft, whatever a busy machine makes of its steps' times."""
+    with serving(new_engine(chat_model, SpeculationConfig(adaptive_speculation=False))) as server:
+        yield server
+
+
+def test_a_prediction_is_followed_and_counted(eager: LiveServer) -> None:
     """OpenAI's field, with speculation off: the same tokens, and how many of the prediction's were accepted."""
+    live, client = eager, openai.OpenAI(base_url=f"{eager.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
     asked = {"model": "stories-chat", "messages": [{"role": "user", "content": START}], "max_tokens": 120}
     plain = client.chat.completions.create(**asked, temperature=0)
     text = plain.choices[0].message.content
