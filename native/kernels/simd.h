@@ -359,12 +359,9 @@ RL_INLINE Ints dot_u8s8_broadcast(Ints acc, Ints factor, const void* word) {
 }
 #endif
 
-// e^x within 2 units in the last place for x <= 88; 0 below -87.3; NaN stays NaN.
-// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2, by Cephes' polynomial of degree 6.
-RL_INLINE Floats exp(Floats x) {
-  const Floats n = round_even(min(max(x, splat(-104.0f)), splat(89.0f)) * 1.44269504088896341f);
-  const Floats clipped = min(x, splat(89.0f));
-  Floats r = fma(n, splat(-0.693359375f), clipped);
+// exp(x) / 2^n = exp(r), r = x - n ln 2, for n = round(x / ln 2), so |r| <= ln 2 / 2: by Cephes' polynomial of degree 6.
+RL_INLINE Floats exp_fraction(Floats x, Floats n) {
+  Floats r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   Floats p = splat(1.9875691500e-4f);
   p = fma(p, r, splat(1.3981999507e-3f));
@@ -372,7 +369,14 @@ RL_INLINE Floats exp(Floats x) {
   p = fma(p, r, splat(4.1665795894e-2f));
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + 1.0f;
+  return fma(p, r * r, r) + 1.0f;
+}
+
+// e^x within 2 units in the last place for x <= 88; 0 below -87.3; NaN stays NaN.
+RL_INLINE Floats exp(Floats x) {
+  const Floats n = round_even(min(max(x, splat(-104.0f)), splat(89.0f)) * 1.44269504088896341f);
+  const Floats clipped = min(x, splat(89.0f));
+  const Floats p = exp_fraction(clipped, n);
   const Ints exponent = truncate_to_ints(n) + 127;
   const Floats scaled = p * (Floats)(exponent << 23);
   const Floats bounded = x < -87.3f ? Floats{} : scaled;

@@ -36,3 +36,11 @@ def live(chat_model: Path) -> Iterator[LiveServer]:
     with serving(new_engine(chat_model)) as server:
         yield server
         server.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def thinker(model: Path) -> Iterator[LiveServer]:
+    """A server of a module's own `model`."""
+    with serving(new_engine(model)) as server:
+        yield server
+        server.assert_idle()

@@ -1,5 +1,6 @@
 """A server on a free loopback port, in a thread of the test process, with its engine in reach."""
 
+import shutil
 import socket
 import threading
 import time
@@ -115,6 +116,13 @@ class FailingExecutor:
         if self.broken:
             raise RuntimeError("secret detail of the machine")
         return result
+
+
+def with_template(model: Path, folder: Path, template: str) -> Path:
+    """Copy a model to `folder`, with another chat template."""
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 def new_engine(model: Path, speculation: SpeculationConfig | None = None, **scheduler: int) -> ThreadEngine:

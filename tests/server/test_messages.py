@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from live_server import (
     new_engine,
     put_in_front,
     serving,
+    with_template,
 )
 
 from ridgeline.server.anthropic.convert import chat_of
@@ -54,17 +54,7 @@ TOOLS = [tool("first"), tool("second", input_schema={"type": "object", "addition
 
 @pytest.fixture(scope="module")
 def model(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "thinker"
-    shutil.copytree(chat_model, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def thinker(model: Path) -> Iterator[LiveServer]:
-    with serving(new_engine(model)) as server:
-        yield server
-        server.assert_idle()
+    return with_template(chat_model, tmp_path_factory.mktemp("models") / "thinker", TEMPLATE)
 
 
 def client_of(server: LiveServer, **options: object) -> anthropic.Anthropic:

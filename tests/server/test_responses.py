@@ -2,14 +2,22 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import openai
 import pytest
-from live_server import PATIENCE_S, FailingExecutor, GatedExecutor, LiveServer, new_engine, put_in_front, serving
+from live_server import (
+    PATIENCE_S,
+    FailingExecutor,
+    GatedExecutor,
+    LiveServer,
+    new_engine,
+    put_in_front,
+    serving,
+    with_template,
+)
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -44,17 +52,7 @@ class Answer(BaseModel):
 
 @pytest.fixture(scope="module")
 def model(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "thinker"
-    shutil.copytree(chat_model, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def thinker(model: Path) -> Iterator[LiveServer]:
-    with serving(new_engine(model)) as server:
-        yield server
-        server.assert_idle()
+    return with_template(chat_model, tmp_path_factory.mktemp("models") / "thinker", TEMPLATE)
 
 
 def client_of(server: LiveServer, key: str = "unused") -> openai.OpenAI:

@@ -15,20 +15,11 @@ namespace ridgeline::RIDGELINE_LEVEL {
 // every level for all float32, and of two sums in float32, 2^-24 each.
 inline constexpr double kEstimateShare = 0x1.2p-22, kEstimateEach = 0x1p-43;
 
-// e^x for -31 <= x <= 0, by Cephes' polynomial of degree 6; below that anything.
+// e^x for -31 <= x <= 0; below that anything.
 RL_INLINE Floats rough_exp(Floats x) {
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
   const Floats shifted = fma(x, splat(1.44269504088896341f), magic), n = shifted - magic;
-  Floats r = fma(n, splat(-0.693359375f), x);
-  r = fma(n, splat(2.12194440e-4f), r);
-  Floats p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + 1.0f;
-  return (Floats)((Ints)p + ((Ints)shifted << 23));
+  return (Floats)((Ints)exp_fraction(x, n) + ((Ints)shifted << 23));
 }
 
 template <bool Divides>
