@@ -32,6 +32,9 @@ FORMATS: dict[str, dict[str, object]] = {
     "mxfp4 int8-inputs": {"quantize": "mxfp4", "quantize_inputs": "int8"},
     "nvfp4": {"quantize": "nvfp4", "quantize_inputs": "int16"},
     "nvfp4 int8-inputs": {"quantize": "nvfp4", "quantize_inputs": "int8"},
+    "nf4": {"quantize": "nf4", "quantize_inputs": "int16"},
+    "nf4 int8-inputs": {"quantize": "nf4", "quantize_inputs": "int8"},
+    "fp8": {"quantize": "fp8"},
     "bf16 kv-int8": {"kv_dtype": "int8"},
 }
 KV_BYTES = {"bf16 kv-int8": 1}  # an entry; 2 otherwise

@@ -1,7 +1,12 @@
 """Strategies that draft, for tests: a span's optional tail is a guess, and rows decide how much of it was right."""
 
+import random
+from dataclasses import replace
+
 from ridgeline.core.step import Span
+from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Accepted, sample_row
 
 # Engine options of small models: chunks, preemption and full batches come soon, and rows are alike in every batch.
@@ -18,7 +23,7 @@ TINY = {
 
 def drafter_of(llm):
     """The drafter of an engine that drafts with a model or a head."""
-    return llm.engine.loop.scheduler._strategy._drafter
+    return llm.engine.loop.scheduler.strategy._drafter
 
 
 def prompts_of(model, count=3):
@@ -77,3 +82,71 @@ class Drafting(Autoregressive):
     def num_accepted(self, right):
         """How many of the right guesses are taken; any number is correct."""
         return right
+
+
+class Oracle:
+    """Proposer that knows what comes and is often right: any number of tokens, one of them wrong as often as not.
+
+    `known` has outputs by prompt and seed, as `Known.of` finds them; what is drafted is a function of the place alone.
+    """
+
+    def __init__(self, known, vocab_size, right=0.6):
+        self.known, self.vocab_size, self.right = known, vocab_size, right
+
+    def propose(self, view, max_tokens):
+        prompt = len(view.request.prompt_ids)
+        num_output = len(view.token_ids) - prompt
+        place = random.Random(f"{num_output} {Known.key(view)}")
+        text = [*self.known.of(view), *range(1, 9)]  # drafts go on behind every end
+        tokens = text[num_output : num_output + place.randint(0, max_tokens)]
+        if tokens and place.random() > self.right:
+            wrong = place.randrange(len(tokens))
+            tokens[wrong] = (tokens[wrong] + place.randint(1, self.vocab_size - 1)) % self.vocab_size
+        return Draft(tokens, 0) if tokens else None
+
+    def forget(self, view):
+        pass
+
+
+class Known(Autoregressive):
+    """Decodes as ever, and remembers every output by its prompt, its adapter and, where it matters, its seed."""
+
+    def __init__(self):
+        self.outputs = {}
+
+    @staticmethod
+    def key(view):
+        seed = 0 if view.request.params.greedy else view.seed
+        return tuple(view.request.prompt_ids), view.request.adapter, seed
+
+    def of(self, view):
+        return list(self.outputs.get(self.key(view), ()))
+
+    def forget(self, view):
+        self.outputs[self.key(view)] = list(view.token_ids[len(view.request.prompt_ids) :])
+
+
+def known_outputs(llm, prompts, params, **options):
+    """Outputs of an engine without drafts; and an oracle's, which go on beyond the end where the text does."""
+    scheduler, known, beyond = llm.engine.loop.scheduler, Known(), Known()
+    scheduler.strategy = known
+    found = llm.generate(prompts, params, use_tqdm=False, **options)
+    several = params if isinstance(params, list) else [params] * len(prompts)
+    room = llm.engine.info.max_model_len - max(map(len, prompts))
+    longer = [
+        replace(p, ignore_eos=True, stop=(), stop_token_ids=(), max_tokens=min(p.max_tokens + 8, room)) for p in several
+    ]
+    scheduler.strategy = beyond
+    llm.generate(prompts, longer, use_tqdm=False, **options)
+    for key, tokens in known.outputs.items():
+        if beyond.outputs.get(key, [])[: len(tokens)] == tokens:
+            known.outputs[key] = beyond.outputs[key]
+    return found, known
+
+
+def verified(llm, known, max_draft_tokens=6, right=0.6):
+    """Let an engine verify the drafts of an oracle; returns the strategy."""
+    vocab_size = llm.engine.spec.vocab_size
+    strategy = Speculative({"oracle": Oracle(known, vocab_size, right)}, max_draft_tokens, None, lambda: 0.0)
+    llm.engine.loop.scheduler.strategy = strategy
+    return strategy

@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> Iterator[OracleCell]:
             for length, acceptance in product(options.lengths, options.acceptance):
                 oracle.acceptance, oracle.num_tried, oracle.num_right = acceptance, 0, 0
                 # the engine's own strategy, with drafts that no user could ask for
-                on.engine.loop.scheduler._strategy = Speculative({"oracle": oracle}, length, None, time.monotonic)
+                on.engine.loop.scheduler.strategy = Speculative({"oracle": oracle}, length, None, time.monotonic)
                 ratios: list[float] = []
                 for pair in range(options.pairs):
                     rates = {i: (off, on)[i].run(prompts, params).rate for i in ((0, 1), (1, 0))[pair % 2]}

@@ -3,6 +3,7 @@
 import argparse
 import math
 import statistics
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,8 +64,9 @@ def run_pairs(
     seeds; the engines are opened anew before the prompts come again. Where outputs end at once nothing is decoded:
     such a pair is left out."""
     number = tried = 0
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     while number < options.pairs and tried < 8 * options.pairs:
-        engines = [Timed(config) for config in configs]
+        engines = [Timed(config, clock) for config in configs]
         for start in range(0, max(len(prompts) - batch + 1, 1), batch):
             if number == options.pairs:
                 return

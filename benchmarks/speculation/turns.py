@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ridgeline import SamplingParams
+from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.step import DraftStats
 from ridgeline.engine.build import build_engine
@@ -47,13 +48,14 @@ class Turn:
 
 
 class Timed:
-    """An engine whose tokens are timed as they are delivered."""
+    """An engine whose tokens are timed as they are delivered, by the clock that it decides by."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock = time.perf_counter) -> None:
         self.outputs: dict[str, Output] = {}
         self._unfinished = 0
         self._last_s: dict[str, float] = {}
-        self.engine: Engine = build_engine(config, self._deliver)
+        self._clock = clock
+        self.engine: Engine = build_engine(config, self._deliver, clock)
 
     def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Turn:
         """Complete all prompts at once."""
@@ -61,20 +63,20 @@ class Timed:
         requests = [engine.intake.request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         self.outputs = {request.request_id: Output() for request in requests}
         self._unfinished = len(requests)
-        begun_s = time.perf_counter()
+        begun_s = self._clock()
         self._last_s = dict.fromkeys(self.outputs, begun_s)
         for request in requests:
             engine.loop.submit(request)
         while self._unfinished:
             engine.loop.step()
-        return Turn(time.perf_counter() - begun_s, list(self.outputs.values()))
+        return Turn(self._clock() - begun_s, list(self.outputs.values()))
 
     def drafts(self) -> dict[str, DraftStats]:
         """Return what became of drafts since the start, by proposer."""
         return dict(self.engine.loop.stats().drafts or {})
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
-        now_s = time.perf_counter()
+        now_s = self._clock()
         for delta in deltas:
             output = self.outputs[delta.request_id]
             if count := len(delta.token_ids):

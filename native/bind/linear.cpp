@@ -26,8 +26,6 @@ using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T, size_t Dims>
 using Maybe = std::optional<Array<T, Dims>>;
 
-bool is_float(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
-
 int64_t padded_outputs(const Matrix& matrix) { return matrix.num_panels * kPanel; }
 
 void check_shape(const std::string& what, int64_t rows, int64_t width, int64_t want_rows, int64_t want_width) {
@@ -50,7 +48,11 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
   require(outputs > 0 && inputs > 0, "a matrix needs outputs and inputs, got " + std::to_string(outputs) + " and " +
                                          std::to_string(inputs));
   if (is_float(matrix.kind)) {
-    require(kind == input, "a matrix of " + kind + " takes inputs of " + kind + ", not " + input);
+    const bool bytes = matrix.kind == WeightKind::e4m3, floats = input == "f32" || input == "bf16";
+    require(bytes ? floats : kind == input, "a matrix of " + kind + " takes inputs of " +
+                                                (bytes ? std::string("f32 or bf16") : kind) + ", not " + input);
+    require(!bytes || (group >= 0 && group % 32 == 0), "a group is a multiple of 32 inputs, or 0 for all, got " +
+                                                           std::to_string(group));
     require(!has_zero_points && order == 0, "zero points, and an order of inputs, belong to integer weights");
   } else {
     require(matrix.input == InputKind::int16 || matrix.input == InputKind::int8,
@@ -60,6 +62,7 @@ NativeMatrix describe(const std::string& kind, const std::string& input, int64_t
                        matrix.kind == WeightKind::nvfp4;
     require(group > 0 && group % (small ? 16 : 32) == 0 && group <= kMaxInputGroup,
             "a group is a multiple of 32 inputs up to 256, or of 16 in int8_super and nvfp4, got " + std::to_string(group));
+    require(!is_table(matrix.kind) || group <= kMaxTableGroup, "a group of nf4 and fp4 is of 32 or 64 inputs");
     require(!is_super(matrix.kind) || kSuperInputs % group == 0, "groups of " + std::to_string(group) + " do not divide 256");
   }
   require(address % 64 == 0, "packed weights start at a multiple of 64 bytes");
@@ -89,9 +92,10 @@ void check_rows(const Matrix& matrix, const AnyRows& rows, const Maybe<const flo
   require(rows.dtype() == want, "rows have the wrong dtype: float32 for f32, uint16 for bf16, uint8 for integers");
   const int64_t num_rows = (int64_t)rows.shape(0);
   check_shape("rows", num_rows, (int64_t)rows.shape(1), num_rows, matrix.inputs);
-  require(scales.has_value() == !is_float(matrix.kind), "scales belong to integer weights, and these need them");
+  const bool plain = matrix.kind == WeightKind::f32 || matrix.kind == WeightKind::bf16;
+  require(scales.has_value() == !plain, "scales belong to integers and 8-bit floats, and these need them");
   require(zero_points.has_value() == matrix.has_zero_points, "zero_points do not match has_zero_points");
-  const bool one_scale = is_float(matrix.kind) || matrix.kind == WeightKind::int8;
+  const bool one_scale = plain || matrix.kind == WeightKind::int8 || matrix.group == 0;
   const int64_t groups = one_scale ? 1 : (matrix.inputs + matrix.group - 1) / matrix.group;
   const int64_t supers = is_super(matrix.kind) ? (groups * matrix.group + kSuperInputs - 1) / kSuperInputs : 0;
   const int64_t num_scales =
@@ -212,7 +216,8 @@ WeightKind weight_kind_of(const std::string& name) {
                                             {"int8_super", WeightKind::int8_super},
                                             {"int8_super_minima", WeightKind::int8_super_minima},
                                             {"int4_super_minima", WeightKind::int4_super_minima},
-                                            {"mxfp4", WeightKind::mxfp4}, {"nvfp4", WeightKind::nvfp4}},
+                                            {"mxfp4", WeightKind::mxfp4}, {"nvfp4", WeightKind::nvfp4},
+                                            {"nf4", WeightKind::nf4}, {"fp4", WeightKind::fp4}, {"e4m3", WeightKind::e4m3}},
                              name);
 }
 

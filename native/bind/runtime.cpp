@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -213,8 +214,9 @@ class TapeBuilder {
   const KernelTable& kernels() const { return kernels_; }
   Buffer* buffer(int index) { return at(index); }
 
-  void run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
-           std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
+  // Returns the highest slot of the cache that the step writes, or 0.
+  int64_t run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
+              std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
     require(runs_, "a tape without a pool can be measured, and not run");
     const std::unique_lock turn(running_, std::try_to_lock);
     if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
@@ -232,6 +234,10 @@ class TapeBuilder {
     }
     if (sampled)
       for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
+    int64_t highest = 0;
+    for (const GroupInputs& group : step.groups)
+      for (int64_t t = 0; t < step.num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
+    return highest;
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -345,7 +351,7 @@ void bind_runtime(nb::module_& module) {
            "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
-           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none())
+           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

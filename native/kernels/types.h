@@ -25,7 +25,12 @@ enum class WeightKind : uint8_t {
   int8_super_minima,
   int4_super_minima,
   mxfp4,
-  nvfp4
+  nvfp4,
+  nf4,
+  fp4,
+  nf4_high,  // and nf4_low: nf4 as kernels read it where inputs have 16 bits; no matrix is of these kinds
+  nf4_low,
+  e4m3
 };
 
 inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their groups' scales are multiples of one float16
@@ -40,9 +45,22 @@ inline constexpr int64_t kSuperInputs = 256;  // of the super kinds: their group
          kind == WeightKind::int4_super_minima;
 }
 
+// Whether products are of floats, not of integers.
+[[maybe_unused]] static constexpr bool is_float(WeightKind kind) {
+  return kind == WeightKind::f32 || kind == WeightKind::bf16 || kind == WeightKind::e4m3;
+}
+
 [[maybe_unused]] static constexpr bool is_fp4(WeightKind kind) {
   return kind == WeightKind::mxfp4 || kind == WeightKind::nvfp4;
 }
+
+// Whether codes are looked up in a table of 16-bit integers.
+[[maybe_unused]] static constexpr bool is_table(WeightKind kind) {
+  return kind == WeightKind::nf4 || kind == WeightKind::fp4 || kind == WeightKind::nf4_high ||
+         kind == WeightKind::nf4_low;
+}
+
+inline constexpr int32_t kMaxTableGroup = 64;  // 32767 * 1023 * 64 < 2^31
 
 // How a linear layer's inputs are held while it runs: as the weights are, or as integers of 16 or 8 bits with one
 // scale per row and group.
@@ -65,6 +83,9 @@ enum class InputKind : uint8_t { f32, bf16, int16, int8 };
 //   mxfp4, nvfp4  whose values are 4-bit floats, as OCP's MX and NVIDIA have them: [G][32] bytes of scales, padded to 64,
 //         E8M0 or E4M3; then int4's words. Behind nvfp4's, whose groups may have 16 inputs, 32 floats: what an output's
 //         scales are multiplied by or, if negative, divided by; for the kernels' sake 256 times larger, or smaller.
+//   nf4, fp4  whose values are numbers of bitsandbytes' tables: int4's words, then 32 float scales, in groups up to 64
+//   e4m3  whose values are 8-bit floats, by inputs of f32 or bf16: per group of `group` inputs, all of them if 0,
+//         [group / 4][32][4], in a word inputs k, k + 2, k + 1, k + 3, then 32 float scales; K padded to 32
 //
 // A word of int4 is one output's 8 inputs k..k+7: bits 4i..4i+3 of its low half are input k + 2i, of its high half
 // k + 2i + 1, for i = 0..3. Values are unsigned, 8 = zero unless zero points say otherwise. Padding has value `zero`.
@@ -72,7 +93,8 @@ struct Matrix {
   WeightKind kind;
   InputKind input;
   bool has_zero_points;
-  int32_t group;       // inputs per scale of the inputs, and of the weights but for int8; up to kMaxInputGroup
+  int32_t group;       // inputs per scale of the inputs, and of the weights but for int8; up to kMaxInputGroup; or
+                       // those of e4m3 weights, a multiple of 32
   int64_t outputs;     // N, padding not counted
   int64_t inputs;      // K, padding not counted
   int64_t num_panels;  // ceil(N / 32)

@@ -6,8 +6,6 @@
 namespace ridgeline::RIDGELINE_LEVEL {
 namespace {
 
-bool is_float(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
-
 int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t group, bool has_zero_points) {
   return (is_float(kind) ? linear_float::panel_bytes : linear_int::panel_bytes)(kind, inputs, group, has_zero_points);
 }

@@ -54,7 +54,8 @@ int64_t Workspace::bytes() const {
 
 void Claims::reset(int64_t total, int64_t chunk, int workers) {
   if (workers != workers_) {
-    shares_ = std::make_unique<Share[]>((size_t)workers);
+    many_ = workers > kFew ? std::make_unique<Share[]>((size_t)workers) : nullptr;
+    shares_ = many_ ? many_.get() : few_;
     workers_ = workers;
   }
   total_ = total;
@@ -76,14 +77,14 @@ int64_t Claims::take(Share& share, bool first) {
 }
 
 int64_t Claims::peek(int worker) const {
-  const uint64_t left = shares_[(size_t)worker].left.load(std::memory_order_relaxed);
+  const uint64_t left = shares_[worker].left.load(std::memory_order_relaxed);
   const uint64_t begin = left & 0xffffffffu, end = left >> 32;
   return begin < end ? (int64_t)begin * chunk_ : -1;
 }
 
 bool Claims::next(int worker, int64_t& begin, int64_t& end) {
-  int64_t chunk = take(shares_[(size_t)worker], true);
-  for (int i = 1; i < workers_ && chunk < 0; i++) chunk = take(shares_[(size_t)((worker + i) % workers_)], false);
+  int64_t chunk = take(shares_[worker], true);
+  for (int i = 1; i < workers_ && chunk < 0; i++) chunk = take(shares_[(worker + i) % workers_], false);
   if (chunk < 0) return false;
   begin = chunk * chunk_;
   end = begin + chunk_ < total_ ? begin + chunk_ : total_;

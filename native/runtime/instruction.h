@@ -108,7 +108,10 @@ class Claims {
   // Takes the first chunk of a share, or the last one; -1 where none is left.
   static int64_t take(Share& share, bool first);
 
-  std::unique_ptr<Share[]> shares_;
+  static constexpr int kFew = 2;  // workers whose shares lie within the claims, where they are fetched with what has them
+  Share few_[kFew];
+  std::unique_ptr<Share[]> many_;
+  Share* shares_ = few_;
   int workers_ = 0;
   int64_t total_ = 0, chunk_ = 1;
 };

@@ -83,7 +83,8 @@ const Row kRows[] = {
 Kinds kind_of(const Matrix& matrix) {
   switch (matrix.kind) {
     case WeightKind::f32: return kF32;
-    case WeightKind::bf16: return kBf16;
+    case WeightKind::bf16:
+    case WeightKind::e4m3: return kBf16;
     case WeightKind::int8:
     case WeightKind::int8_groups:
     case WeightKind::int8_minima:

@@ -64,7 +64,7 @@ def test_serve_writes_what_it_prints(url, tmp_path):
     result = invoke(
         "serve", "--url", url, "--workload", workload, "--schedule", "poisson", "--rate", 200, "--concurrency", 2,
         "--goodput", "ttft:60000 tpot:60000", "--server", "fake", "--name", "smoke", "--keep-requests",
-        "--out", tmp_path,
+        "--out", tmp_path, "--api-key", "secret",
     )  # fmt: skip
     assert result.exit_code == 0
     assert "6 / 0 / 0" in result.output and "goodput" in result.output
@@ -74,6 +74,7 @@ def test_serve_writes_what_it_prints(url, tmp_path):
     assert report["results"]["completed"] == 6 and report["results"]["output_tokens"] == 18
     assert report["results"]["goodput"]["attainment"] == 1.0
     assert len(report["requests"]) == 6
+    assert "secret" not in json.dumps(report) and url not in json.dumps(report)
 
 
 def test_serve_fails_when_nothing_was_answered(url):

@@ -124,6 +124,7 @@ def test_ctrl_c_exits_130_without_a_word(model_folder):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background inherit it ignored
     ) as process:
         process.stdin.write(b"def\n")
         process.stdin.flush()

@@ -20,6 +20,7 @@ from ridgeline.core.options import table
 from ridgeline.engine import build, thread_engine
 from ridgeline.engine import llm as llm_module
 from ridgeline.engine.intake import Intake
+from ridgeline.engine.process import client as process_client
 from ridgeline.server import app
 from ridgeline.server.settings import ServerSettings
 
@@ -32,7 +33,7 @@ COMMANDS = {
     "bench latency": bench_latency,
 }
 # What a command decides itself, or what has no meaning for it.
-QUEUE = {"task", "scheduling_policy", "max_itl_s"}
+QUEUE = {"task", "scheduling_policy", "max_itl_s", "max_itl_ratio"}
 WITHOUT = {
     "generate": QUEUE | {"seed"},  # --seed is the sampling parameter
     "chat": QUEUE | {"seed"},
@@ -58,6 +59,7 @@ def arrived(monkeypatch):
 
     for module in (llm_module, thread_engine, offline, build):
         monkeypatch.setattr(module, "build_engine", build_engine)
+    monkeypatch.setattr(process_client, "ProcessEngine", lambda config: build_engine(config, None))
     return configs
 
 
@@ -109,7 +111,9 @@ def test_nothing_typed_is_the_default(command, ridgeline, arrived):
     with pytest.raises(ArrivedError):
         ridgeline(*command.split(), "-m", "some-model", *(["--port", "0"] if command == "serve" else []))
     if command != "profile":
-        assert arrived == [EngineConfig.of("some-model")]
+        default = EngineConfig.of("some-model")
+        assert arrived == [default.served() if command == "serve" else default]
+        assert (arrived[0].scheduler.max_itl_ratio is None) == (command != "serve")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -137,6 +141,7 @@ def test_every_sampling_parameter_arrives(command, ridgeline, model_folder, monk
 def test_every_option_of_the_server_arrives(ridgeline, monkeypatch):
     arrived = []
     monkeypatch.setattr(thread_engine, "build_engine", lambda config, deliver: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(process_client, "ProcessEngine", lambda config: SimpleNamespace(tokenizer=None))
 
     def create_app(engine, tokenizer, settings):
         arrived.append(settings)

@@ -29,7 +29,7 @@ TEXTS = Texts(
     "here", {f"{i}.py": f"def f{i}(x):\n    return [x * {i} for _ in range({i * i})]\n" * 9 for i in range(12)}
 )
 FLOATS = ["mxfp4", "nvfp4"]  # methods of a format of their own
-METHODS = [name for name in methods.names() if name not in FLOATS]
+METHODS = [name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8")]
 FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -182,7 +182,7 @@ def test_awq_rescues_the_inputs_that_matter():
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ConfigError, match=r"method must be one of awq, gptq, mxfp4, nvfp4, rtn, got 'best'"):
+    with pytest.raises(ConfigError, match=r"method must be one of awq, fp8, gptq, mxfp4, nf4, nvfp4, rtn, got 'best'"):
         methods.load("best")
 
 
@@ -254,8 +254,8 @@ def files_of(folder):
 
 @pytest.mark.parametrize("method", methods.names())
 def test_a_run_in_pieces_makes_the_same_bytes(tmp_path, method):
-    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
-    size = None if method in FLOATS else 32
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"] | {"intermediate_size": 128})
+    size = None if method not in METHODS else 32
     quantized(folder, tmp_path / "whole", method=method, group_size=size)
     recipe = Recipe(method=method, group_size=size, samples=6, length=64)
 
@@ -314,6 +314,7 @@ def test_what_cannot_be_quantized_is_told_why(tmp_path):
         ({"bits": 8, "zero_points": True}, "8 bits have no zero points"),
         ({"method": "nvfp4", "bits": 8}, "method nvfp4 has 4 bits"),
         ({"method": "mxfp4", "mean_bits": 5.0}, "method mxfp4 has 4 bits"),
+        ({"method": "fp8", "mean_bits": 5.0}, "method fp8 has 8 bits"),
         ({"method": "mxfp4", "group_size": 64}, "mxfp4 has groups of 32"),
     ],
 )
@@ -391,6 +392,69 @@ def test_four_bit_floats_in_the_format_of_the_library(tmp_path, family, method):
         assert torch.equal(theirs, ours.bfloat16().float()), layer
     base, integers = logits(folder), quantized(folder, tmp_path / "int4", method="rtn", group_size=32)[1]
     assert kl(base, logits(made)) < {"mxfp4": 1.6, "nvfp4": 1.3}[method] * kl(base, logits(integers))
+
+
+def test_nf4_in_the_format_of_bitsandbytes(tmp_path):
+    """Codes and scales as the library makes them of the same weights, and its logits through transformers."""
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"] | {"intermediate_size": 128})
+    job, made = quantized(folder, tmp_path / "out", method="nf4")
+    assert not job.left_out
+    base, integers = logits(folder), quantized(folder, tmp_path / "int4", method="rtn", group_size=32)[1]
+    assert kl(base, logits(made)) < 1.3 * kl(base, logits(integers))
+    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    from safetensors.torch import load_file
+
+    source, raw = (
+        {key: tensor for file in path.glob("*.safetensors") for key, tensor in load_file(file).items()}
+        for path in (folder.path, made.path)
+    )
+    spec = read_spec(made.config)
+    checkpoint, _ = open_checkpoint(made, spec, lower(spec), FLOAT32)
+    layers = [name.removesuffix(".absmax") for name in raw if name.endswith(".absmax")]
+    assert len(layers) == 14
+    for name in layers:
+        codes, state = functional.quantize_4bit(source[name].float(), quant_type="nf4")
+        assert torch.equal(codes, raw[name]) and torch.equal(state.absmax, raw[f"{name}.absmax"])
+        parts = {key: tensor for key, tensor in raw.items() if key.startswith(f"{name}.")}
+        theirs = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
+        assert torch.equal(theirs.code, state.code) and theirs.dtype == torch.bfloat16
+        ours = torch.from_numpy(checkpoint.read(name, 0, (slice(None),)))
+        assert torch.equal(functional.dequantize_4bit(codes, state), ours)
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
+    assert model.is_loaded_in_4bit
+    with torch.inference_mode():
+        theirs = model(ids).logits[0].float()
+    assert kl(logits(made), theirs) < 0.1 * kl(base, logits(made))  # what bfloat16 rounds is all that differs
+
+
+def test_fp8_in_the_format_of_the_library(tmp_path):
+    """Weights bit for bit, by the library; inputs are rounded there, a token by its own scale."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    folder = folder_of(tmp_path / "model", CONFIGS["llama"])
+    job, made = quantized(folder, tmp_path / "out", method="fp8")
+    assert not job.left_out
+    spec = read_spec(made.config)
+    checkpoint, _ = open_checkpoint(made, spec, lower(spec), FLOAT32)
+    config = QuantizationConfig.model_validate(made.config["quantization_config"])
+    (scheme,) = config.config_groups.values()
+    assert config.format == "float-quantized" and scheme.input_activations.dynamic
+    compressor = BaseCompressor.get_value_from_registry("float-quantized")
+    raw = {key: tensor for path in made.path.glob("*.safetensors") for key, tensor in load_file(path).items()}
+    layers = [name.removesuffix(".weight_scale") for name in raw if name.endswith(".weight_scale")]
+    assert len(layers) == 14
+    for layer in layers:
+        parts = {part: raw[f"{layer}.{part}"] for part in ("weight", "weight_scale")}
+        parts["weight_scale"] = parts["weight_scale"].float()
+        theirs = compressor.decompress(parts, scheme)["weight"]
+        assert torch.equal(theirs, torch.from_numpy(checkpoint.read(f"{layer}.weight", 0, (slice(None),)))), layer
+    base, integers = logits(folder), quantized(folder, tmp_path / "int4", method="rtn", group_size=32)[1]
+    assert kl(base, logits(made)) < 0.2 * kl(base, logits(integers))
 
 
 # ---- mixed precision

@@ -40,12 +40,12 @@ def noisy(source, folder, amount):
 
 def drafter_of(llm):
     """The draft model of an engine."""
-    return llm.engine.loop.scheduler._strategy._drafter
+    return llm.engine.loop.scheduler.strategy._drafter
 
 
 def drafts_of(llm):
     """(drafted, accepted) tokens since the start."""
-    stats = llm.engine.loop.scheduler._strategy.drafts()["draft"]
+    stats = llm.engine.loop.scheduler.strategy.drafts()["draft"]
     return stats.num_draft_tokens, stats.num_accepted_tokens
 
 

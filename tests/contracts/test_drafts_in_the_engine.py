@@ -58,8 +58,8 @@ def assert_same_outputs(llm, plain, prompts):
 def with_drafts(llm, monkeypatch, generate):
     """Outputs and steps of `generate`, plain and with drafts."""
     scheduler, found = llm.engine.loop.scheduler, []
-    for strategy in (scheduler._strategy, Lookup()):
-        monkeypatch.setattr(scheduler, "_strategy", strategy)
+    for strategy in (scheduler.strategy, Lookup()):
+        monkeypatch.setattr(scheduler, "strategy", strategy)
         before = scheduler.stats().num_steps
         outputs = generate()
         found.append((completions(outputs), scheduler.stats().num_steps - before))
@@ -118,7 +118,7 @@ def test_times_and_counts_are_those_of_the_tokens_that_were_delivered(max_tokens
     if max_tokens != 80:
         max_tokens = num_tokens + 2
     scheduler = llm.engine.loop.scheduler
-    monkeypatch.setattr(scheduler, "_strategy", Known(whole.outputs[0].token_ids))
+    monkeypatch.setattr(scheduler, "strategy", Known(whole.outputs[0].token_ids))
     before = scheduler.stats().num_steps
     params = SamplingParams(max_tokens=max_tokens, stop=stop, **greedy)
     (drafted,) = llm.generate([STORY], params, use_tqdm=False)
@@ -198,7 +198,7 @@ def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypa
     scheduler = stories.engine.loop.scheduler
     plain = stories.generate(prompts, params, use_tqdm=False)
     strategy = real_strategy(name, adaptive)
-    monkeypatch.setattr(scheduler, "_strategy", strategy)
+    monkeypatch.setattr(scheduler, "strategy", strategy)
     expected = [output.outputs[0].text.replace("a", "e", 3) for output in plain] if name == "prediction" else None
     drafted = stories.generate(prompts, params, prediction=expected, use_tqdm=False)
     assert completions(drafted) == completions(plain)
@@ -227,7 +227,7 @@ def test_a_proposer_changes_no_output_whatever_the_memory(family, options, name,
     plain = completions(off.generate(prompts, params, use_tqdm=False))
     llm = LLM(str(tmp_path), dtype="float32", **sizes, speculate=name, num_speculative_tokens=6)
     assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
-    monkeypatch.setattr(llm.engine.loop.scheduler, "_strategy", real_strategy(name, adaptive=False, num_tokens=6))
+    monkeypatch.setattr(llm.engine.loop.scheduler, "strategy", real_strategy(name, adaptive=False, num_tokens=6))
     assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
     assert completions(generate_with_preemption(llm, prompts, params)) == plain
     check_cache(llm.engine.loop.scheduler._cache, {})
@@ -263,14 +263,14 @@ def test_a_recurrent_state_keeps_what_was_right(family, backend, options, tmp_pa
     plain = LLM(str(tmp_path), dtype="float32", **sizes).generate(prompts, params, use_tqdm=False)
     scheduler = llm.engine.loop.scheduler
     known = [(prompt, output.outputs[0].token_ids) for prompt, output in zip(prompts, plain)]
-    monkeypatch.setattr(scheduler, "_strategy", Random(known, 5))
+    monkeypatch.setattr(scheduler, "strategy", Random(known, 5))
     drafted = llm.generate(prompts, params, use_tqdm=False)
     assert scheduler.stats().num_steps < 60
     assert completions(drafted) == completions(plain)
     check_cache(scheduler._cache, {})
     turns = [[*prompt, *tokens] for prompt, tokens in known]
     again = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    monkeypatch.setattr(scheduler, "_strategy", Autoregressive())
+    monkeypatch.setattr(scheduler, "strategy", Autoregressive())
     second = llm.generate(turns, again, use_tqdm=False)
     if "enable_prefix_caching" not in options:
         assert all(output.num_cached_tokens >= 16 for output in second), "no checkpoint of the drafted output"
@@ -300,7 +300,7 @@ def test_a_prediction_saves_steps_though_speculation_is_off(options, shared_data
         deterministic=True,
         adaptive_speculation=False,
     )
-    assert llm.engine.loop.scheduler._strategy.one_token
+    assert llm.engine.loop.scheduler.strategy.one_token
     params = SamplingParams(max_tokens=80, **options)
     plain = llm.generate([STORY], params, use_tqdm=False)
     steps = llm.engine.loop.scheduler.stats().num_steps

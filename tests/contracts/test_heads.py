@@ -91,7 +91,7 @@ def test_a_head_changes_no_output(name, options, target, plain, tmp_path):
     folder = HEADS[name](target).write(tmp_path)
     llm = LLM(str(target.folder.path), **TINY | options, speculate=f"eagle:{folder}", **FIXED)
     assert_same_outputs(llm, plain, prompts_of(target))
-    stats = llm.engine.loop.scheduler._strategy.drafts()["eagle"]
+    stats = llm.engine.loop.scheduler.strategy.drafts()["eagle"]
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     drafter = drafter_of(llm)
     assert not drafter._hidden
@@ -122,7 +122,7 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
     drafted = {token for _, tokens in found for token in tokens}
     assert drafted <= set(head.ids.tolist())
     assert len(drafted) > 10
-    stats = llm.engine.loop.scheduler._strategy.drafts()["eagle"]
+    stats = llm.engine.loop.scheduler.strategy.drafts()["eagle"]
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
@@ -133,6 +133,7 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
         (lambda head: {"config": {"norm_output": True}}, ConfigError, "norm_output=True is not supported"),
         (lambda head: {"config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 99]}}, ConfigError, "99"),
         (lambda head: {"tensors": {"d2t": None}}, ModelLoadError, "lacks d2t"),
+        (lambda head: {"tensors": {"lm_head.weight": None}}, ModelLoadError, "lacks lm_head.weight, for the 65 tokens"),
         (lambda head: {"tensors": {"d2t": head.t["d2t"] + 2}}, ModelLoadError, "token ids are not those of"),
         (lambda head: {"tensors": {"midlayer.other.weight": torch.ones(2)}}, ModelLoadError, "other.weight is not"),
         (lambda head: {"tensors": {"norm.weight": None}}, ModelLoadError, "final_norm.weight is missing"),
@@ -143,7 +144,7 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
             "it is for a model of hidden size 16",
         ),
     ],
-    ids=["key", "unsupported", "layer", "no d2t", "d2t", "tensor", "missing", "vocabulary", "hidden size"],
+    ids=["key", "unsupported", "layer", "no d2t", "no head", "d2t", "tensor", "missing", "vocabulary", "hidden size"],
 )
 def test_a_head_that_does_not_fit_is_refused_in_one_line(change, error, message, target, tmp_path):
     head = HEADS["eagle-3"](target)

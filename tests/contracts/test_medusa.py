@@ -107,7 +107,7 @@ def test_heads_change_no_output(name, options, target, plain, tmp_path):
     folder = fitted(HEADS[name](target), plain).write(tmp_path)
     llm = LLM(str(target.folder.path), **TINY | options, speculate=f"medusa:{folder}", **FIXED)
     assert_same_outputs(llm, plain, prompts_of(target))
-    stats = llm.engine.loop.scheduler._strategy.drafts()["medusa"]
+    stats = llm.engine.loop.scheduler.strategy.drafts()["medusa"]
     assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert not drafter_of(llm)._hidden
 
@@ -122,7 +122,7 @@ def test_quantized_heads_keep_to_match_without_a_seed(target, plain, tmp_path):
         params = SamplingParams(max_tokens=40, temperature=temperature, ignore_eos=True)
         outputs = llm.generate(prompts_of(target), params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == [40] * 3
-    stats = llm.engine.loop.scheduler._strategy.drafts()["medusa"]
+    stats = llm.engine.loop.scheduler.strategy.drafts()["medusa"]
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
@@ -139,7 +139,7 @@ def test_vllm_s_config_is_taken(target, plain, tmp_path):
     llm = LLM(str(target.folder.path), **TINY, speculative_config=json.dumps(given | {"adaptive": False}))
     expected = completions(plain.generate(prompts_of(target), GREEDY, use_tqdm=False))
     assert completions(llm.generate(prompts_of(target), GREEDY, use_tqdm=False)) == expected
-    assert llm.engine.loop.scheduler._strategy.drafts()["medusa"].num_draft_tokens > 0
+    assert llm.engine.loop.scheduler.strategy.drafts()["medusa"].num_draft_tokens > 0
 
 
 BAD = [

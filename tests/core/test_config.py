@@ -9,7 +9,7 @@ from ridgeline.core.errors import ConfigError
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        (QuantizeConfig, {"scheme": "int3"}, "quantize must be one of int4, int8, mxfp4, nvfp4, got 'int3'"),
+        (QuantizeConfig, {"scheme": "int3"}, "quantize must be one of fp8, int4, int8, mxfp4, nf4, nvfp4, got 'int3'"),
         (QuantizeConfig, {"scheme": "int4", "inputs": "int4"}, "quantize_inputs must be one of auto, int16, int8"),
         (QuantizeConfig, {"group_size": 64}, "without a scheme"),
         (QuantizeConfig, {"zero_points": True}, "without a scheme"),

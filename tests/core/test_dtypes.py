@@ -5,7 +5,18 @@ import pytest
 import torch
 
 from ridgeline.backends.reference.tensors import as_array, as_tensor
-from ridgeline.core.dtypes import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT32, assign, contiguous, equal, float32, to_dtype
+from ridgeline.core.dtypes import (
+    BFLOAT16,
+    DTYPES,
+    FLOAT8_E4M3,
+    FLOAT32,
+    all_finite,
+    assign,
+    contiguous,
+    equal,
+    float32,
+    to_dtype,
+)
 
 BITS = np.arange(1 << 16, dtype=np.uint16)
 TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,3 +73,15 @@ def test_tensors_and_arrays_share_their_memory(dtype):
     assert float(array[1, 2]) == 9 and equal(as_array(tensor), array)
     assert as_array(tensor.requires_grad_()).dtype == DTYPES[dtype]
     assert to_dtype(array, FLOAT32).dtype == FLOAT32
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_what_is_no_number_is_found_wherever_it_is(name):
+    array = np.full((3, 40_000), 1.5, np.float32).astype(DTYPES[name])
+    array[0, 0], array[1, 1] = (np.float32(sign * torch.finfo(TORCH[name]).max) for sign in (1, -1))
+    assert all_finite(array) and all_finite(array.T) and all_finite(array[:0])
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        for at in ((0, 0), (2, 39_999)):
+            bad = array.copy()
+            bad[at] = value
+            assert not all_finite(bad) and not all_finite(bad.T)

@@ -196,6 +196,7 @@ class FakeExecutor:
 
 def make_request(name, prompt, clock, **options):
     priority, deadline_s = options.pop("priority", 0), options.pop("deadline_s", None)
+    client = options.pop("client", 0)
     options.setdefault("max_tokens", 5)
     ignore_eos = options.setdefault("ignore_eos", True)
     params = SamplingParams(**options)
@@ -209,6 +210,7 @@ def make_request(name, prompt, clock, **options):
         stop_ids=frozenset() if ignore_eos else frozenset({EOS}),
         priority=priority,
         deadline_s=deadline_s,
+        client=client,
     )
 
 

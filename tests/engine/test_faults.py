@@ -126,7 +126,7 @@ def completions(llm, culprit=None):
 def test_neighbours_of_an_error_in_plan_or_commit_are_the_same(llm, scheduler, monkeypatch, method):
     expected = completions(llm)
     strategy = Broken(method, lambda view: list(view.request.prompt_ids) == PROMPTS[1], skip=5)
-    monkeypatch.setattr(scheduler, "_strategy", strategy)
+    monkeypatch.setattr(scheduler, "strategy", strategy)
     got = completions(llm, culprit=1)
     assert [got[0], got[2]] == [expected[0], expected[2]]
     assert got[1][0] == expected[1][0][: len(got[1][0])]
@@ -269,3 +269,123 @@ def test_logits_behind_a_rejected_token_do_not_matter(broken_row, ends):
     for name in "ab":
         if driver.reasons[name, 0] is FinishReason.LENGTH:
             assert driver.tokens[name, 0] == expected_tokens(driver.requests[name], 0, driver.max_model_len)
+
+
+class Tripping:
+    """An executor that raises, after it has written all keys and values, where a step has a span that `trips`."""
+
+    depth = 1
+    observer = None
+
+    def __init__(self, inner, trips):
+        self.inner, self.trips, self.plan, self.num_runs, self.failed = inner, trips, None, 0, 0
+
+    def submit(self, plan):
+        self.plan = plan
+        self.inner.submit(plan)
+
+    def collect(self):
+        result = self.inner.collect()
+        self.num_runs += 1
+        if any(self.trips(span) for span in self.plan.spans):
+            self.failed += 1
+            raise RuntimeError("a defect")
+        return result
+
+
+def looped(layout, executor, requests, num_rows=16, **config):
+    clock, deltas = Clock(), []
+    scheduler = Scheduler(SchedulerConfig(**config), CacheManager(layout), Autoregressive(), 100, num_rows, clock)
+    loop = EngineLoop(scheduler, executor, Renderer(None), deltas.extend, clock)
+    for request in requests:
+        loop.submit(request)
+    for _ in range(200):
+        if not loop.step():
+            break
+    got, finished = {}, {}
+    for delta in deltas:
+        got.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+        if delta.finish is not None:
+            finished[delta.request_id, delta.index] = delta.finish
+    assert all(group.used == 0 for group in scheduler.stats().cache.groups)
+    return got, finished
+
+
+@pytest.mark.parametrize("start", [0, 6, 8])
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("num_culprits", [0, 1, 2])
+def test_a_failing_step_ends_who_makes_it_fail_alone(count, num_culprits, start):
+    """In the prompt, in the first step after outputs have forked, whose blocks are copied on write, and later."""
+    layout, clock = make_layout((200,)), Clock()
+    requests = [
+        make_request(f"r{i}", [7, 8, 9, 10, 20 + i, 3], clock, max_tokens=9, n=1 + 2 * (i % 3 == 1))
+        for i in range(count)
+    ]
+    first_ids = [sum(before.params.n for before in requests[:i]) for i in range(count)]
+    culprits = list(range(0, count, max(1, count // 2)))[:num_culprits]
+    ids = {first_ids[i] for i in culprits}
+    executor = Tripping(FakeExecutor(layout), lambda span: span.seq_id in ids and span.start >= start)
+    got, finished = looped(layout, executor, requests, max_num_seqs=32, max_num_batched_tokens=64)
+    assert (executor.failed > 0) == (num_culprits > 0)
+    for number, request in enumerate(requests):
+        for index in range(request.params.n):
+            end = finished[request.request_id, index]
+            expected = expected_tokens(request, index, 100)
+            tokens = got[request.request_id, index]
+            if number in culprits:
+                assert end.reason is FinishReason.ERROR and "RuntimeError" in end.error
+                assert tokens == expected[: len(tokens)]
+            else:
+                assert end.reason is FinishReason.LENGTH
+                assert tokens == expected
+
+
+def test_a_step_that_nothing_can_compute_ends_all_of_it_after_few_runs():
+    layout, clock = make_layout((400,)), Clock()
+    executor = Tripping(FakeExecutor(layout), lambda span: True)
+    requests = [make_request(f"r{i}", [1, i], clock, max_tokens=4) for i in range(64)]
+    _, finished = looped(layout, executor, requests, num_rows=64, max_num_seqs=64, max_num_batched_tokens=256)
+    assert {end.reason for end in finished.values()} == {FinishReason.ERROR} and len(finished) == 64
+    assert executor.num_runs <= 1 + 32
+
+
+def test_a_step_that_fails_once_costs_nobody_anything():
+    layout, clock = make_layout((200,)), Clock()
+    executor = Tripping(FakeExecutor(layout), lambda span: executor.num_runs in (1, 4))
+    requests = [make_request(f"r{i}", [5, i, 6], clock, max_tokens=8) for i in range(5)]
+    got, finished = looped(layout, executor, requests, max_num_seqs=8, max_num_batched_tokens=64)
+    assert executor.failed == 2 and {end.reason for end in finished.values()} == {FinishReason.LENGTH}
+    assert all(got[r.request_id, 0] == expected_tokens(r, 0, 100) for r in requests)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 7])
+def test_neighbours_of_a_step_that_fails_are_the_same(llm, scheduler, monkeypatch, moment):
+    """Also with log-probabilities of prompts, whose rows are renumbered."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    expected = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    executor, culprit = llm.engine.executor, []
+    plain_submit, plain_collect, steps, plans = executor.submit, executor.collect, [], []
+
+    def submit(plan):
+        plans.append(plan)
+        steps.extend([plan.step] if plan.step > 0 else [])
+        plain_submit(plan)
+
+    def collect():
+        result, plan = plain_collect(), plans.pop()
+        if len(steps) > moment:
+            culprit.extend([plan.spans[1].seq_id] if not culprit else [])
+            if any(span.seq_id in culprit for span in plan.spans):
+                raise RuntimeError("a defect")
+        return result
+
+    monkeypatch.setattr(executor, "submit", submit)
+    monkeypatch.setattr(executor, "collect", collect)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    ends = [output.outputs[0].finish_reason for output in outputs]
+    assert sorted(ends) == ["error", "length", "length"]
+    for output, plain in zip(outputs, expected):
+        got = output.outputs[0]
+        assert got.token_ids == plain.token_ids[: len(got.token_ids)]
+        if got.finish_reason == "length":
+            assert (got.token_ids, got.logprobs) == (plain.token_ids, plain.logprobs)

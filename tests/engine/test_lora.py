@@ -184,6 +184,8 @@ def broken(kind, folder):
             config["lora_alpha"] = "16"
         case "trained embedding":
             tensors["base_model.model.model.embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
+        case "NaN":
+            tensors[first][0, 0] = float("nan")
         case "empty":
             tensors = {}
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -191,6 +193,7 @@ def broken(kind, folder):
 
 
 KINDS = ["dora", "other method", "half", "wrong inputs", "no such layer", "head", "alpha", "trained embedding", "empty"]
+KINDS += ["NaN"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ import ridgeline.cache.groups.recurrent as recurrent_groups
 from cache_invariants import max_sequence_tokens
 from drafting import Drafting
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine import pacing
 from ridgeline.engine.request import FinishReason
 
 
@@ -310,6 +311,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     drafts = False
     plans_in_flight = 1
     chains = False
+    ratio = None
 
     def __init__(self):
         super().__init__()
@@ -325,6 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             depth=self.plans_in_flight,
             chains=self.chains,
             max_model_len=min(24, max_sequence_tokens(layout)),
+            max_itl_ratio=self.ratio,
         )
         self.names = (f"r{i}" for i in itertools.count())
         self.live = []
@@ -337,12 +340,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         scored=st.sampled_from([None, None, None, 1]),
         eos=st.booleans(),
+        client=st.integers(0, 2),
     )
-    def add(self, prompt, shared, n, max_tokens, priority, scored, eos):
+    def add(self, prompt, shared, n, max_tokens, priority, scored, eos, client):
         name = next(self.names)
         tokens = [*range(shared), *(100 + int(name[1:]) * 31 % 7 + i for i in range(prompt))][:20]
         self.driver.add(
-            name, tokens, n=n, max_tokens=max_tokens, priority=priority, prompt_logprobs=scored, ignore_eos=not eos
+            name,
+            tokens,
+            n=n,
+            max_tokens=max_tokens,
+            priority=priority,
+            prompt_logprobs=scored,
+            ignore_eos=not eos,
+            client=client,
         )
         self.live.append(name)
 
@@ -389,6 +400,8 @@ VARIANTS = {
     "full": {},
     "priority": {"policy": "priority"},
     "uncached": {"caching": False},
+    "paced": {"ratio": 1.0},
+    "paced_drafts_two_chained": {"ratio": 1.0, "drafts": True, "plans_in_flight": 2, "chains": True},
     "hybrid": {"blocks": (12, 9), "windows": (None, 5)},
     "recurrent": {"blocks": (6,), "windows": ("recurrent",)},
     "full_and_recurrent": {"blocks": (12, 5), "windows": (None, "recurrent")},
@@ -429,6 +442,8 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_random_use_keeps_every_answer_and_every_block(variant, monkeypatch):
     monkeypatch.setattr(recurrent_groups, "DECODE_CHECKPOINT_TOKENS", 8)
+    monkeypatch.setattr(pacing, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(pacing, "MAX_UNMEASURED", 4)
     machine = type(f"{variant}_machine", (SchedulerMachine,), VARIANTS[variant])
     run_state_machine_as_test(
         machine,

@@ -111,11 +111,12 @@ def test_a_serving_process_maps_no_torch():
             body = {"prompt": "def f(", "max_tokens": 4, "logprobs": 2, "frequency_penalty": 0.5, "top_p": 0.9}
             response = httpx.post(f"{url}/completions", json=body, timeout=60)
             assert response.json()["usage"]["completion_tokens"] == 4
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            (engine,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            server, computing = (Path(f"/proc/{number}/maps").read_text() for number in (process.pid, engine))
         finally:
             process.terminate()
-    assert "_native" in maps
-    assert torch_files(maps) == set()
+    assert "_native" in computing and "_native" not in server
+    assert torch_files(computing) == torch_files(server) == set()
 
 
 @linux

@@ -4,7 +4,9 @@ The rule: inputs become integers per row and group, sums of a group are exact, a
 total += float32(sum) * scale, groups in ascending order. With minima a group adds (sum * scale + sum of inputs *
 minimum) * scale of the inputs. Scales and minima of the super kinds are products of a byte and a float16, exact. 4-bit
 floats count as twice what they are and the scale of the inputs as half; in nvfp4 a scale is an 8-bit float that counts
-as a 256th, and the totals are multiplied, or divided, by a number of the output that is so much larger.
+as a 256th, and the totals are multiplied, or divided, by a number of the output that is so much larger. nf4 and fp4
+count as integers of 16 bits in a unit by which the inputs' scale is divided; nf4 with 16-bit inputs as 1024 * high +
+low, which are two terms of a group.
 """
 
 from dataclasses import dataclass, replace
@@ -15,15 +17,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ridgeline.quant.stored import LEVELS as STORED_LEVELS
+
 native = pytest.importorskip("ridgeline._native", reason="the native module is not built")
 
 PANEL = 32
 LEVELS = native.runnable_levels()
 SUPER = ["int8_super", "int8_super_minima", "int4_super_minima"]
 FP4 = ["mxfp4", "nvfp4"]
-KINDS = ["int8", "int8_groups", "int8_minima", "int4", "int4_minima", *SUPER, *FP4]
+TABLES = ["nf4", "fp4"]
+KINDS = ["int8", "int8_groups", "int8_minima", "int4", "int4_minima", *SUPER, *FP4, *TABLES]
 E4M3 = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)  # without sign
 E4M3_UNIT = 256
+UNITS = {"fp4": np.float32(192), "int8": np.float32(32168.5692), "int16": np.float32(1006995.375)}
+PLANE = 1024
 SUPER_INPUTS = 256
 LIMITS = {"int16": 32767, "int8": 127}
 # Shapes are drawn, and each runs at all levels.
@@ -54,6 +61,11 @@ class Layer:
         num_inputs = self.values_NK.shape[1]
         return np.zeros(num_inputs, int) if self.kind == "int8" else np.arange(num_inputs) // self.group
 
+    def factors_NK(self, input_kind: str) -> np.ndarray:
+        """int64: what the codes of a table count as."""
+        unit = float(UNITS["fp4" if self.kind == "fp4" else input_kind])
+        return np.rint(STORED_LEVELS[self.kind].astype(np.float64) * unit).astype(np.int64)[self.values_NK]
+
     @property
     def centred_NK(self) -> np.ndarray:
         """int64: the values less their zeros; of 4-bit floats twice what the codes stand for."""
@@ -63,6 +75,8 @@ class Layer:
 
     def dequantised(self) -> np.ndarray:
         """float32 [N, K]."""
+        if self.kind in TABLES:
+            return STORED_LEVELS[self.kind][self.values_NK] * self.scales_NG[:, self.weight_groups]
         scales_NG, centred_NK = self.scales_NG, self.centred_NK.astype(np.float32)
         if self.kind in FP4:
             centred_NK /= 2
@@ -93,10 +107,10 @@ def make_layer(
     rng = np.random.default_rng(seed)
     num_scales = 1 if kind == "int8" else -(-inputs // group)
     values_NK = rng.integers(
-        0, 16 if kind.startswith("int4") or kind in FP4 else 256, (outputs, inputs), dtype=np.uint8
+        0, 16 if kind.startswith("int4") or kind in [*FP4, *TABLES] else 256, (outputs, inputs), dtype=np.uint8
     )
     scales_NG = np.exp(rng.normal(-4, 1, (outputs, num_scales))).astype(np.float32)
-    if kind != "int8":
+    if kind not in ("int8", *TABLES):
         scales_NG = scales_NG.astype(np.float16).astype(np.float32)
     zero_points_NG = rng.integers(0, 16, (outputs, num_scales), dtype=np.uint8) if zero_points else None
     minima_NG, outer = None, ()
@@ -152,9 +166,19 @@ def expected(layer: Layer, x_MK: np.ndarray, input_kind: str) -> np.ndarray:
     total_MN = np.zeros((len(x_MK), len(layer.values_NK)), np.float32)
     for g in range(input_scales_MG.shape[1]):
         part = slice(g * layer.group, (g + 1) * layer.group)
+        scale = input_scales_MG[:, g, None]
+        if layer.kind in TABLES:
+            two_planes = layer.kind == "nf4" and input_kind == "int16"
+            factors_NK = layer.factors_NK(input_kind)[:, part]
+            planes = [(factors_NK // PLANE, PLANE), (factors_NK % PLANE, 1)] if two_planes else [(factors_NK, 1)]
+            scale = scale / UNITS["fp4" if layer.kind == "fp4" else input_kind]
+            for plane_NK, by in planes:
+                sums_MN = q_MK[:, part] @ plane_NK.T
+                assert np.abs(sums_MN).max(initial=0) < 2**31
+                total_MN += sums_MN.astype(np.float32) * (layer.scales_NG[None, :, g] * np.float32(by) * scale)
+            continue
         sums_MN = q_MK[:, part] @ centred_NK[:, part].T
         assert np.abs(sums_MN).max(initial=0) < 2**31
-        scale = input_scales_MG[:, g, None]
         if layer.minima_NG is not None:
             minima_MN = q_MK[:, part].sum(axis=1, dtype=np.float32)[:, None] * layer.minima_NG[None, :, g]
             total_MN += (sums_MN.astype(np.float32) * layer.scales_NG[None, :, g] + minima_MN) * scale
@@ -223,7 +247,9 @@ def inputs_like(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 def cases(draw: st.DrawFn) -> tuple[Layer, np.ndarray, str]:
     kind = draw(st.sampled_from(KINDS))
     small = kind.startswith("int8_super") or kind == "nvfp4"
-    group = draw(st.sampled_from([16, 32, 64, 128, 256] if small else [32, 64, 128, 256]))
+    group = draw(
+        st.sampled_from([16, 32, 64, 128, 256] if small else [32, 64, *([] if kind in TABLES else [128, 256])])
+    )
     outputs, inputs = draw(st.integers(1, 100)), draw(st.integers(1, 700))
     rows = draw(st.one_of(st.integers(1, 10), st.integers(11, 70), st.integers(125, 135)))
     seed = draw(st.integers(0, 2**32))
@@ -279,6 +305,8 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
         ("mxfp4", 32, None),
         ("nvfp4", 16, None),
         ("nvfp4", 256, None),
+        ("nf4", 64, None),
+        ("fp4", 64, None),
         *(("int4", group, zero) for group in (32, 64, 128) for zero in (0, 15, 255)),
     ],
 )
@@ -286,7 +314,9 @@ def test_sixteen_bit_inputs_are_near_the_float_product_and_eight_bit_ones_nearer
 def test_extreme_values_do_not_overflow(
     level: str, input_kind: str, kind: str, group: int, zero_point: int | None, weight: str
 ) -> None:
-    most = 7 if kind in FP4 else 15 if kind.startswith("int4") else 255  # 7: the largest float; 15 is its opposite
+    most = (
+        3 if kind == "fp4" else 7 if kind in FP4 else 15 if kind.startswith("int4") or kind == "nf4" else 255
+    )  # 7: the largest float; 15 is its opposite
     layer = make_layer(kind, 33, 2 * group + 5, group, zero_point is not None)
     values_NK = {"least": layer.values_NK * 0, "most": layer.values_NK * 0 + most, "mixed": layer.values_NK}[weight]
     layer = replace(layer, values_NK=values_NK.astype(np.uint8))
@@ -361,6 +391,8 @@ def test_a_row_does_not_depend_on_the_batch_or_on_how_panels_are_divided(
         ("int4_super_minima", 32, False),
         ("mxfp4", 32, False),
         ("nvfp4", 16, False),
+        ("nf4", 64, False),
+        ("fp4", 32, False),
     ],
 )
 @pytest.mark.parametrize("shape", [(1, 1), (33, 65), (64, 256), (70, 515)])

@@ -18,6 +18,7 @@ INTEGERS = (
     ("int4_minima", 64, False),
     ("mxfp4", 32, False),
     ("nvfp4", 16, False),
+    ("nf4", 64, False),
 )
 ROWS = (1, 2, 3, 4, 7, 16, 33, 70)
 FAMILIES = ("amd", "zen5", "intel", "other")

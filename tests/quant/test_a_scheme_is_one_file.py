@@ -49,7 +49,7 @@ def completion(**options):
 
 
 def test_it_is_known_and_computes_on_both_backends(int5):
-    assert config.scheme_names() == ["int4", "int5", "int8", "mxfp4", "nvfp4"]
+    assert config.scheme_names() == ["fp8", "int4", "int5", "int8", "mxfp4", "nf4", "nvfp4"]
     _, expected = completion(backend="reference", quantize="int5")
     _, plain = completion(backend="reference")
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
@@ -67,5 +67,5 @@ def test_its_options_are_its_own(int5):
 
 
 def test_without_the_file_it_is_unknown():
-    with pytest.raises(ConfigError, match="quantize must be one of int4, int8, mxfp4, nvfp4, got 'int5'"):
+    with pytest.raises(ConfigError, match="quantize must be one of fp8, int4, int8, mxfp4, nf4, nvfp4, got 'int5'"):
         LLM("python-1m", quantize="int5")

@@ -14,6 +14,7 @@ from ridgeline import quant
 from ridgeline.backends.reference.tensors import as_array, as_tensor
 from ridgeline.core.config import QuantizeConfig, scheme_names
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.quant.stored import LEVELS as STORED_LEVELS
 
 # (group size, zero points) that a scheme takes, and the levels its values have; a new scheme gets a line.
 SETTINGS = {
@@ -21,10 +22,13 @@ SETTINGS = {
     "int4": [(size, zero_points) for size in (32, 64, 128) for zero_points in (False, True)],
     "mxfp4": [(None, False)],
     "nvfp4": [(None, False)],
+    "nf4": [(None, False)],
+    "fp8": [(None, False)],
 }
-LEVELS = {"int8": (1, 255), "int4": (0, 15), "mxfp4": (0, 15), "nvfp4": (0, 15)}
+LEVELS = {"int8": (1, 255), "int4": (0, 15), "mxfp4": (0, 15), "nvfp4": (0, 15), "nf4": (0, 15), "fp8": (0, 254)}
 SCALE_DTYPE = {
-    "int8": torch.float32, "int4": torch.float16, "mxfp4": torch.float8_e8m0fnu, "nvfp4": torch.float8_e4m3fn
+    "int8": torch.float32, "int4": torch.float16, "mxfp4": torch.float8_e8m0fnu, "nvfp4": torch.float8_e4m3fn,
+    "nf4": torch.float32, "fp8": torch.float32,
 }  # fmt: skip
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6])
 SMALLEST = 2.0**-24  # of a float16: an absolute error that scales this small cannot avoid
@@ -186,11 +190,13 @@ def test_settings_that_a_scheme_does_not_have():
     for chosen in ((None, True), (128, False)):
         with pytest.raises(ConfigError, match="int8 has one scale per output"):
             quantize("int8", weight, *chosen)
-    for name in ("mxfp4", "nvfp4"):
-        for chosen in ((None, True), (64, False)):
+    for name in ("mxfp4", "nvfp4", "nf4"):
+        for chosen in ((None, True), (128, False)):
             with pytest.raises(ConfigError, match=f"{name} has groups of"):
                 quantize(name, weight, *chosen)
-    with pytest.raises(ConfigError, match="'int3' is no quantization scheme; there are int4, int8, mxfp4, nvfp4"):
+    with pytest.raises(
+        ConfigError, match="'int3' is no quantization scheme; there are fp8, int4, int8, mxfp4, nf4, nvfp4"
+    ):
         quantize("int3", weight, 128, False)
 
 
@@ -244,6 +250,38 @@ def test_floats_by_hand():
     assert quantized.scales.tolist() == [[448.0, 0.5], [0.0, 0.0]]
     assert quantized.stored.outer.tolist() == [[1.0], [0.0]]
     assert torch.equal(dequantize("nvfp4", quantized), weight)
+
+
+@given(weight=matrices())
+@settings(max_examples=60, deadline=None)
+def test_fp8_is_torchs_by_the_largest_of_the_row(weight):
+    quantized = quantize("fp8", weight, None, False)
+    torch.testing.assert_close(quantized.scales, weight.abs().amax(1, keepdim=True) / 448, rtol=1e-6, atol=1.2e-38)
+    by = torch.where(quantized.scales == 0, torch.inf, quantized.scales)
+    wanted = (weight / by).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(quantized.values, wanted.view(torch.uint8))
+    assert torch.equal(dequantize("fp8", quantized), wanted.float() * quantized.scales)
+
+
+@given(weight=matrices())
+@settings(max_examples=60, deadline=None)
+def test_nf4_is_the_nearest_level_of_the_largest_in_the_block(weight):
+    quantized = quantize("nf4", weight, None, False)
+    largest = F.pad(weight, (0, -weight.shape[1] % 64)).unflatten(1, (-1, 64)).abs().amax(2)
+    torch.testing.assert_close(quantized.scales, largest, rtol=0, atol=1.2e-38)
+    levels = torch.from_numpy(STORED_LEVELS["nf4"]) * spread(largest, quantized)[:, :, None]
+    nearest = (levels - weight[:, :, None]).abs().amin(2)
+    error = (dequantize("nf4", quantized) - weight).abs()
+    assert (error <= nearest + 1e-6 * spread(largest, quantized) + 1.2e-38).all()
+
+
+def test_nf4_is_what_bitsandbytes_makes():
+    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4")
+    quantized = quantize("nf4", weight, None, False)
+    assert torch.equal(torch.stack([packed >> 4, packed & 15], -1).reshape(64, 512), quantized.values)
+    assert torch.equal(state.absmax.reshape(64, 8), quantized.scales)
 
 
 def test_int8_by_hand():

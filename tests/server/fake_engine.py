@@ -74,7 +74,8 @@ class FakeEngine:
     def accepting(self) -> bool:
         return self._alive
 
-    busy_s = 0.0
+    def watch(self, step_timeout_s: float) -> None:
+        """It never dies."""
 
     def give_up(self) -> None:
         self.stop()

@@ -11,8 +11,9 @@ from fake_engine import FakeEngine, fake_info
 from live_server import PATIENCE_S, LiveServer, eventually, gated_serving, new_engine, serving
 from starlette.exceptions import HTTPException
 
-from ridgeline.core.errors import ConfigError
-from ridgeline.server.clients import Allowance, Keys
+from ridgeline.core.errors import ConfigError, OverloadedError
+from ridgeline.server.clients import Allowance, Client, Keys
+from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.settings import ServerSettings, require_safe_host
 
 KEY_FILE = """
@@ -68,6 +69,34 @@ def test_slots_come_back_whatever_ends_a_request() -> None:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{live.url}/v1/completions", json={"prompt": [1], "n": 2}, timeout=0.3)
         eventually(lambda: service.num_slots == service.num_queued_tokens == 0)
+
+
+def test_a_flood_never_takes_the_last_slots() -> None:
+    """Sixteen slots are one client's at most; another finds one of the two beyond them, and a third one where the first
+    leaves room."""
+
+    def taken(client: int, num_outputs: int) -> int:
+        """How many of so many requests get a slot."""
+        count = 0
+        for _ in range(num_outputs):
+            note = RequestNote("id", client=Client(client))
+            try:
+                service.reserve(note, 1)
+            except OverloadedError:
+                service.release(note)
+                continue
+            notes.append(note)
+            count += 1
+        return count
+
+    notes: list[RequestNote] = []
+    service = Service(FakeEngine(fake_info(max_num_seqs=4)), None, ServerSettings(max_queued_requests=12))
+    service.engine.start()
+    assert [taken(1, 40), taken(2, 9), taken(1, 1), taken(3, 9), taken(2, 9)] == [16, 1, 0, 0, 0]
+    for note in notes:
+        service.release(note)
+    assert service.num_slots == 0 and not service._slots_of
+    assert [taken(client, 5) for client in range(4)] == [5, 5, 5, 2]
 
 
 def test_tokens_of_prompts_have_a_cap_that_one_long_prompt_may_exceed() -> None:

@@ -130,3 +130,8 @@ def test_hunyuan_large_has_389_billion_parameters_and_half_the_keys_and_values()
     program = lower(spec, 1024)
     assert 388e9 < program.num_parameters < 390e9
     assert sum(state.bytes_per_token(2) for state in program.states) == 64 * 2 * 8 * 80 * 2 // 2
+
+
+def test_an_alpha_for_heads_too_small_for_it_is_refused():
+    with pytest.raises(ConfigError, match=r"rope_scaling.alpha needs heads of more than 2 entries, got 2"):
+        families.read_spec(HUNYUAN_LARGE | {"hidden_size": 160})

@@ -84,15 +84,15 @@ def check_bits(folder, expected, form=None):
     return stored.formats["layers.1.ffn.down.weight"]
 
 
-def check_logits(folder, *, stays):
+def check_logits(folder, *, stays, inputs="int16"):
     """Native and reference backend agree on tokens and log-probabilities; `stays`: native multiplies what is stored.
 
     16-bit inputs lose next to nothing.
     """
     completions, choices = {}, {}
     for backend in ("native", "reference"):
-        inputs = "int16" if stays else "auto"
-        llm = LLM(str(folder), backend=backend, dtype="float32", quantize_inputs=inputs, num_threads=1)
+        bits = inputs if stays else "auto"
+        llm = LLM(str(folder), backend=backend, dtype="float32", quantize_inputs=bits, num_threads=1)
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
         completions[backend] = llm.generate([[1, 5, 9, 20]], params, use_tqdm=False)[0].outputs[0]
         choices[backend] = llm.engine.info.choices["quantize"]

@@ -103,10 +103,13 @@ DECODED = [
     (PACKED, {"num_bits": 4, **GROUPED}, "float16 cannot hold its scales"),
     (PACKED, {"num_bits": 8, **GROUPED, "symmetric": False}, "8 bits with zero points"),
     (INT, {"num_bits": 8, "strategy": "channel", "symmetric": False}, "8 bits with zero points"),
-    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "tensor"}, "e4m3"),
-    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "channel", "dtype": torch.bfloat16}, "e4m3"),
-    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 96]}, "e4m3"),
-    (MXFP8, {"num_bits": 8, "type": "float", **GROUPED, "scale_dtype": torch.uint8}, "e4m3"),
+    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 40]}, "groups of 40 inputs"),
+]
+FP8 = [
+    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "channel", "dtype": torch.bfloat16}),
+    (FLOAT, {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 96]}),
+    (MXFP8, {"num_bits": 8, "type": "float", **GROUPED, "scale_dtype": torch.uint8}),
 ]
 FP4 = [
     (NVFP4, {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
@@ -119,6 +122,25 @@ def test_integers_stay(tmp_path, form, args):
     check_bits(tmp_path, compressed(tmp_path, form, **args))
     pytest.importorskip("ridgeline._native", reason="the native module is not built")
     check_logits(tmp_path, stays=True)
+
+
+@pytest.mark.parametrize(("form", "args"), FP8, ids=str)
+def test_eight_bit_floats_stay(tmp_path, form, args):
+    check_bits(tmp_path, compressed(tmp_path, form, **args))
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    check_logits(tmp_path, stays=True, inputs="auto")
+
+
+def test_eight_bit_floats_that_are_no_numbers(tmp_path):
+    compressed(tmp_path, *FP8[0][:1], **FP8[0][1])
+    pytest.importorskip("ridgeline._native", reason="the native module is not built")
+    change(
+        tmp_path,
+        f"{EXAMPLE}.weight",
+        lambda x: np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x.astype(np.float32)).astype(x.dtype),
+    )
+    with pytest.raises(ModelLoadError, match=r"has a NaN, which no kernel holds"):
+        LLM(str(tmp_path), backend="native", dtype="float32", num_threads=1)
 
 
 @pytest.mark.parametrize(("form", "args", "why"), DECODED, ids=str)

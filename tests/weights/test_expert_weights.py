@@ -196,19 +196,24 @@ def test_mxfp4_is_multiplied_as_it_is(tmp_path, inputs):
 
 
 def test_mxfp4_extremes(tmp_path):
-    """The least scale is exact in float32 and the largest is not a number, as the format has it."""
+    """The least scale is exact in float32; the largest is not a number, as the format has it, and refused."""
     quantized(tmp_path)
 
     def extreme(tensors):
         tensors[f"{EXPERT}.down_proj_blocks"][:] = 0x71  # 0.5 and 6
-        scales = tensors[f"{EXPERT}.down_proj_scales"]
-        scales[:], scales[0, 0, 0] = 0, 255
+        tensors[f"{EXPERT}.down_proj_scales"][:] = 0
+        return tensors
+
+    def no_number(tensors):
+        tensors[f"{EXPERT}.down_proj_scales"][0, 0, 0] = 255
         return tensors
 
     rewrite(tmp_path, extreme)
     down = load(tmp_path, GPT_OSS)["layers.0.ffn.down.weight"]
-    assert down[0, 0].isnan().all()
     assert down[1, 0, :2].tolist() == [0.5 * 2.0**-127, 6 * 2.0**-127]
+    rewrite(tmp_path, no_number)
+    with pytest.raises(ModelLoadError, match=r"down_proj_blocks' has NaN or infinity"):
+        load(tmp_path, GPT_OSS)
 
 
 BLOCKS, SCALES = f"{EXPERT}.down_proj_blocks", f"{EXPERT}.down_proj_scales"

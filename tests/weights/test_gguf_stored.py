@@ -60,7 +60,7 @@ def opened(path):
 
 def kinds(stored, program):
     """The native kinds of the matrices that stay."""
-    return {name: form.kind for name, form in prequantized_formats(stored.formats, program, "int16").items()}
+    return {name: form.kind for name, form in prequantized_formats(stored.formats, program, "int16", "float32").items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,7 +249,7 @@ def test_native_matrices_hold_superblocks_exactly(kind, of_superblocks):
     path = of_superblocks(kind)
     _, _, program, stored = opened(path)
     assert set(kinds(stored, program).values()) == {SUPER_KINDS[kind]}
-    formats = prequantized_formats(stored.formats, program, "int16")
+    formats = prequantized_formats(stored.formats, program, "int16", "float32")
     weights = NativeWeights(dict, native.best_level(), 1, None, stored)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for source, name in [("ffn_down", "layers.0.ffn.down.weight"), ("attn_v", "layers.1.attn.v.weight")]:

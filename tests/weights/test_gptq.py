@@ -113,7 +113,7 @@ def test_one_order_of_inputs_serves_what_runs_as_one_matrix(tmp_path):
     check_logits(tmp_path, stays=True)
     spec, program = described(PHI3)
     stored = prequantized(ModelFolder.open(tmp_path), spec, program)
-    formats = prequantized_formats(stored.formats, program, "int16")
+    formats = prequantized_formats(stored.formats, program, "int16", "float32")
     names = [f"layers.1.attn.{letter}.weight" for letter in "qkv"]
     assert len({formats[name] for name in names}) == 1 and formats[names[0]].order
     from ridgeline.backends.native.weights import NativeWeights

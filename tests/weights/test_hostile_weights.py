@@ -13,6 +13,7 @@ from torch_weights import load_weights, save_weights
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import families
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.renames import expand
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00002.safetensors"
@@ -241,10 +242,13 @@ def test_one_file_of_any_name(tmp_path):
     assert not loads_or_refuses(tmp_path)
 
 
-def test_nan_weights_load(tmp_path):
-    """Whether a logit is finite is decided where it is computed, not here."""
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", ["final_norm.weight", "layers.1.attn.q.weight", "embed.weight"])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path, name, value):
     spec = families.read_spec(LLAMA)
     weights = write(tmp_path, LLAMA)
-    weights["final_norm.weight"][0] = float("nan")
+    weights[name].view(-1)[-1] = float(value)
     save_weights(tmp_path, spec, weights, torch.float32)
-    assert open_and_load(tmp_path)[0]["final_norm.weight"].isnan().any()
+    stored = next(rename.source for rename in expand(families.renames(spec), spec) if rename.targets == (name,))
+    with pytest.raises(ModelLoadError, match=f"{stored}' has NaN or infinity"):
+        open_and_load(tmp_path)

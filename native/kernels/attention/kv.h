@@ -128,13 +128,18 @@ RL_INLINE void encode(const float* x, float scale, uint32_t (&bits)[kGroup]) {
 // Entries along the steps: whole words, one a step.
 template <int64_t element_bytes>
 RL_INLINE void write_steps(uint8_t* to, const uint32_t (&bits)[kGroup]) {
+  typedef uint16_t Narrow __attribute__((vector_size(2 * kLanes)));
+  alignas(64) uint16_t pairs[kGroup];
+  if constexpr (element_bytes == 2)
+    for (int64_t i = 0; i < kGroup; i += kLanes)
+      store(pairs + i, __builtin_convertvector(load<Words>(bits + i), Narrow));
   constexpr int64_t in_word = 4 / element_bytes;
 #pragma GCC unroll 16
   for (int64_t step = 0; step < kGroup / in_word; step++) {
     const uint32_t* b = bits + step * in_word;
-    const uint32_t word = in_word == 1   ? b[0]
-                          : in_word == 2 ? b[0] | b[1] << 16
-                                         : b[0] | b[2] << 8 | b[1] << 16 | b[3] << 24;
+    uint32_t word;
+    if constexpr (in_word == 2) __builtin_memcpy(&word, pairs + 2 * step, 4);
+    else word = in_word == 1 ? b[0] : b[0] | b[2] << 8 | b[1] << 16 | b[3] << 24;
     __builtin_memcpy(to + step * kStepBytes, &word, 4);
   }
 }
@@ -151,9 +156,10 @@ RL_INLINE void write_lanes(uint8_t* to, int64_t first_bit, const uint32_t (&bits
 
 // Entries past `width`, up to a multiple of 16, are written as zeros.
 template <KvKind kind>
-RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, const TokenEntries& entries, int64_t token,
+RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, TokenEntries entries, int64_t token,
                              const float* x, int64_t width) {
   constexpr int64_t element_bytes = kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1;
+  entries.element_bytes = element_bytes;  // known when compiled: nothing is divided for an offset
   float scale = 0;
   if constexpr (kind == KvKind::int8) {
     scale = int8_scale(x, width);

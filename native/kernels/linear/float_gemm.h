@@ -24,9 +24,11 @@ inline constexpr int kMaxRows = 1;
 inline constexpr int kRowsFromMemory = kLanes == 16 ? 4 : 1000;
 
 // How a step's words of weights and of one row's inputs enter a sum. `kPasses` words of inputs belong to a step.
+// `kScaled`: sums of a group of inputs are multiplied by scales, and these products are summed in the groups' order.
 // `kFromMemory`: products read their word of inputs from memory, which saves Intel's cores instructions that they lack
 // (Zen 4 loses 2 to 4 %, so that what runs there by default does not).
 struct Float32 {
+  static constexpr bool kScaled = false;
   static constexpr int kPasses = 1;
   static constexpr bool kFromMemory = false;
   template <int Pass>
@@ -38,6 +40,7 @@ struct Float32 {
 
 #if defined(__AVX512BF16__)
 struct Bfloat16Pairs {
+  static constexpr bool kScaled = false;
   static constexpr int kPasses = 1;
   static constexpr bool kFromMemory = false;
   template <int Pass>
@@ -50,6 +53,7 @@ struct Bfloat16Pairs {
 
 // The inputs, rounded to bfloat16, are float32.
 struct Bfloat16Floats {
+  static constexpr bool kScaled = false;
   static constexpr int kPasses = 2;
   static constexpr bool kFromMemory = true;
   template <int Pass>
@@ -60,6 +64,26 @@ struct Bfloat16Floats {
   RL_INLINE Floats dot_from(Floats acc, const uint8_t* x, Floats w) { return fma_broadcast(acc, w, x); }
 };
 
+#if defined(__AVX512BF16__)
+struct Fp8Pairs : Bfloat16Pairs {
+  static constexpr bool kScaled = true;
+  static constexpr int kPasses = 2;
+  template <int Pass>
+  RL_INLINE Ints weights(Ints words) {
+    return e4m3_pairs(Pass == 0 ? words : (Ints)((UShorts)words >> 8));
+  }
+};
+#endif
+
+struct Fp8Floats : Bfloat16Floats {
+  static constexpr bool kScaled = true;
+  static constexpr int kPasses = 4;
+  template <int Pass>
+  RL_INLINE Floats weights(Ints words) {
+    return e4m3_floats<Pass>(words);
+  }
+};
+
 // A block's panels and its rows of inputs.
 struct Operands {
   const uint8_t* panels;
@@ -67,6 +91,7 @@ struct Operands {
   const uint8_t* rows;
   int64_t stride;
   int64_t steps;
+  int64_t group_steps;  // of which one group has this many
 };
 
 // Weights to come, asked of memory at `pace` bytes a step while a block computes. A pace of 0 asks for nothing new.
@@ -121,7 +146,7 @@ struct Block {
   Floats sums[Panels][Rows][kParts] = {};
 };
 
-// Adds the products of one step, or of one of its two passes.
+// Adds the products of one step, or of one of its passes.
 template <class Dot, int Pass, int Rows, int Panels>
 RL_INLINE void add_pass(Block<Rows, Panels>& block, const uint8_t* words, int64_t panel_bytes,
                         const RowPointers<Rows>& x, int64_t offset) {
@@ -163,12 +188,35 @@ RL_INLINE void add_steps(Block<Rows, Panels>& block, const uint8_t*& words, int6
 #pragma GCC unroll 4
   for (int i = 0; i < Steps; i++) {
     stream.fetch<Panels>(panel_bytes);
-    add_pass<Dot, 0>(block, words + i * kStepBytes, panel_bytes, x, i * 4 * Dot::kPasses);
-    if constexpr (Dot::kPasses == 2) add_pass<Dot, 1>(block, words + i * kStepBytes, panel_bytes, x, i * 8 + 4);
+    const uint8_t* at = words + i * kStepBytes;
+    constexpr int bytes = 4 * Dot::kPasses;
+    add_pass<Dot, 0>(block, at, panel_bytes, x, i * bytes);
+    if constexpr (Dot::kPasses >= 2) add_pass<Dot, 1>(block, at, panel_bytes, x, i * bytes + 4);
+    if constexpr (Dot::kPasses == 4) {
+      add_pass<Dot, 2>(block, at, panel_bytes, x, i * bytes + 8);
+      add_pass<Dot, 3>(block, at, panel_bytes, x, i * bytes + 12);
+    }
   }
   words += Steps * kStepBytes;
 #pragma GCC unroll 4
   for (int i = 0; i < RowPointers<Rows>::kPointers; i++) x.at[i] += Steps * 4 * Dot::kPasses;
+}
+
+// Sends a block's sums to `sums`, [panels][rows][32], or with scales, which lie at `scales`, adds them there.
+template <bool Scaled, int Rows, int Panels>
+RL_INLINE void store_sums(const Block<Rows, Panels>& block, const uint8_t* scales, int64_t panel_bytes, float* sums) {
+#pragma GCC unroll 4
+  for (int p = 0; p < Panels; p++)
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < kParts; v++) {
+        float* to = sums + (p * Rows + r) * kPanel + v * kLanes;
+        if constexpr (Scaled)
+          store(to, load<Floats>(to) + block.sums[p][r][v] * load<Floats>(scales + p * panel_bytes + v * kVectorBytes));
+        else
+          store(to, block.sums[p][r][v]);
+      }
 }
 
 // Rows x panels of sums to `sums`, [panels][rows][32].
@@ -179,17 +227,25 @@ static void sum_block(const Operands& operands, Stream& stream, float* sums) {
   RowPointers<Rows> x = RowPointers<Rows>::from(operands);
   const uint8_t* words = operands.panels;
   const int64_t panel_bytes = operands.panel_bytes;
-  for (int64_t rounds = operands.steps / kUnroll; rounds > 0; rounds--)
-    add_steps<Dot, kUnroll>(block, words, panel_bytes, x, ahead);
-  for (int64_t rest = operands.steps % kUnroll; rest > 0; rest--)
-    add_steps<Dot, 1>(block, words, panel_bytes, x, ahead);
+  const auto add = [&](int64_t steps) __attribute__((always_inline)) {
+    for (int64_t rounds = steps / kUnroll; rounds > 0; rounds--)
+      add_steps<Dot, kUnroll>(block, words, panel_bytes, x, ahead);
+    for (int64_t rest = steps % kUnroll; rest > 0; rest--) add_steps<Dot, 1>(block, words, panel_bytes, x, ahead);
+  };
+  if constexpr (Dot::kScaled) {
+    __builtin_memset(sums, 0, sizeof(float) * Panels * Rows * kPanel);
+    for (int64_t left = operands.steps; left > 0; left -= operands.group_steps) {
+      add(left < operands.group_steps ? left : operands.group_steps);
+      store_sums<true>(block, words, panel_bytes, sums);
+      block = {};
+      words += kStepBytes;
+      if (ahead.pace) ahead.next += kStepBytes;
+    }
+  } else {
+    add(operands.steps);
+    store_sums<false>(block, nullptr, panel_bytes, sums);
+  }
   stream.next = ahead.next;
-#pragma GCC unroll 4
-  for (int p = 0; p < Panels; p++)
-#pragma GCC unroll 12
-    for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < kParts; v++) store(sums + (p * Rows + r) * kPanel + v * kLanes, block.sums[p][r][v]);
 }
 
 // Rows of one panel's sums, [num_rows][32], through the epilogue; the first of them is row `row`.
@@ -232,6 +288,7 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
                             const Epilogue& epilogue) {
   const int64_t num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
   const int64_t stride = input_stride(matrix), steps = num_steps(matrix.kind, matrix.inputs);
+  const int64_t each = group_steps(matrix.kind, matrix.inputs, matrix.group);
   const bool cached = matrix.num_panels * matrix.panel_bytes <= kCachedBytes;
   const int64_t chosen = num_rows <= kChosenPanelsRows ? matrix.tuning.panels : 1;
   const int64_t together = cached && num_blocks == 1 ? panels_at_once(num_rows) : chosen;
@@ -246,7 +303,7 @@ static void multiply_blocks(const Matrix& matrix, const uint8_t* input, int64_t 
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t first = num_rows * b / num_blocks, rows = num_rows * (b + 1) / num_blocks - first;
       for (int64_t p = 0; p < panels; p++) prefetch_results(epilogue, first, rows, panel + p);
-      const Operands operands{words, matrix.panel_bytes, input + first * stride, stride, steps};
+      const Operands operands{words, matrix.panel_bytes, input + first * stride, stride, steps, each};
       block_of<Dot>(rows, panels)(operands, stream, sums);
       for (int64_t p = 0; p < panels; p++) finish_rows(epilogue, sums + p * rows * kPanel, first, rows, panel + p);
     }

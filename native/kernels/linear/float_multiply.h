@@ -1,4 +1,4 @@
-// Matrix products with float32 and bfloat16 weights: which kernel takes which.
+// Matrix products with float32, bfloat16 and 8-bit float weights: which kernel takes which.
 #pragma once
 
 #include "kernels/linear/float_gemm.h"
@@ -14,6 +14,12 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
   if (num_rows == 0) return;
   const uint8_t* rows = (const uint8_t*)input;
   if (matrix.kind == WeightKind::f32) return multiply_blocks<Float32>(matrix, rows, num_rows, begin, end, epilogue);
+  if (matrix.kind == WeightKind::e4m3) {
+#if defined(__AVX512BF16__)
+    if (in_pairs(matrix)) return multiply_blocks<Fp8Pairs>(matrix, rows, num_rows, begin, end, epilogue);
+#endif
+    return multiply_blocks<Fp8Floats>(matrix, rows, num_rows, begin, end, epilogue);
+  }
 #if RIDGELINE_TILES
   if (num_rows >= kMinTileBatch && !exact_batch && in_pairs(matrix))
     return multiply_tiles(matrix, rows, num_rows, begin, end, epilogue);

@@ -1,9 +1,11 @@
 // How float32 and bfloat16 weights and inputs lie in memory.
 //
-// A product advances by steps. A step holds one 32-bit word of each of a panel's 32 outputs, a float32 or the bfloat16
-// of two inputs, so both kinds of panel are [steps][32] words and share their kernels.
+// A product advances by steps. A step holds one 32-bit word of each of a panel's 32 outputs, a float32, the bfloat16 of
+// two inputs or the 8-bit floats of four, so all kinds of panel are [steps][32] words, 8-bit floats with 32 scales after
+// every group of inputs, and share their kernels.
 #pragma once
 
+#include "kernels/linear/float_fp8.h"
 #include "kernels/rows.h"
 #include "kernels/simd.h"
 #include "kernels/types.h"
@@ -21,15 +23,26 @@ inline constexpr bool kPairs = false;
 
 // Whether a matrix is multiplied by products of bfloat16 pairs. Elsewhere the inputs, rounded to bfloat16, are float32.
 RL_INLINE bool in_pairs(const Matrix& matrix) {
-  return kPairs && matrix.kind == WeightKind::bf16 && !matrix.tuning.float32;
+  return kPairs && matrix.input == InputKind::bf16 && !matrix.tuning.float32;
 }
 
 RL_INLINE int64_t num_steps(WeightKind kind, int64_t inputs) {
-  return kind == WeightKind::f32 ? inputs : (inputs + kChunk - 1) / kChunk * (kChunk / 2);
+  const int64_t padded = (inputs + kChunk - 1) / kChunk * kChunk;
+  return kind == WeightKind::f32 ? inputs : kind == WeightKind::bf16 ? padded / 2 : padded / 4;
 }
 
-static inline int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t, bool) {
-  return num_steps(kind, inputs) * kStepBytes;
+// Steps of a group; without groups all of a panel.
+RL_INLINE int64_t group_steps(WeightKind kind, int64_t inputs, int32_t group) {
+  return kind == WeightKind::e4m3 && group ? group / 4 : num_steps(kind, inputs);
+}
+
+// Groups with scales.
+RL_INLINE int64_t num_groups(WeightKind kind, int64_t inputs, int32_t group) {
+  return kind != WeightKind::e4m3 ? 0 : group ? (inputs + group - 1) / group : 1;
+}
+
+static inline int64_t panel_bytes(WeightKind kind, int64_t inputs, int32_t group, bool) {
+  return (num_steps(kind, inputs) + num_groups(kind, inputs, group)) * kStepBytes;
 }
 
 // Steps [begin, end) of one output. `row` is its weights, `row_bytes` of them, or null for zeros.
@@ -43,8 +56,33 @@ RL_INLINE void pack_output(const uint8_t* row, int64_t row_bytes, int64_t begin,
   }
 }
 
-static inline void pack(const Matrix& matrix, const void* rows, const float*, const uint8_t*, const int64_t* order,
-                        int64_t begin, int64_t end) {
+// One output of 8-bit floats; null values are zeros.
+static inline void pack_e4m3(const Matrix& matrix, const uint8_t* values, const float* scales, uint8_t* to) {
+  const int64_t each = group_steps(matrix.kind, matrix.inputs, matrix.group);
+  for (int64_t step = 0; step < num_steps(matrix.kind, matrix.inputs); step++) {
+    uint8_t word[4] = {};
+    for (int64_t i = 0; i < 4; i++)
+      if (values && 4 * step + i < matrix.inputs) word[kByteOf[i]] = values[4 * step + i];
+    __builtin_memcpy(to + (step + step / each) * kStepBytes, word, 4);
+  }
+  for (int64_t g = 0; g < num_groups(matrix.kind, matrix.inputs, matrix.group); g++) {
+    const int64_t steps = num_steps(matrix.kind, matrix.inputs), end = (g + 1) * each < steps ? (g + 1) * each : steps;
+    const float scale = values ? scales[g] : 0.0f;
+    __builtin_memcpy(to + (end + g) * kStepBytes, &scale, 4);
+  }
+}
+
+static inline void pack(const Matrix& matrix, const void* rows, const float* scales, const uint8_t*,
+                        const int64_t* order, int64_t begin, int64_t end) {
+  if (matrix.kind == WeightKind::e4m3) {
+    const int64_t groups = num_groups(matrix.kind, matrix.inputs, matrix.group);
+    for (int64_t n = begin * kPanel; n < end * kPanel; n++) {
+      uint8_t* to = const_cast<uint8_t*>(matrix.data) + n / kPanel * matrix.panel_bytes + n % kPanel * 4;
+      const int64_t row = order[n];
+      pack_e4m3(matrix, row < 0 ? nullptr : (const uint8_t*)rows + row * matrix.inputs, scales + row * groups, to);
+    }
+    return;
+  }
   const int64_t steps = num_steps(matrix.kind, matrix.inputs);
   const int64_t row_bytes = matrix.inputs * (matrix.kind == WeightKind::f32 ? 4 : 2);
   constexpr int64_t kBlock = 16;  // steps: a cache line of every row, and 2 KiB of the panel
@@ -61,6 +99,15 @@ static inline void pack(const Matrix& matrix, const void* rows, const float*, co
 
 static inline void unpack_output(const Matrix& matrix, int64_t output, float* to) {
   const uint8_t* words = matrix.data + output / kPanel * matrix.panel_bytes + output % kPanel * 4;
+  if (matrix.kind == WeightKind::e4m3) {
+    const int64_t steps = num_steps(matrix.kind, matrix.inputs);
+    const int64_t each = group_steps(matrix.kind, matrix.inputs, matrix.group);
+    for (int64_t k = 0; k < matrix.inputs; k++) {
+      const int64_t g = k / 4 / each, end = (g + 1) * each < steps ? (g + 1) * each : steps;
+      to[k] = e4m3(words[(k / 4 + g) * kStepBytes + kByteOf[k % 4]]) * load<float>(words + (end + g) * kStepBytes);
+    }
+    return;
+  }
   for (int64_t k = 0; k < matrix.inputs; k++) {
     uint16_t half;
     if (matrix.kind == WeightKind::f32) {
@@ -89,7 +136,7 @@ RL_INLINE void round_to_bf16(float (&x)[kChunk]) {
 static inline void prepare_input(const Matrix& matrix, const Norm& norm, const float* x, int64_t stride,
                                  const int64_t* index, int64_t begin, int64_t end, int64_t, void* input) {
   const int64_t inputs = matrix.inputs, to_stride = input_stride(matrix);
-  const bool bf16 = matrix.kind == WeightKind::bf16, pairs = in_pairs(matrix);
+  const bool bf16 = matrix.input == InputKind::bf16, pairs = in_pairs(matrix);
   for (int64_t r = begin; r < end; r++) {
     const float* from = x + (index ? index[r] : r) * stride;
     uint8_t* to = (uint8_t*)input + r * to_stride;

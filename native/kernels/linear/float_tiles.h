@@ -60,7 +60,7 @@ static inline void multiply_tiles(const Matrix& matrix, const uint8_t* input, in
     for (int64_t b = 0; b < num_blocks; b++) {
       const int64_t done = b * rows, first = done + rows <= num_rows ? done : num_rows - rows;
       prefetch_results(epilogue, done, first + rows - done, panel);
-      sum_tiles({words, matrix.panel_bytes, input + first * stride, stride, steps}, rows, next, lines, sums);
+      sum_tiles({words, matrix.panel_bytes, input + first * stride, stride, steps, steps}, rows, next, lines, sums);
       finish_rows(epilogue, sums + (done - first) * kPanel, done, first + rows - done, panel);
     }
   }

@@ -47,7 +47,9 @@ RL_INLINE GroupVector group_vector(const PanelLayout& layout, const uint8_t* pan
     if constexpr (has_minima(kind))
       v.minimum = to_floats(load_signed_bytes(own + layout.minima + lane)) * load_half(halves + kPanel * 2);
   } else {
-    if constexpr (scales_by_group(kind)) v.scale = load_half(own + layout.scales + lane * 2);
+    if constexpr (is_table(kind)) v.scale = load<Floats>(own + layout.scales + lane * 4);
+    else if constexpr (scales_by_group(kind)) v.scale = load_half(own + layout.scales + lane * 2);
+    if constexpr (kind == WeightKind::nf4_high) v.scale *= (float)kPlane;
     if constexpr (has_minima(kind)) v.minimum = load_half(own + layout.minima + lane * 2);
   }
   if constexpr (zero_points) v.zero = load_bytes(panel + group * kPanel + lane);
@@ -109,6 +111,8 @@ RL_INLINE void expand(Ints x, Ints (&w)[kDots<kind, bytes>]) {
       w[2] = (Ints)((UShorts)low >> 8);
       w[3] = (Ints)((UShorts)high >> 8);
     }
+  } else if constexpr (is_table(kind)) {
+    table_factors<kind>(x, w);
   } else if constexpr (bytes) {
     w[0] = x & 0x0f0f0f0f;
     w[1] = (Ints)((UShorts)x >> 4) & 0x0f0f0f0f;
@@ -323,11 +327,12 @@ inline constexpr int64_t kTurnRows = 64;  // that take turns at a group: their t
 template <WeightKind kind, bool bytes, bool zero_points>
 static void multiply_vectors(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                              const Epilogue& epilogue) {
+  constexpr bool planes = kind == WeightKind::nf4_high;  // whose low plane takes its turn at every group after it
   const PanelLayout layout = panel_layout(matrix);
   const InputLayout inputs = input_layout(matrix, layout, num_rows);
   const int64_t size = inputs.block_rows, turn_rows = kTurnRows / size * size;
   // More rows are bound by products, not by memory: a group's end, and beginning the next one, weigh more than overlap.
-  const bool turns = matrix.tuning.turns && num_rows <= kTurnRows;
+  const bool turns = planes || (matrix.tuning.turns && num_rows <= kTurnRows);
   alignas(64) float totals[kTurnRows * kPanel];
   for (int64_t p = begin; p < end; p++) {
     const uint8_t* panel = matrix.data + p * matrix.panel_bytes;
@@ -336,7 +341,7 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
     for (int64_t first = 0; first < num_rows; first += turn_rows) {
       const int64_t rows = num_rows - first < turn_rows ? num_rows - first : turn_rows;
       const int64_t blocks = (rows + size - 1) / size;
-      const int64_t groups = blocks == 1 || !turns ? layout.groups : 1;
+      const int64_t groups = (blocks == 1 && !planes) || !turns ? layout.groups : 1;
       __builtin_memset(totals, 0, (size_t)(rows * kPanel) * sizeof(float));
       for (int64_t g = 0; g < layout.groups; g += groups)
         for (int64_t b = 0; b < blocks; b++) {
@@ -345,6 +350,9 @@ static void multiply_vectors(const Matrix& matrix, const void* input, int64_t nu
           multiply_rows<kind, bytes, zero_points>(layout, block, panel, g, g + groups,
                                                   prefetch_of<kind>(matrix.tuning, layout, turns, b, blocks),
                                                   matrix.tuning.from_memory, totals + b * size * kPanel);
+          if constexpr (planes)
+            multiply_rows<WeightKind::nf4_low, bytes, zero_points>(layout, block, panel, g, g + groups, {0, 0, 0},
+                                                                   matrix.tuning.from_memory, totals + b * size * kPanel);
         }
       finish_rows(matrix, layout, epilogue, totals, first, rows, p);
     }

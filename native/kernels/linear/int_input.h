@@ -14,15 +14,19 @@
 namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
 // Whether products of bytes are instructions. Where not, 8-bit inputs are held, and multiplied, as 16-bit ones: but for
-// those of int4 weights at AVX2 (`byte_pairs`), whose products with int4 alone fit what its instruction sums two of.
+// those of int4 weights at AVX2, whose products with int4 alone fit what its instruction sums two of. Tables are of 16 bits.
 #if defined(__AVX512VNNI__)
 inline constexpr bool kByteDots = true;
 #else
 inline constexpr bool kByteDots = false;
 #endif
+RL_INLINE constexpr bool multiplies_bytes(WeightKind kind) {
 #if RIDGELINE_BYTE_PAIRS
-RL_INLINE constexpr bool byte_pairs(WeightKind kind) { return is_int4(kind); }
+  return is_int4(kind) && !is_table(kind);
+#else
+  return kByteDots && !is_table(kind);
 #endif
+}
 
 // Rows that one pass over a panel serves, if the tuning does not say it: at most as many as have sums in registers.
 #if defined(__AVX512F__)
@@ -35,9 +39,9 @@ inline constexpr int kBlockRows = 4, kMaxBlockRows = 4;
 
 #if RIDGELINE_TILES
 inline constexpr int64_t kMinTiledRows = 5;
-RL_INLINE bool in_tiles(int64_t num_rows) { return num_rows >= kMinTiledRows; }
+RL_INLINE bool in_tiles(WeightKind kind, int64_t num_rows) { return num_rows >= kMinTiledRows && !is_table(kind); }
 #else
-RL_INLINE bool in_tiles(int64_t) { return false; }
+RL_INLINE bool in_tiles(WeightKind, int64_t) { return false; }
 #endif
 
 // Rows come in blocks of `block_rows`, the last one smaller, and a block as [units][its rows][unit_bytes]: a unit is
@@ -61,13 +65,10 @@ RL_INLINE int64_t block_rows_of(const Tuning& tuning) {
 
 static inline InputLayout input_layout(const Matrix& matrix, const PanelLayout& panel, int64_t num_rows) {
   InputLayout layout{};
-  const bool tiled = in_tiles(num_rows), int16 = matrix.input == InputKind::int16;
+  const bool tiled = in_tiles(matrix.kind, num_rows), int16 = matrix.input == InputKind::int16;
   const int64_t most = tiled ? 16 : block_rows_of(matrix.tuning), blocks = (num_rows + most - 1) / most;
   layout.block_rows = (num_rows + blocks - 1) / blocks;
-  layout.bytes = tiled || (kByteDots && !int16);
-#if RIDGELINE_BYTE_PAIRS
-  layout.bytes = byte_pairs(matrix.kind) && !int16;
-#endif
+  layout.bytes = tiled || (multiplies_bytes(matrix.kind) && !int16);
   layout.planes = tiled && int16 ? 2 : 1;
   layout.unit_inputs = !tiled ? step_inputs(matrix.kind)
                        : panel.group % 64 == 0 ? 64
@@ -233,9 +234,11 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
   const float limit = matrix.input == InputKind::int16 ? 32767.0f : 127.0f;
   const int32_t zero = has_minima(matrix.kind)           ? -1
                        : is_fp4(matrix.kind)             ? kE2m1Zero
+                       : is_table(matrix.kind)           ? 0
                        : matrix.kind != WeightKind::int4 ? 128
                        : matrix.has_zero_points          ? 1
                                                          : 8;
+  const float unit = is_table(matrix.kind) ? table_unit(matrix.kind, matrix.input) : is_fp4(matrix.kind) ? 2.0f : 1.0f;
   float mean = 0.0f, factor = 1.0f;
   if (norm.kind == NormKind::layer) mean = row_sum(x, width) / (float)width;
   if (norm.kind != NormKind::none)
@@ -256,7 +259,7 @@ static inline void prepare_row(const Matrix& matrix, const Norm& norm, const Pan
     const Quantized quantized = quantize(as_it_is ? x + first : values, padded, limit, q);
     store_group(matrix, layout, q, padded, to + first / layout.unit_inputs * stride, stride);
     const int64_t at = g * block.rows + row - block.first;
-    const_cast<float*>(block.scales)[at] = is_fp4(matrix.kind) ? quantized.scale / 2 : quantized.scale;
+    const_cast<float*>(block.scales)[at] = quantized.scale / unit;
     const_cast<int32_t*>(block.corrections)[at] = -zero * quantized.sum;
   }
 }

@@ -20,7 +20,7 @@ inline constexpr int64_t kScratchBytes = 0;
 template <WeightKind kind, bool bytes, bool zero_points>
 static void multiply_in_vectors(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                                 const Epilogue& epilogue) {
-  if constexpr (kSeveralPanels)
+  if constexpr (kSeveralPanels && kind != WeightKind::nf4_high)
     if (num_rows <= kSeveralPanelsRows && matrix.tuning.panels > 1)
       begin = multiply_several<kind, bytes, zero_points>(matrix, input, num_rows, begin, end, epilogue);
   multiply_vectors<kind, bytes, zero_points>(matrix, input, num_rows, begin, end, epilogue);
@@ -30,21 +30,16 @@ template <WeightKind kind, bool zero_points>
 static inline void multiply_kind(const Matrix& matrix, const void* input, int64_t num_rows, int64_t begin, int64_t end,
                                  const Epilogue& epilogue, [[maybe_unused]] void* scratch) {
 #if RIDGELINE_TILES
-  if (in_tiles(num_rows)) {
-    const auto tiles = matrix.input == InputKind::int16 ? multiply_tiles<kind, zero_points, true>
-                                                        : multiply_tiles<kind, zero_points, false>;
-    return tiles(matrix, input, num_rows, begin, end, epilogue, scratch);
-  }
+  if constexpr (!is_table(kind))
+    if (in_tiles(kind, num_rows)) {
+      const auto tiles = matrix.input == InputKind::int16 ? multiply_tiles<kind, zero_points, true>
+                                                          : multiply_tiles<kind, zero_points, false>;
+      return tiles(matrix, input, num_rows, begin, end, epilogue, scratch);
+    }
 #endif
-#if RIDGELINE_BYTE_PAIRS
-  const bool bytes = byte_pairs(kind) && matrix.input == InputKind::int8;
-  const auto vectors =
-      bytes ? multiply_in_vectors<kind, byte_pairs(kind), zero_points> : multiply_in_vectors<kind, false, zero_points>;
-#else
-  const bool bytes = kByteDots && matrix.input == InputKind::int8;
-  const auto vectors =
-      bytes ? multiply_in_vectors<kind, kByteDots, zero_points> : multiply_in_vectors<kind, false, zero_points>;
-#endif
+  constexpr bool can = multiplies_bytes(kind);
+  const auto vectors = can && matrix.input == InputKind::int8 ? multiply_in_vectors<kind, can, zero_points>
+                                                              : multiply_in_vectors<kind, false, zero_points>;
   vectors(matrix, input, num_rows, begin, end, epilogue);
 }
 
@@ -62,6 +57,10 @@ static inline void multiply(const Matrix& matrix, const void* input, int64_t num
                           ? multiply_kind<WeightKind::int4_super_minima, false>
                       : matrix.kind == WeightKind::mxfp4       ? multiply_kind<WeightKind::mxfp4, false>
                       : matrix.kind == WeightKind::nvfp4       ? multiply_kind<WeightKind::nvfp4, false>
+                      : matrix.kind == WeightKind::fp4         ? multiply_kind<WeightKind::fp4, false>
+                      : matrix.kind == WeightKind::nf4 && matrix.input == InputKind::int8
+                          ? multiply_kind<WeightKind::nf4, false>
+                      : matrix.kind == WeightKind::nf4         ? multiply_kind<WeightKind::nf4_high, false>
                       : matrix.has_zero_points                 ? multiply_kind<WeightKind::int4, true>
                                                                : multiply_kind<WeightKind::int4, false>;
   kernel(matrix, input, num_rows, begin, end, epilogue, scratch);

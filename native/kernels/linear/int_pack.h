@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/linear/int_fp4.h"
+#include "kernels/linear/int_table.h"
 #include "kernels/simd.h"
 #include "kernels/types.h"
 
@@ -12,7 +13,7 @@ inline constexpr int64_t kStepBytes = 4 * kPanel;
 
 RL_INLINE constexpr bool is_int4(WeightKind kind) {
   return kind == WeightKind::int4 || kind == WeightKind::int4_minima || kind == WeightKind::int4_super_minima ||
-         is_fp4(kind);
+         is_fp4(kind) || is_table(kind);
 }
 
 RL_INLINE constexpr int64_t step_inputs(WeightKind kind) { return is_int4(kind) ? 8 : 4; }
@@ -63,7 +64,8 @@ static inline PanelLayout panel_layout(WeightKind kind, int64_t inputs, int32_t 
     return layout;
   }
   layout.scales = layout.group_bytes;
-  layout.minima = layout.scales + kPanel * (int64_t)(is_super(kind) ? sizeof(int8_t) : sizeof(uint16_t));
+  const size_t scale_bytes = is_super(kind) ? sizeof(int8_t) : is_table(kind) ? sizeof(float) : sizeof(uint16_t);
+  layout.minima = layout.scales + kPanel * (int64_t)scale_bytes;
   layout.group_bytes = has_minima(kind) ? 2 * layout.minima - layout.scales : layout.minima;
   layout.weights = has_zero_points ? round_up(layout.groups * kPanel, 64) : 0;
   if (is_super(kind)) {
@@ -113,6 +115,11 @@ static inline void pack_scales(WeightKind kind, const PanelLayout& layout, const
     return;
   }
   uint8_t* to = panel + layout.weights + g * layout.group_bytes;
+  if (is_table(kind)) {
+    const float scale = source.scale(g);
+    __builtin_memcpy(to + layout.scales + lane * 4, &scale, 4);
+    return;
+  }
   const auto half = [&](int64_t index, uint8_t* at) {
     const uint16_t bits = to_half(source.scale(index));
     __builtin_memcpy(at + lane * 2, &bits, 2);
@@ -141,6 +148,7 @@ static inline float unpack_scale(WeightKind kind, const PanelLayout& layout, con
     return outer < 0.0f ? scale / -outer : scale * outer;
   }
   const uint8_t* at = panel + layout.weights + g * layout.group_bytes + (i == 0 ? layout.scales : layout.minima);
+  if (is_table(kind)) return load<float>(at + lane * 4);
   const uint8_t* halves = is_super(kind) ? panel + (g >> layout.super_shift) * layout.super_bytes + i * kPanel * 2 : at;
   uint16_t bits;
   __builtin_memcpy(&bits, halves + lane * 2, 2);
@@ -164,7 +172,7 @@ static inline void pack_int4(const PanelLayout& layout, const Matrix& matrix, co
                              uint8_t* panel) {
   for (int64_t g = 0; g < layout.groups; g++) {
     uint8_t* to = panel + layout.weights + g * layout.group_bytes;
-    const uint8_t zero = is_fp4(matrix.kind) ? 0 : source.zero(g);
+    const uint8_t zero = is_fp4(matrix.kind) ? 0 : is_table(matrix.kind) ? table_zero(matrix.kind) : source.zero(g);
     for (int64_t k = 0; k < layout.group; k += 8) {
       uint32_t word = 0;
       for (int64_t i = 0; i < 8; i++) {
@@ -218,12 +226,13 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
       to[input(k)] = (float)(panel[k / 4 * kStepBytes + lane * 4 + k % 4] - 128) * scale;
     return;
   }
-  const bool int4 = is_int4(matrix.kind), fp4 = is_fp4(matrix.kind), minima = has_minima(matrix.kind);
+  const bool int4 = is_int4(matrix.kind), minima = has_minima(matrix.kind);
+  const bool codes = is_fp4(matrix.kind) || is_table(matrix.kind);
   for (int64_t g = 0; g < layout.groups; g++) {
     const uint8_t* words = panel + layout.weights + g * layout.group_bytes + lane * 4;
     const float scale = unpack_scale(matrix.kind, layout, panel, g, lane, 0);
     const float minimum = minima ? unpack_scale(matrix.kind, layout, panel, g, lane, 1) : 0.0f;
-    const int32_t zero = minima || fp4 ? 0 : matrix.has_zero_points ? panel[g * kPanel + lane] : int4 ? 8 : 128;
+    const int32_t zero = minima || codes ? 0 : matrix.has_zero_points ? panel[g * kPanel + lane] : int4 ? 8 : 128;
     const int64_t begin = g * layout.group;
     const int64_t count = matrix.inputs - begin < layout.group ? matrix.inputs - begin : layout.group;
     for (int64_t k = 0; k < count; k++) {
@@ -234,7 +243,10 @@ static inline void unpack_output(const Matrix& matrix, int64_t output, float* to
         value = (int32_t)(word >> (k % 8 / 2 * 4 + k % 2 * 16) & 15u);
       }
       // The product is rounded to float before the sum: with a scale of 17 bits it may have 25.
-      volatile float product = (fp4 ? (float)e2m1_twice((uint32_t)value) / 2 : (float)(value - zero)) * scale;
+      const float level = is_table(matrix.kind) ? table_level(matrix.kind, (uint32_t)value)
+                          : is_fp4(matrix.kind) ? (float)e2m1_twice((uint32_t)value) / 2
+                                                : (float)(value - zero);
+      volatile float product = level * scale;
       to[input(begin + k)] = minima ? product + minimum : product;
     }
   }

@@ -1,5 +1,4 @@
-"""A backend makes its offers before anything is built: Backend says what it refuses, BackendPlan what computing would
-take.
+"""A backend makes its offers before anything is built: Backend says what it refuses, BackendPlan what it takes.
 
 A backend is a folder `backends/<name>/` with a module `backend` that has a `BACKEND`; `select.py` finds it there. The
 module is imported on every start: whatever is slow to import waits for `plan` or `open`. Must not import torch.

@@ -1,5 +1,4 @@
-"""Backends on the CPU share this: the memory that this process may still take, its threads, and the choice of a
-dtype.
+"""Share among backends on the CPU: the memory that the process may still take, its threads, the choice of a dtype.
 
 Must not import torch.
 """

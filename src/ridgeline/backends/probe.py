@@ -81,11 +81,9 @@ def this_machine(native: NativeModule, level: str | None = None) -> Machine:
 
 
 def ceilings(native: NativeModule, level: str | None = None, *, again: bool = False) -> Hardware:
-    """Return what was measured on this machine before; measure now the first time, or with `again`.
+    """Return what was measured on this machine before, at ISA level `level`; None: the widest. Measure if nothing was.
 
-    `again` forgets which kernels were chosen, too.
-
-    At ISA level `level`; None: the widest.
+    `again`: measure in any case, and forget which kernels were chosen, too.
     """
     machine = this_machine(native, level)
     cached = None if again else hardware.load(machine)
@@ -165,9 +163,8 @@ class Moment:
         started = time.perf_counter()
         self._module.read_all(self._level, self._pool, self._memory.ctypes.data, self._memory.nbytes)
         bytes_per_s = self._memory.nbytes / (time.perf_counter() - started)
-        ops: dict[InputKind, float] = {
-            kind: self._module.peak(self._level, kind, self._num_threads, MOMENT_S, 1)[0] for kind in INPUT_KINDS
-        }
+        peak = partial(self._module.peak, self._level)
+        ops: dict[InputKind, float] = {kind: peak(kind, self._num_threads, MOMENT_S, 1)[0] for kind in INPUT_KINDS}
         return bytes_per_s, ops
 
 

@@ -52,7 +52,6 @@ def select(model: ModelSource, config: EngineConfig, offered: Sequence[Backend])
             return backend, Choice(backend.name, "as asked" if is_asked else why)
         refused.append(f"no {backend.name} backend: {reason}")
         if is_asked:
-            raise ConfigError(
-                f"the {backend.name} backend cannot be used: {reason}; use --backend auto, or change what prevents it"
-            )
+            advice = "use --backend auto, or change what prevents it"
+            raise ConfigError(f"the {backend.name} backend cannot be used: {reason}; {advice}")
     raise ConfigError("; ".join(refused))

@@ -13,7 +13,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -130,14 +130,7 @@ class StepBatch:
             span_length_S=words.take(num_spans),
             kv_length_S=words.take(num_spans),
             bidirectional_block_S=words.take(num_spans),
-            groups=[
-                GroupStep(
-                    words.take(num_tokens),
-                    words.take(num_spans),
-                    words.take(num_spans * width).reshape(num_spans, width),
-                )
-                for width in widths
-            ],
+            groups=[_group(words, num_tokens, num_spans, width) for width in widths],
             copies_C3=words.take(3 * num_copies).reshape(num_copies, 3),
             sampling=_sampling(words, num_sample_rows, masks),
         )
@@ -167,6 +160,11 @@ class _Words:
         return self._block[begin : self.taken]
 
 
+def _group(words: _Words, num_tokens: int, num_spans: int, width: int) -> GroupStep:
+    slots_T, first_token_S, tables = (words.take(count) for count in (num_tokens, num_spans, num_spans * width))
+    return GroupStep(slots_T, first_token_S, tables.reshape(num_spans, width))
+
+
 def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetadata:
     """Return the sampling parameters of `count` rows; a temperature and a top_k share a word."""
     num_masks, mask_words = masks
@@ -184,8 +182,7 @@ def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetada
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """The values that a step has computed. The logits are good until the executable's next step.
 
     `sampled_token_ids` has one token per row of the batch's `sampling`, -1 where the logits were not finite (NaN or

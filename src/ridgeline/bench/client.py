@@ -20,9 +20,8 @@ from ridgeline.bench.workload import BenchRequest
 from ridgeline.core.errors import ConfigError
 
 MAX_ERROR_CHARS = 200
-KEEPALIVE_S = (
-    2.0  # below the 5 s after which uvicorn drops an idle connection, so no request is sent into a closing one
-)
+# Below the 5 s after which uvicorn drops an idle connection, so no request is sent into a closing one.
+KEEPALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -150,10 +149,8 @@ async def run_load(
     bodies = [endpoint.body(request) for request in scheduled]
     slots = asyncio.Semaphore(load.max_concurrency or len(scheduled))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    async with httpx.AsyncClient(
-        headers=_headers(endpoint.api_key), limits=limits, timeout=timeout, trust_env=False
-    ) as http:
+    headers, timeout = _headers(endpoint.api_key), httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False) as http:
         start = time.monotonic()
 
         async def send(index: int) -> RequestRecord:

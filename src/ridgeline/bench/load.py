@@ -32,8 +32,8 @@ class Load:
     max_concurrency: int | None = option(
         None, "Maximum number of requests in flight. Default: no limit.", low=1, flag="--concurrency"
     )
-    time_limit_s: float = option(3600.0, "Send nothing after this many seconds.", above=0.0)
-    request_timeout_s: float = option(600.0, "Give a request up after this many seconds.", above=0.0)
+    time_limit_s: float = option(3600.0, "Send nothing after this many seconds.", above=0.0, flag="--time-limit-s")
+    request_timeout_s: float = option(600.0, "Seconds that a request may take.", above=0.0, flag="--request-timeout-s")
     seed: int = option(0, "Seed of the random times.", low=0)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ Throughputs divide the counts of successful requests by the duration of the whol
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal, get_args
 
 import numpy as np
@@ -95,9 +96,8 @@ class Results:
     total_throughput_tok_per_s: float
     peak_concurrency: int
     latencies: Latencies
-    send_delay_ms: (
-        Distribution | None
-    )  # sent later than the load asked: waiting for a slot, or a client that is too slow
+    # Sent later than the load asked: waiting for a slot, or a client that is too slow.
+    send_delay_ms: Distribution | None
     goodput: Goodput | None
     errors: dict[str, int]  # the most frequent failures and how often each came
 
@@ -180,12 +180,8 @@ def steady_state(log: RunLog) -> SteadyState | None:
         return None
     sent_inside = [record for record in good if start_s <= record.sent_s < end_s]
     completed = sum(start_s < record.end_s <= end_s for record in good)
-    output_tokens = sum(
-        record.output_tokens
-        * sum(start_s < time_s <= end_s for time_s in record.chunk_times_s)
-        / len(record.chunk_times_s)
-        for record in good
-    )
+    shares = [fmean(start_s < time_s <= end_s for time_s in record.chunk_times_s) for record in good]
+    output_tokens = sum(record.output_tokens * share for record, share in zip(good, shares))
     busy_s = sum(max(0.0, min(record.end_s, end_s) - max(record.sent_s, start_s)) for record in log.records)
     return SteadyState(
         start_s=start_s,
@@ -224,16 +220,9 @@ def _distribution_ms(values_s: Sequence[float]) -> Distribution | None:
     if not values_s:
         return None
     values_ms = np.asarray(values_s, dtype=np.float64) * 1000
-    p50, p90, p99 = np.percentile(values_ms, (50, 90, 99)).tolist()
-    return Distribution(
-        count=len(values_s),
-        mean=float(values_ms.mean()),
-        std=float(values_ms.std()),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        max=float(values_ms.max()),
-    )
+    mean, std = float(values_ms.mean()), float(values_ms.std())
+    p50, p90, p99, most = np.percentile(values_ms, (50, 90, 99, 100)).tolist()
+    return Distribution(count=len(values_s), mean=mean, std=std, p50=p50, p90=p90, p99=p99, max=most)
 
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:

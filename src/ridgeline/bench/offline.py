@@ -61,19 +61,14 @@ class BenchEngine:
         Raises RequestError for a request that this model cannot take.
         """
         intake, salt = self.engine.intake, f"run {next(self._runs)}"
-        return [
-            replace(
-                intake.request(
-                    intake.encode(request.prompt),
-                    SamplingParams(
-                        temperature=temperature, seed=seed, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos
-                    ),
-                ),
-                arrival_s=0.0,
-                salt=salt,
+        made: list[Request] = []
+        for seed, asked in enumerate(workload):
+            params = SamplingParams(
+                temperature=temperature, seed=seed, max_tokens=asked.max_tokens, ignore_eos=asked.ignore_eos
             )
-            for seed, request in enumerate(workload)
-        ]
+            request = intake.request(intake.encode(asked.prompt), params)
+            made.append(replace(request, arrival_s=0.0, salt=salt))
+        return made
 
     def run(self, requests: Sequence[Request]) -> OfflineRun:
         """Run all requests, which are in the queue from the start."""
@@ -172,9 +167,8 @@ def measure_latency(
         points.append(point("prefill", length, shape, lambda run, length=length: length / run.log.duration_s))
     for size in decode:
         tokens = {"input_tokens": prompt_tokens, "output_tokens": output_tokens + 1}
-        points.append(
-            point("decode", size, Fixed(num_requests=size, vocab_size=vocab_size, **tokens), _full_batch_rate)
-        )
+        shape = Fixed(num_requests=size, vocab_size=vocab_size, **tokens)
+        points.append(point("decode", size, shape, _full_batch_rate))
     return LatencyReport(
         name=name, engine=bench.facts(), warmups=warmups, repeats=repeats, prompt_tokens=prompt_tokens, points=points
     )

@@ -132,13 +132,8 @@ def print_latency(console: Console, report: LatencyReport) -> None:
     table = numbers_table(f"latency: decode after prompts of {report.prompt_tokens} tokens", *columns)
     for point in report.points:
         cost = point.scheduling
-        table.add_row(
-            f"{point.kind} {point.tokens_per_step}",
-            _spread(point.tok_per_s),
-            f"{point.ms:.2f}",
-            f"{cost.s_per_step * 1e6:.1f}",
-            f"{cost.share_of_run:.2%}",
-        )
+        times = f"{point.ms:.2f}", f"{cost.s_per_step * 1e6:.1f}", f"{cost.share_of_run:.2%}"
+        table.add_row(f"{point.kind} {point.tokens_per_step}", _spread(point.tok_per_s), *times)
     console.print(table)
 
 

@@ -4,7 +4,6 @@ Called by the command line and scripts. Fields are only added within a schema ve
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.bench.client import Endpoint
 from ridgeline.bench.facts import MachineFacts, SoftwareFacts, machine_facts, software_facts
 from ridgeline.bench.load import Load
-from ridgeline.bench.metrics import COLUMNS, Distribution, Latencies, Results, Slo, SteadyState, steady_state, summarize
-from ridgeline.bench.record import RequestRecord, RunLog
-from ridgeline.bench.workload import Workload
-from ridgeline.bench.workloads import WorkloadFacts, describe_workload
+from ridgeline.bench.metrics import COLUMNS, Distribution, Latencies, Results, SteadyState
+from ridgeline.bench.record import RequestRecord
+from ridgeline.bench.workloads import WorkloadFacts
 from ridgeline.core.errors import ConfigError
 
 SCHEMA_VERSION = 1
@@ -54,31 +51,6 @@ class BenchReport(Report):
     results: Results
     steady_state: SteadyState | None
     requests: list[RequestRecord] | None = None  # every request's times, where they were asked for
-
-
-def build_report(
-    *,
-    name: str,
-    server: str,
-    endpoint: Endpoint,
-    workload: Workload,
-    load: Load,
-    log: RunLog,
-    slos: Sequence[Slo] = (),
-    keep_requests: bool = False,
-) -> BenchReport:
-    """Return everything about a run that just ended here. The endpoint's URL and key stay out of it."""
-    return BenchReport(
-        name=name,
-        server=server,
-        api=endpoint.api,
-        model=endpoint.model,
-        workload=describe_workload(workload),
-        load=load,
-        results=summarize(log, slos),
-        steady_state=steady_state(log),
-        requests=log.records if keep_requests else None,
-    )
 
 
 def result_path(root: Path, report: Report) -> Path:
@@ -126,10 +98,8 @@ def print_report(console: Console, report: BenchReport) -> None:
         console.print(_latency_table("latency in the steady state (ms)", report.steady_state.latencies, None))
     for error, count in results.errors.items():
         console.print(f"[red]{count} failed:[/red] {escape(error)}")
-    if results.requests_without_usage:
-        console.print(
-            f"{results.requests_without_usage} outputs came without usage: their tokens are counted in chunks"
-        )
+    if count := results.requests_without_usage:
+        console.print(f"{count} outputs came without usage: their tokens are counted in chunks")
 
 
 def numbers_table(title: str, *columns: str) -> Table:
@@ -144,9 +114,8 @@ def _rates_table(results: Results, steady: SteadyState | None) -> Table:
     table = numbers_table("throughput", "", "whole run", "steady state")
 
     def row(label: str, whole: float | str, inside: float | None = None) -> None:
-        table.add_row(
-            label, whole if isinstance(whole, str) else f"{whole:.2f}", "" if inside is None else f"{inside:.2f}"
-        )
+        text = whole if isinstance(whole, str) else f"{whole:.2f}"
+        table.add_row(label, text, "" if inside is None else f"{inside:.2f}")
 
     row("requests completed / failed / unsent", f"{results.completed} / {results.failed} / {results.unsent}")
     row("duration (s)", results.duration_s, steady and steady.end_s - steady.start_s)

@@ -132,10 +132,9 @@ def plan_layout(
     groups = tuple(_groups_of_one(states, block_size, max_model_len, max_span_tokens, max_logged))
     single = CacheLayout(block_size, groups, max_span_tokens)
     if budget_bytes < single.total_bytes:
-        raise ConfigError(
-            f"one sequence of max_model_len={max_model_len} needs {single.total_bytes:,} bytes of KV cache, "
-            f"but the budget is {budget_bytes:,} bytes; lower max_model_len or give the cache more memory"
-        )
+        needs = f"one sequence of max_model_len={max_model_len} needs {single.total_bytes:,} bytes of KV cache"
+        what = "lower max_model_len or give the cache more memory"
+        raise ConfigError(f"{needs}, but the budget is {budget_bytes:,} bytes; {what}")
     by_token = [group for group in groups if group.kind != "recurrent"]
     recurrent = [_grown(group, budget_bytes, max_num_seqs, single) for group in groups[len(by_token) :]]
     rest_bytes = budget_bytes - sum(group.num_blocks * group.bytes_per_sequence for group in recurrent)
@@ -162,24 +161,14 @@ def _groups_of_one(
     found = {index: state for index, state in enumerate(states) if isinstance(state, KvStateSize)}
     windows = sorted({state.window for state in found.values()}, key=lambda window: (window is not None, window or 0))
     for window in windows:
-        yield GroupLayout(
-            kind="full" if window is None else "sliding",
-            states=tuple(index for index, state in found.items() if state.window == window),
-            window=window,
-            bytes_per_token=sum(state.bytes_per_token for state in found.values() if state.window == window),
-            num_blocks=_peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens),
-        )
+        members = {index: state.bytes_per_token for index, state in found.items() if state.window == window}
+        num_blocks = _peak_blocks(window, max_model_len, max(block_size, 1), max_span_tokens)
+        kind = "full" if window is None else "sliding"
+        yield GroupLayout(kind, tuple(members), window, sum(members.values()), num_blocks)
     recurrent = {index: state for index, state in enumerate(states) if isinstance(state, RecurrentStateSize)}
     if recurrent:
-        yield GroupLayout(
-            kind="recurrent",
-            states=tuple(recurrent),
-            window=None,
-            bytes_per_token=0,
-            num_blocks=RECURRENT_PEAK_BLOCKS,
-            bytes_per_sequence=sum(state.sequence_bytes(max_logged) for state in recurrent.values()),
-            max_logged=max_logged,
-        )
+        num_bytes = sum(state.sequence_bytes(max_logged) for state in recurrent.values())
+        yield GroupLayout("recurrent", tuple(recurrent), None, 0, RECURRENT_PEAK_BLOCKS, num_bytes, max_logged)
 
 
 def _peak_blocks(window: int | None, num_tokens: int, block_size: int, max_span_tokens: int | None) -> int:

@@ -55,8 +55,7 @@ class CacheStats:
 
 
 class Advance(NamedTuple):
-    """One more token was asked for each of some sequences. Not `done`: for those before the first that found no
-    block.
+    """One more token was asked for each of some sequences. Not `done`: of those before the first without a block.
 
     `tables`: of the sequences, by their index, whose tables may be others than before.
     """
@@ -93,10 +92,8 @@ class CacheManager:
         self.layout = layout
         self._prefix_caching = prefix_caching
         self._pools = tuple(BlockPool(group.num_blocks) for group in layout.groups)
-        self._groups = tuple(
-            build_group(index, group, layout.block_size, self._pools[index])
-            for index, group in enumerate(layout.groups)
-        )
+        pools = enumerate(zip(layout.groups, self._pools))
+        self._groups = tuple(build_group(i, group, layout.block_size, pool) for i, (group, pool) in pools)
         self._has_windows = any(group.kind == "sliding" for group in layout.groups)
         self._tree = RadixTree(layout.block_size, self._pools, [group.whole_prefix for group in self._groups])
         self._sequences: dict[int, _Sequence] = {}
@@ -295,12 +292,8 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         """Return counts of blocks and of prefix hits."""
-        return CacheStats(
-            tuple(GroupStats(pool.num_free, pool.num_cached, pool.num_used, pool.num_blocks) for pool in self._pools),
-            self._prefix_queries,
-            self._prefix_query_tokens,
-            self._prefix_hit_tokens,
-        )
+        groups = [GroupStats(pool.num_free, pool.num_cached, pool.num_used, pool.num_blocks) for pool in self._pools]
+        return CacheStats(tuple(groups), self._prefix_queries, self._prefix_query_tokens, self._prefix_hit_tokens)
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes, as after a change of weights. Running sequences keep their blocks but publish no more:
@@ -332,11 +325,9 @@ class CacheManager:
 
     def _num_promised(self, group: int) -> int:
         """Count the blocks of `group` that sequences in the middle of their prompts have yet to take."""
-        return sum(
-            max(0, self.layout.peak_blocks(group, seq.promised) - len(seq.tables[group].blocks))
-            for seq in self._sequences.values()
-            if seq.computed < seq.promised - 1
-        )
+        unfinished = [seq for seq in self._sequences.values() if seq.computed < seq.promised - 1]
+        pairs = [(self.layout.peak_blocks(group, s.promised), len(s.tables[group].blocks)) for s in unfinished]
+        return sum(max(0, peak - taken) for peak, taken in pairs)
 
     def _allocate(self, group: int) -> int:
         if self._pools[group].num_free == 0:

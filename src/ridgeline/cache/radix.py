@@ -32,9 +32,7 @@ class RadixNode:
 
 
 class RadixTree:
-    """All prefixes that are published. `whole_prefix[group]`: a node without that group's block serves nobody and is
-    removed.
-    """
+    """Shares published prefixes. `whole_prefix[group]`: a node without that group's block serves nobody and goes."""
 
     def __init__(self, block_size: int, pools: Sequence[BlockPool], whole_prefix: Sequence[bool]) -> None:
         self._block_size = block_size

@@ -13,7 +13,7 @@ import logging
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,7 +90,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_common)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in names():
-        command = _import(name) if name == asked else _not_imported
+        command = getattr(importlib.import_module(f"{__name__}.{name}"), name) if name == asked else _not_imported
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
@@ -99,18 +99,10 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _import(name: str) -> typer.Typer | Callable[..., None]:
-    return getattr(importlib.import_module(f"{__name__}.{name}"), name)
-
-
 def _exit_code(error: RidgelineError) -> int:
-    match error:
-        case ConfigError() | RequestError():
-            return EXIT_REQUEST
-        case ModelLoadError():
-            return EXIT_MODEL
-        case _:
-            return EXIT_OTHER
+    if isinstance(error, (ConfigError, RequestError)):
+        return EXIT_REQUEST
+    return EXIT_MODEL if isinstance(error, ModelLoadError) else EXIT_OTHER
 
 
 def _summary(name: str) -> str:

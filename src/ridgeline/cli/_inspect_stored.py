@@ -1,6 +1,4 @@
-"""Tell what becomes of a checkpoint's tensors on load, as rows of an Inspection: of a GGUF file, or of a folder whose
-weights are quantized.
-"""
+"""Tell what becomes of the tensors of a GGUF file or of quantized weights on load, as rows of an Inspection."""
 
 import math
 from collections.abc import Iterator, Mapping

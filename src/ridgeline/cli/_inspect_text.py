@@ -24,10 +24,8 @@ def print_inspection(inspection: Inspection) -> None:
     """Print to standard output; no colour and no lines where that is not a terminal."""
     console = plain_console()
     spec = inspection.spec
-    console.print(
-        f"{spec.model_type} · {len(spec.layers)} layers · hidden {spec.hidden_size:,} · "
-        f"vocabulary {spec.vocab_size:,} · context {spec.max_positions:,} tokens"
-    )
+    sizes = f"{len(spec.layers)} layers · hidden {spec.hidden_size:,} · vocabulary {spec.vocab_size:,}"
+    console.print(f"{spec.model_type} · {sizes} · context {spec.max_positions:,} tokens")
     tables = (_parameters, _stored) if inspection.stored else (_parameters,)
     for table in (*tables, _layers, _program, _groups, _steps, _kv):
         console.print()
@@ -43,13 +41,10 @@ def _parameters(inspection: Inspection, console: Console) -> Table:
     tied = head_spec is not None and head_spec.tied
     active, total = cost.active_parameters(program), program.num_parameters
     table = new_table(console, ("", "count", f"bytes in {inspection.dtype}"), title="Parameters")
-    for name, count in (
-        ("embedding, also the head" if tied else "embedding", embedding),
-        ("head", head),
-        ("layers and norms", total - embedding - head),
-        ("total", total),
-        *([("active for a token", active)] if active != total else []),
-    ):
+    counts = {"embedding, also the head" if tied else "embedding": embedding, "head": head}
+    counts |= {"layers and norms": total - embedding - head, "total": total}
+    counts |= {"active for a token": active} if active != total else {}
+    for name, count in counts.items():
         table.add_row(name, f"{count:,}", _bytes(count * size))
     return table
 

@@ -28,6 +28,19 @@ def show(text: str) -> None:
     typer.echo(text.translate(_CONTROLS) if sys.stdout.isatty() else text, nl=False)
 
 
+def stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str | None) -> "CompletionOutput":
+    """Show an output as it comes, and return it; a prompt of text is shown before it, once the engine has taken it."""
+    from ridgeline.engine.outputs import CompletionOutput
+
+    output, unshown = CompletionOutput(0), prompt if isinstance(prompt, str) else ""
+    for delta in llm.stream(prompt, params, adapter=adapter):
+        show(unshown + delta.text)
+        unshown = ""
+        output.extend(delta)
+    show("\n")
+    return output
+
+
 def summary(outputs: "Sequence[CompletionOutput]") -> str:
     """Say counts and speeds in one line, e.g. "64 tokens in 0.82 s · 78.0 tokens/s · TTFT 21 ms · TPOT 12.7 ms".
 

@@ -153,11 +153,8 @@ def _settle_model(given: dict[str, Any], prompt: str | None, default: Callable[[
 
 
 def _model_parameters() -> Sequence[inspect.Parameter]:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return (
-        inspect.Parameter("model", kind, default=None, annotation=ModelArgument),
-        inspect.Parameter("model_option", kind, default=None, annotation=ModelOption),
-    )
+    kind, hints = inspect.Parameter.KEYWORD_ONLY, {"model": ModelArgument, "model_option": ModelOption}
+    return [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in hints.items()]
 
 
 def _identifier(row: Row) -> str:
@@ -176,16 +173,9 @@ def _parameter(row: Row, defaults: Mapping[str, str]) -> inspect.Parameter:
         default = f"{defaults[name]}."
     elif not isinstance(row.default, (bool, Mapping, tuple, NoneType)):
         default = f"{recommended}{row.default}."
-    annotation = Annotated[
-        kind | None,
-        typer.Option(
-            *declarations,
-            help=" ".join((words, *_limits(option), *([f"Default: {default}"] if default else []))),
-            rich_help_panel=row.panel,
-            show_default=False,
-            metavar=option.metavar,
-        ),
-    ]
+    help = " ".join((words, *_limits(option), *([f"Default: {default}"] if default else [])))
+    made = typer.Option(*declarations, help=help, rich_help_panel=row.panel, show_default=False, metavar=option.metavar)
+    annotation = Annotated[kind | None, made]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -42,10 +42,8 @@ def print_profiles(
         console.print("Predictions are unknown: ridgeline profile --calibrate fits the efficiencies that they need")
     else:
         error = "unknown" if calibration.held_out_error is None else f"{calibration.held_out_error:.0%}"
-        kinds = len(calibration.efficiencies)
-        console.print(
-            f"Predicted by {kinds} efficiencies of {calibration.measured_at}; error of an op left out: {error}"
-        )
+        fitted = f"{len(calibration.efficiencies)} efficiencies of {calibration.measured_at}"
+        console.print(f"Predicted by {fitted}; error of an op left out: {error}")
     for profile in profiles:
         console.print()
         _print(console, profile)

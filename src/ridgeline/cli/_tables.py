@@ -1,6 +1,7 @@
-"""Tables on standard output: 100 columns where there is no terminal, and then plain text."""
+"""Show tables on standard output, 100 columns of plain text where there is no terminal, and bars of progress."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -30,3 +31,18 @@ def new_table(console: Console, columns: Sequence[str], *, title: str | None = N
         else:
             table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+@contextmanager
+def counting(console: Console, title: str) -> Generator[Callable[..., None]]:
+    """Show a bar that says when it will end; the value takes what is done, of how many, and a text to show."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[text]}")
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None, text="")
+
+        def report(done: int, total: int, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, text=text)
+
+        yield report

@@ -1,23 +1,18 @@
 """Measure a server (`bench serve`) or an engine in this process (`bench offline`, `bench latency`)."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
 from ridgeline.bench.load import Load
 from ridgeline.cli._options import GoodputOption, WorkloadOption, with_options
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ridgeline.bench.client import Endpoint
     from ridgeline.bench.offline import OfflineRun
-    from ridgeline.bench.record import RunLog
     from ridgeline.bench.report import Report
-    from ridgeline.bench.workload import BenchRequest
 
 
 Name = Annotated[str, typer.Option(help="Name of the result, part of its file's name.")]
@@ -32,7 +27,7 @@ bench = typer.Typer(name="bench", help=__doc__, no_args_is_help=True)
 
 
 # What these measurements leave alone: they generate, and put everything into the queue at once.
-ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_itl_s"})
+ENGINE_ONLY = with_options(without={"task", "scheduling_policy", "max_itl_s", "max_itl_ratio"})
 
 
 @bench.command()
@@ -60,28 +55,32 @@ def serve(
     """Send a workload to any OpenAI-compatible server; exit code 1 if nothing was answered."""
     import asyncio
 
-    from rich.console import Console
+    from rich.progress import Progress
 
-    from ridgeline.bench.client import Endpoint, discover_model
-    from ridgeline.bench.metrics import parse_slos
-    from ridgeline.bench.report import build_report, print_report
-    from ridgeline.bench.workloads import parse_workload
+    from ridgeline.bench.client import Endpoint, discover_model, run_load
+    from ridgeline.bench.metrics import parse_slos, steady_state, summarize
+    from ridgeline.bench.report import BenchReport, print_report
+    from ridgeline.bench.workloads import describe_workload, parse_workload
 
     console = Console()
     kind, slos = parse_workload(workload), parse_slos(goodput.split())
     endpoint = Endpoint(
         base_url=url, model=model or discover_model(url, api_key), api=api, api_key=api_key, temperature=temperature
     )
-    log = asyncio.run(_run_with_progress(console, endpoint, kind.requests(), load))
-    report = build_report(
+    requests = kind.requests()
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("requests", total=len(requests))
+        log = asyncio.run(run_load(endpoint, requests, load, on_record=lambda record: bar.advance(task)))
+    report = BenchReport(
         name=name,
         server=server,
-        endpoint=endpoint,
-        workload=kind,
+        api=api,
+        model=endpoint.model,
+        workload=describe_workload(kind),
         load=load,
-        log=log,
-        slos=slos,
-        keep_requests=keep_requests,
+        results=summarize(log, slos),
+        steady_state=steady_state(log),
+        requests=log.records if keep_requests else None,
     )
     print_report(console, report)
     _save(console, out, report)
@@ -101,8 +100,6 @@ def offline(
     out: Out = None,
 ) -> None:
     """Measure throughput, latencies and the scheduler's cost in this process."""
-    from rich.console import Console
-
     from ridgeline.bench.offline import BenchEngine, measure
     from ridgeline.bench.offline_report import print_offline
     from ridgeline.bench.workloads import parse_workload
@@ -147,8 +144,6 @@ def latency(
     out: Out = None,
 ) -> None:
     """Measure prefill and decode apart, as llama-bench's pp and tg."""
-    from rich.console import Console
-
     from ridgeline.bench.offline import BenchEngine, measure_latency
     from ridgeline.bench.offline_report import print_latency
 
@@ -168,19 +163,7 @@ def latency(
     _save(console, out, report)
 
 
-async def _run_with_progress(
-    console: "Console", endpoint: "Endpoint", requests: "Sequence[BenchRequest]", load: Load
-) -> "RunLog":
-    from rich.progress import Progress
-
-    from ridgeline.bench.client import run_load
-
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("requests", total=len(requests))
-        return await run_load(endpoint, requests, load, on_record=lambda record: bar.advance(task))
-
-
-def _save(console: "Console", out: Path | None, report: "Report") -> None:
+def _save(console: Console, out: Path | None, report: "Report") -> None:
     from ridgeline.bench.report import save_report
 
     if out is not None:

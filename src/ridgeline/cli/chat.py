@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli._model import sampling_params, show, summary
+from ridgeline.cli._model import sampling_params, stream, summary
 from ridgeline.cli._options import Sampling, default_chat_model, only_adapter, with_options
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContextLengthError, EngineError, RequestError
@@ -23,7 +23,7 @@ DEFAULT_MAX_TOKENS = 512
 
 
 @with_options(
-    without={"task", "max_itl_s", "scheduling_policy", "n", "logprobs", "prompt_logprobs"},
+    without={"task", "max_itl_s", "max_itl_ratio", "scheduling_policy", "n", "logprobs", "prompt_logprobs"},
     default=default_chat_model,
     defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or half of a shorter context"},
 )
@@ -82,17 +82,11 @@ class _Conversation:
 
     def say(self, text: str) -> "CompletionOutput":
         """Stream the reply to `text`. Raises ContextLengthError for one that does not fit, and then forgets it."""
-        from ridgeline.engine.outputs import CompletionOutput
-
         turns = [*self.turns, {"role": "user", "content": text}]
         num_dropped, prompt_ids = self._fit(turns)
         if num_dropped:
             typer.echo(f"[the context is full: the oldest {num_dropped} messages were dropped]", err=True)
-        output = CompletionOutput(0)
-        for delta in self.llm.stream(prompt_ids, self.params, adapter=self.adapter):
-            show(delta.text)
-            output.extend(delta)
-        show("\n")
+        output = stream(self.llm, prompt_ids, self.params, self.adapter)
         if output.error is not None:
             raise EngineError(f"the reply broke off: {output.error}")
         self.turns = [*turns[num_dropped:], {"role": "assistant", "content": output.text}]

@@ -4,20 +4,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from ridgeline.cli._options import parse_pairs, with_options
+from ridgeline.cli._tables import counting
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ridgeline.quality.evaluation import Evaluation
-    from ridgeline.quality.texts import Texts
 
 # Options that change no number of a text that is scored alone.
 WITHOUT = {
     "task", "max_model_len", "prefix_caching", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens",
-    "scheduling_policy", "max_itl_s", "speculate", "num_speculative_tokens",
+    "scheduling_policy", "max_itl_s", "max_itl_ratio", "speculate", "num_speculative_tokens",
     "adaptive_speculation", "prompt_lookup_min", "prompt_lookup_max", "pack_cache", "seed",
 }  # fmt: skip
 
@@ -49,16 +49,15 @@ def evaluate(
     """
     from dataclasses import replace
 
-    from rich.console import Console
-
     from ridgeline.quality.code import compare_code
     from ridgeline.quality.evaluation import base_config
+    from ridgeline.quality.evaluation import evaluate as evaluated
     from ridgeline.quality.texts import read_texts
 
     texts = read_texts(text or [])
     other = base_config(config, base, parse_pairs(EngineConfig, base_option or []))
-    console = Console(stderr=True)
-    found = with_progress(console, config, other, texts, window=window, max_tokens=tokens)
+    with counting(Console(stderr=True), "scoring tokens") as report:
+        found = evaluated(config, other, texts, window=window, max_tokens=tokens, report=report)
     if code:
         found = replace(found, code=compare_code(config, other, texts, code))
     if json:
@@ -67,31 +66,8 @@ def evaluate(
         show(Console(), found)
 
 
-def with_progress(
-    console: "Console", config: EngineConfig, base: EngineConfig, texts: "Texts", *, window: int, max_tokens: int
-) -> "Evaluation":
-    """Evaluate, with a bar of tokens on `console`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ridgeline.quality.evaluation import evaluate
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("scoring tokens", total=None)
-        return evaluate(
-            config,
-            base,
-            texts,
-            window=window,
-            max_tokens=max_tokens,
-            report=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-
-
-def show(console: "Console", found: "Evaluation") -> None:
+def show(console: Console, found: "Evaluation") -> None:
     """Print what was found for a person."""
-    from rich.table import Table
-
     from ridgeline.quality.comparison import TOKENS_FOR_A_VERDICT
 
     figures, code = found.comparison, found.code
@@ -103,12 +79,8 @@ def show(console: "Console", found: "Evaluation") -> None:
     table = Table("", "model", "base", "difference", show_header=True)
     above, kl, top1 = figures.bits_per_byte_above_base, figures.kl, figures.top1_agreement
     table.add_row("weights", f"{found.model.weight_bytes / 1e6:.1f} MB", f"{found.base.weight_bytes / 1e6:.1f} MB", "")
-    table.add_row(
-        "bits per byte",
-        f"{figures.bits_per_byte:.4f}",
-        f"{figures.base_bits_per_byte:.4f}",
-        f"{above.mean:+.5f} ± {above.standard_error:.5f}",
-    )
+    bits = f"{figures.bits_per_byte:.4f}", f"{figures.base_bits_per_byte:.4f}"
+    table.add_row("bits per byte", *bits, f"{above.mean:+.5f} ± {above.standard_error:.5f}")
     table.add_row("perplexity", f"{figures.perplexity:.4f}", f"{figures.base_perplexity:.4f}", "")
     table.add_row("KL, bits per token", "", "", f"{kl.mean:.6f} ± {kl.standard_error:.6f}")
     for quantile, bits in figures.kl_quantiles.items():
@@ -120,7 +92,5 @@ def show(console: "Console", found: "Evaluation") -> None:
         table.add_row("functions that parse", f"{code.parsed}/{total}", f"{code.base_parsed}/{total}", "")
         table.add_row("  of which alone", f"{code.only_model}", f"{code.only_base}", f"{code.same_text} same text")
     console.print(table)
-    if found.level is not None:
-        console.print(f"quality: {found.level}", highlight=False)
-    else:
-        console.print(f"no verdict below {TOKENS_FOR_A_VERDICT:,} tokens in several documents", highlight=False)
+    unknown = f"no verdict below {TOKENS_FOR_A_VERDICT:,} tokens in several documents"
+    console.print(f"quality: {found.level}" if found.level else unknown, highlight=False)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli._model import sampling_params, show, summary
+from ridgeline.cli._model import sampling_params, show, stream, summary
 from ridgeline.cli._options import Sampling, default_model, only_adapter, with_options
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, MissingModelError, RequestError
@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @with_options(
-    without={"task", "max_itl_s", "scheduling_policy"},
+    without={"task", "max_itl_s", "max_itl_ratio", "scheduling_policy"},
     defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or what the context has room for"},
     prompt="prompt",
     default=default_model,
@@ -54,7 +54,7 @@ def generate(
         typer.echo(_as_json(output))
         _check(output.outputs)
         return
-    outputs = [_stream(llm, text, params, adapter)] if params.n == 1 else _collect(llm, text, params, adapter)
+    outputs = [stream(llm, text, params, adapter)] if params.n == 1 else _collect(llm, text, params, adapter)
     typer.echo(summary(outputs), err=True)
     _check(outputs)
 
@@ -72,19 +72,6 @@ def _open(config: EngineConfig, *, is_alone: bool) -> "LLM":
         line = f"ridgeline generate {default_model()} {shlex.quote(name[:200])}"
         reason = f"{name[:200]!r} is no model." if " " in name else str(error)
         raise MissingModelError(f"{reason} To continue it as a prompt: {line}") from error
-
-
-def _stream(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "CompletionOutput":
-    from ridgeline.engine.outputs import CompletionOutput
-
-    output = CompletionOutput(0)
-    unshown = prompt  # shown once the engine has accepted it
-    for delta in llm.stream(prompt, params, adapter=adapter):
-        show(unshown + delta.text)
-        unshown = ""
-        output.extend(delta)
-    show("\n")
-    return output
 
 
 def _collect(llm: "LLM", prompt: str, params: "SamplingParams", adapter: str | None) -> "list[CompletionOutput]":

@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ridgeline.backends.probe import NativeModule
     from ridgeline.cost.hardware import ByThreads, Ceiling, Hardware, KernelTuning
 
@@ -27,7 +27,6 @@ def hardware(
     Takes a few seconds the first time, and then shows the cached figures. Best on a machine that does nothing else.
     """
     from ridgeline.backends.probe import ceilings, find_native
-    from ridgeline.cli._tables import plain_console
 
     native = find_native()
     measured = ceilings(native, again=again)
@@ -55,13 +54,12 @@ def _as_json(hardware: "Hardware", native: "NativeModule") -> str:
     return json_format.dumps(msgspec.to_builtins(hardware, str_keys=True) | added)
 
 
-def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> None:
+def _print(console: Console, hardware: "Hardware", native: "NativeModule") -> None:
     from ridgeline.cost.hardware import cache_path, cached_tunings
 
     machine = hardware.machine
-    console.print(
-        f"{machine.cpu_model} · {machine.num_cores} usable cores · {machine.memory_bytes / 2**30:.1f} GiB of memory"
-    )
+    memory = f"{machine.memory_bytes / 2**30:.1f} GiB of memory"
+    console.print(f"{machine.cpu_model} · {machine.num_cores} usable cores · {memory}")
     if native.module is None:
         console.print(
             f"No native module: {native.reason}.\nLost: the native backend, so models run on the reference backend, "
@@ -87,7 +85,7 @@ def _print(console: "Console", hardware: "Hardware", native: "NativeModule") -> 
         )
 
 
-def _print_core(console: "Console", hardware: "Hardware") -> None:
+def _print_core(console: Console, hardware: "Hardware") -> None:
     """Print what the core does of plain instructions, and whether somebody else's work takes part of it."""
     scalar = hardware.scalar_per_cycle
     if scalar is None:
@@ -103,7 +101,7 @@ def _print_core(console: "Console", hardware: "Hardware") -> None:
         )
 
 
-def _print_tunings(console: "Console", tunings: "Sequence[KernelTuning]") -> None:
+def _print_tunings(console: Console, tunings: "Sequence[KernelTuning]") -> None:
     """Print the variant of each choice of kernels that was measured at a model's first start."""
     if not tunings:
         console.print("\nNo kernels chosen yet: a model's first start measures those of its matrices.")
@@ -129,11 +127,9 @@ def _spread(ceiling: "Ceiling") -> str:
 
 
 def _print_table(
-    console: "Console", title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
+    console: Console, title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
 ) -> None:
     """Print one row per key with a column per thread count; `ridges` adds operations per byte of memory."""
-    from ridgeline.cli._tables import new_table
-
     if not rows:
         return
     counts = sorted({count for by_threads in rows.values() for count in by_threads})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ridgeline.cli._options import ModelOption, chosen_model
+from ridgeline.cli._options import HardwareOption, ModelOption, chosen_model
 from ridgeline.core.config import Dtype
 from ridgeline.core.errors import ConfigError
 
@@ -40,6 +40,10 @@ def inspect(
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         typer.Option("--kv-dtype", help="Data type of the KV cache; auto takes that of --dtype."),
     ] = "auto",
+    speculate: Annotated[
+        str, typer.Option(metavar="METHOD", help="Print instead from which acceptance drafts pay, as of draft:MODEL.")
+    ] = "",
+    hardware: HardwareOption = "this",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every op of every layer.")] = False,
 ) -> None:
     """Print what a model is and what it costs. Needs no weights.
@@ -53,6 +57,11 @@ def inspect(
     if target is None:
         raise ConfigError("no model was given: ridgeline inspect MODEL")
     target = str(fetched(target) or target)
+    if speculate:
+        from ridgeline.cli._inspect_drafts import print_break_even
+
+        print_break_even(target, hardware, context, json=json, speculate=speculate, dtype=dtype, kv_dtype=kv_dtype)
+        return
     folder = _folder_with_weights(target)
     config = _read_config(target) if folder is None else folder.config
     inspection = examine(config, context=context, batch=batch, prompt=prompt, dtype=dtype, kv_dtype=kv_dtype)
@@ -96,7 +105,5 @@ def _read_config(target: str) -> Mapping[str, object]:
         return read_json_object(path)
     if target in bundled:
         return read_json_object(bundled[target])
-    raise ConfigError(
-        f"{target[:200]!r} is no folder, no config.json and no bundled model ({', '.join(sorted(bundled)) or 'none'}); "
-        "of a model on the hub, download the config.json and give its path"
-    )
+    known = f"no folder, no config.json and no bundled model ({', '.join(sorted(bundled)) or 'none'})"
+    raise ConfigError(f"{target[:200]!r} is {known}; of a model on the hub, download the config.json and give its path")

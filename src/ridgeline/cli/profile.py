@@ -1,7 +1,7 @@
 """Show where the time of a step goes, op by op, beside what the machine could do."""
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,18 +9,13 @@ from ridgeline.cli._options import with_options
 from ridgeline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ridgeline.bench.profile import StepProfile
-    from ridgeline.core.config import Choice
-    from ridgeline.cost.efficiency import Calibration
-    from ridgeline.cost.hardware import Hardware
 
 
 SETTLED = ("max_model_len", "prefix_caching", "max_num_seqs", "max_num_batched_tokens")  # by what is profiled
 
 
-@with_options(without={*SETTLED, "task", "scheduling_policy", "max_itl_s", "seed"})
+@with_options(without={*SETTLED, "task", "scheduling_policy", "max_itl_s", "max_itl_ratio", "seed"})
 def profile(
     config: EngineConfig,
     batch: Annotated[
@@ -75,35 +70,20 @@ def profile(
     profiles += [profiler.prefill(prompt, steps, by_layer=all_ops)] if prompt else []
     choices = {**engine.info.choices, **engine.executor.facts()}
     if json:
-        typer.echo(_as_json(engine.info.model_name, choices, hardware, threads, profiles, found))
+        facts = {"model": engine.info.model_name, "choices": choices, "num_threads": threads, "hardware": hardware}
+        typer.echo(_as_json({**facts, "calibration": found}, profiles))
     else:
         from ridgeline.cli._profile_text import print_profiles
 
         print_profiles(profiles, hardware, threads, choices, found)
 
 
-def _as_json(
-    model: str,
-    choices: "Mapping[str, Choice]",
-    hardware: "Hardware",
-    num_threads: int,
-    profiles: "list[StepProfile]",
-    found: "Calibration | None",
-) -> str:
-    """Render one JSON object. Times are seconds; the parts of a step are its ops and what `rest_s` has."""
+def _as_json(facts: dict[str, object], profiles: "list[StepProfile]") -> str:
+    """Render `facts` and the steps. Times are seconds; the parts of a step are its ops and what `rest_s` has."""
     import msgspec
 
-    document = {
-        "model": model,
-        "choices": choices,
-        "num_threads": num_threads,
-        "hardware": hardware,
-        "calibration": found,
-        "steps": [
-            asdict(profile)
-            | {"limit_s": profile.limit_s, "predicted_s": profile.predicted_s, "measured_ops_s": profile.measured_ops_s}
-            | {"ops": [asdict(op) | {"efficiency": op.efficiency} for op in profile.ops]}
-            for profile in profiles
-        ],
-    }
-    return msgspec.json.encode(document).decode()
+    def plain(profile: "StepProfile") -> dict[str, Any]:
+        sums = {name: getattr(profile, name) for name in ("limit_s", "predicted_s", "measured_ops_s")}
+        return asdict(profile) | sums | {"ops": [asdict(op) | {"efficiency": op.efficiency} for op in profile.ops]}
+
+    return msgspec.json.encode(facts | {"steps": [plain(profile) for profile in profiles]}).decode()

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from ridgeline.cli._options import MODEL_HELP, with_options
+from ridgeline.cli._tables import counting
 from ridgeline.compress.recipe import Recipe
 from ridgeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ridgeline.compress.quantize import QuantizeJob
+    from ridgeline.compress.quantize import Progress, QuantizeJob
     from ridgeline.quality.texts import Texts
 
 
@@ -47,7 +47,6 @@ def quantize(
     is measured on a held-out text and written beside the weights.
     """
     import torch
-    from rich.console import Console
 
     from ridgeline.compress.calibrate import default_texts
     from ridgeline.compress.quantize import QuantizeJob
@@ -74,7 +73,7 @@ def quantize(
 
 
 def _measure(
-    console: "Console",
+    console: Console,
     job: "QuantizeJob",
     model: str,
     texts: "Texts",
@@ -85,15 +84,14 @@ def _measure(
     """Measure the folder beside its source and write what was found; end where that is worse than `max_kl`."""
     import math
 
-    from rich.console import Console
-
-    from ridgeline.cli.evaluate import show, with_progress
+    from ridgeline.cli.evaluate import show
     from ridgeline.core.config import EngineConfig
-    from ridgeline.quality.evaluation import base_config, write_quality
+    from ridgeline.quality.evaluation import base_config, evaluate, write_quality
 
     config = EngineConfig.of(str(job.partial), num_threads=num_threads)
     base = base_config(config, model, {})
-    found = with_progress(console, config, base, texts, window=1024, max_tokens=max_tokens)
+    with counting(console, "scoring tokens") as report:
+        found = evaluate(config, base, texts, max_tokens=max_tokens, report=report)
     write_quality(job.partial, found, job.facts())
     show(Console(), found)
     kl = found.comparison.kl
@@ -107,20 +105,14 @@ def _measure(
         raise typer.Exit(1)
 
 
-def _run(console: "Console", job: "QuantizeJob") -> None:
+def _run(console: Console, job: "QuantizeJob") -> None:
     """Quantize with a bar of layers."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    with counting(console, "quantizing layers") as count:
 
-    from ridgeline.compress.quantize import Progress as Layers
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[error]}"), console=console, transient=True) as bar:
-        task = bar.add_task("quantizing layers", total=None, error="")
-
-        def report(progress: Layers) -> None:
+        def report(progress: "Progress") -> None:
             ratios = [each.error_ratio for each in progress.reports if each.error_ratio is not None]
             error = f"error {sum(ratios) / len(ratios):.2f} x rounding's" if ratios else ""
-            bar.update(task, completed=progress.layer, total=progress.num_layers, error=error)
+            count(progress.layer, progress.num_layers, error)
 
         job.run(report)
     unseen = [each.name for each in job.reports if each.error_ratio is None]

@@ -55,12 +55,15 @@ def serve(
         typer.echo(f"ridgeline: cannot listen on {where}: {error}; choose another with {fix}", err=True)
         raise SystemExit(BIND_EXIT) from None
     with long_lived_imports():
-        from ridgeline.engine.thread_engine import ThreadEngine
+        if settings.engine_process:
+            from ridgeline.engine.process.client import ProcessEngine as Engine
+        else:
+            from ridgeline.engine.thread_engine import ThreadEngine as Engine
         from ridgeline.server.app import create_app
         from ridgeline.server.run import run
 
     with listener:
-        engine = ThreadEngine(config)
+        engine = Engine(config.served())
         app = create_app(engine, engine.tokenizer, settings)
         names = ", ".join(app.state.service.model_names)
         url = url_of(listener, tls=settings.tls_cert is not None)

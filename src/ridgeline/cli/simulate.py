@@ -37,7 +37,7 @@ def simulate(
     from ridgeline.explain.simulation import HEAD
     from ridgeline.explain.simulation import simulate as simulated
 
-    found = simulated(config, workload=workload, trace=trace, load=load, hardware=hardware, goodput=goodput)
+    found = simulated(config.served(), workload=workload, trace=trace, load=load, hardware=hardware, goodput=goodput)
     if json:
         typer.echo(msgspec.json.encode(found.as_json()))
         return
@@ -45,9 +45,8 @@ def simulate(
     for name, *cells in (HEAD, *found.lines()):
         typer.echo(f"  {name:16}" + "".join(f"{cell:>14}" for cell in cells))
     if good := found.results.goodput:
-        typer.echo(
-            f"  goodput {good.requests_per_s:,.3g} requests/s, {good.attainment:.1%} of requests meet all objectives"
-        )
+        share = f"{good.attainment:.1%} of requests meet all objectives"
+        typer.echo(f"  goodput {good.requests_per_s:,.3g} requests/s, {share}")
 
 
 def _replay(path: Path, *, json: bool) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 
 def train(
@@ -23,7 +24,6 @@ def train(
 ) -> None:
     """Train a bundled model through the reference backend into an ordinary Hugging Face folder."""
     import torch
-    from rich.console import Console
 
     from ridgeline.compress.bundle import train_bundled
     from ridgeline.compress.train import Progress

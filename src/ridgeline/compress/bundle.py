@@ -11,6 +11,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,9 @@ def train_bundled(
     quick = held_out_tokens[:QUICK_EVAL_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
     started = time.monotonic()
-    for progress, model in train(
-        spec,
-        recipe,
-        train_tokens,
-        lambda model: _held_out_bits(model, spec, quick, quick_bytes, recipe.dtype),
-        None if start is None else _weights(start),
-    ):
+    quick_bits = partial(_held_out_bits, spec=spec, tokens=quick, num_bytes=quick_bytes, dtype=recipe.dtype)
+    begun = None if start is None else _weights(start)
+    for progress, model in train(spec, recipe, train_tokens, quick_bits, begun):
         report(progress)
         if progress.held_out_bits is not None:
             save_weights(out, spec, as_arrays(model.named_weights()), STORED_DTYPE)

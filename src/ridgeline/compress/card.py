@@ -58,9 +58,14 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
 
 
 def _card(facts: TrainingFacts, samples: list[tuple[str, str]]) -> str:
-    table = "\n".join(f"| {name} | {value} |" for name, value in _rows(facts))
+    recipe = facts.recipe
     shown = "\n".join(f"```python\n{prompt}{text.rstrip()}\n```\n" for prompt, text in samples)
-    how = ", filling in masks block by block" if facts.fills_masks else ""
+    how, at_most = (", filling in masks block by block", ", at most") if facts.fills_masks else ("", "")
+    modules = ", ".join(f"`{module}`" for module in facts.held_out_modules)
+    start = f"| starts from | the weights and the tokenizer of `{facts.starts_from}` |\n" if facts.starts_from else ""
+    tokens_seen = recipe.num_steps * recipe.batch_tokens
+    rates = f"Muon at {recipe.matrix_rate:g} for matrices, AdamW at {recipe.vector_rate:g} for the rest"
+    short, long = recipe.sequence_lengths
     return f"""---
 license: apache-2.0
 language: code
@@ -73,7 +78,19 @@ small to be relied on for anything else.
 
 | | |
 |---|---|
-{table}
+| corpus | source of Python {facts.python_version}'s standard library, without tests and code-point tables |
+| training text | {facts.num_train_files} files, {facts.train_bytes:,} bytes, {facts.num_train_tokens:,} tokens |
+| corpus SHA-256 | `{facts.corpus_sha256}` |
+| held out | modules {modules} ({facts.held_out_bytes:,} bytes) |
+| **bits per byte, held out{at_most}** | **{facts.held_out_bits_per_byte:.3f}** (weights as stored, computed in fp32) |
+{start}| tokens seen | {tokens_seen:,}, {tokens_seen / facts.num_train_tokens:.1f} epochs |
+| steps | {recipe.num_steps} of {recipe.batch_tokens:,} tokens |
+| optimizer | {rates}; linear decay over the last {recipe.decay_fraction:.0%} |
+| sequence length | {short}, then {long} for the last {recipe.long_fraction:.0%} of the steps |
+| seed, dtype | {recipe.seed}, {str(recipe.dtype).removeprefix("torch.")} autocast, stored as bfloat16 |
+| training time | {facts.training_s / 60:.0f} minutes on {facts.device} |
+| tokenizer | byte-level BPE trained on the training text; every text starts with `<|endoftext|>` |
+| prompts | best without a newline at the end: a newline and the indentation after it are one token |
 
 The corpus is the Python Software Foundation's, under the PSF licence; `training.json` holds these facts for programs.
 
@@ -83,40 +100,3 @@ The corpus is the Python Software Foundation's, under the PSF licence; `training
 Greedy decoding goes in circles, as it does in models of this size:
 
 {shown}"""
-
-
-def _rows(facts: TrainingFacts) -> list[tuple[str, str]]:
-    recipe = facts.recipe
-    tokens_seen = recipe.num_steps * recipe.batch_tokens
-    modules = ", ".join(f"`{module}`" for module in facts.held_out_modules)
-    dtype = str(recipe.dtype).removeprefix("torch.")
-    return [
-        ("corpus", f"source of Python {facts.python_version}'s standard library, without tests and code-point tables"),
-        (
-            "training text",
-            f"{facts.num_train_files} files, {facts.train_bytes:,} bytes, {facts.num_train_tokens:,} tokens",
-        ),
-        ("corpus SHA-256", f"`{facts.corpus_sha256}`"),
-        ("held out", f"modules {modules} ({facts.held_out_bytes:,} bytes)"),
-        (
-            f"**bits per byte, held out{', at most' if facts.fills_masks else ''}**",
-            f"**{facts.held_out_bits_per_byte:.3f}** (weights as stored, computed in fp32)",
-        ),
-        *([("starts from", f"the weights and the tokenizer of `{facts.starts_from}`")] if facts.starts_from else []),
-        ("tokens seen", f"{tokens_seen:,}, {tokens_seen / facts.num_train_tokens:.1f} epochs"),
-        ("steps", f"{recipe.num_steps} of {recipe.batch_tokens:,} tokens"),
-        (
-            "optimizer",
-            f"Muon at {recipe.matrix_rate:g} for matrices, AdamW at {recipe.vector_rate:g} for the rest; "
-            f"linear decay over the last {recipe.decay_fraction:.0%}",
-        ),
-        (
-            "sequence length",
-            f"{recipe.sequence_lengths[0]}, then {recipe.sequence_lengths[1]} "
-            f"for the last {recipe.long_fraction:.0%} of the steps",
-        ),
-        ("seed, dtype", f"{recipe.seed}, {dtype} autocast, stored as bfloat16"),
-        ("training time", f"{facts.training_s / 60:.0f} minutes on {facts.device}"),
-        ("tokenizer", "byte-level BPE trained on the training text; every text starts with `<|endoftext|>`"),
-        ("prompts", "best without a newline at the end: a newline and the indentation after it are one token"),
-    ]

@@ -6,6 +6,7 @@ masked one gives the loss of all blocks. Called by `train.py`; served as `decodi
 """
 
 import math
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from ridgeline.backends.reference.dense import DenseModel
 
 BLOCK_LENGTHS = (8, 16, 32)
+NUM_MASKINGS = 4  # of a window whose bits are measured
 MIN_MASKED = 1e-3  # the weight of a block is the inverse of its masked share
 
 
@@ -25,24 +27,15 @@ def diffusion_loss(model: DenseModel, tokens_BT: torch.Tensor, mask_id: int, rng
     return _bound(model, tokens_BT, mask_id, num_prompt, block_length, rng)
 
 
-def diffusion_bits(
-    model: DenseModel,
-    tokens: np.ndarray,
-    num_bytes: int,
-    mask_id: int,
-    dtype: torch.dtype,
-    *,
-    block_length: int = 32,
-    num_maskings: int = 4,
-) -> float:
-    """Estimate an upper bound on bits per byte of the text of `tokens`, over `num_maskings` maskings per window."""
+def diffusion_bits(model: DenseModel, tokens: np.ndarray, num_bytes: int, mask_id: int, dtype: torch.dtype) -> float:
+    """Estimate an upper bound on bits per byte of the text of `tokens`, over NUM_MASKINGS maskings per window."""
     length, rng = model.program.context_length, np.random.default_rng(0)
     nats = 0.0
     with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         for start in range(0, len(tokens) - 1, length):
             window = torch.from_numpy(tokens[start : start + length].astype(np.int64))[None]
-            bounds = [_bound(model, window, mask_id, 1, block_length, rng).item() for _ in range(num_maskings)]
-            nats += (window.shape[1] - 1) * sum(bounds) / num_maskings
+            bounds = [_bound(model, window, mask_id, 1, BLOCK_LENGTHS[-1], rng).item() for _ in range(NUM_MASKINGS)]
+            nats += (window.shape[1] - 1) * fmean(bounds)
     return nats / math.log(2) / num_bytes
 
 

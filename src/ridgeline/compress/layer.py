@@ -154,9 +154,8 @@ class LayerQuantizer:
         norm = next((op for op in self._program.ops if value in op.outputs), None)
         if norm is None or not self._can_divide(norm, value):
             return None
-        s_K = self._method.balance(
-            [effective[name].flatten(0, -2) for name in names], statistics, self._grids[names[0]]
-        )
+        reading = [effective[name].flatten(0, -2) for name in names]
+        s_K = self._method.balance(reading, statistics, self._grids[names[0]])
         if s_K is None:
             return None
         assert isinstance(norm.attrs, NormAttrs)

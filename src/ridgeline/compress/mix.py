@@ -65,9 +65,8 @@ def wide_matrices(
 
 
 def _gain(weight_NK: torch.Tensor, tap: Tap, narrow: Grid, wide: Grid) -> float:
-    kl = [
-        tap.kl_bits(as_tensor(dequantize(rtn.quantize(weight_NK, None, grid))) - weight_NK) for grid in (narrow, wide)
-    ]
+    rounded = (as_tensor(dequantize(rtn.quantize(weight_NK, None, grid))) for grid in (narrow, wide))
+    kl = [tap.kl_bits(values_NK - weight_NK) for values_NK in rounded]
     return kl[0] - kl[1]
 
 

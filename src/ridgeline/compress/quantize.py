@@ -1,4 +1,5 @@
-"""Quantize a model folder, layer by layer, into a folder of compressed-tensors that vLLM and transformers load too.
+"""Quantize a model folder, layer by layer, into one that vLLM and transformers load too: of compressed-tensors, or of
+bitsandbytes where codes are its own.
 
     OUT.partial/   state.json, and a shard for every finished layer: a run that was killed goes on after the last one
     OUT/           appears at the end, whole
@@ -42,8 +43,7 @@ from ridgeline.spec import families
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.checkpoint import INDEX, WHOLE, Checkpoint, take_ranges
 from ridgeline.weights.folder import QUANTIZATION, ModelFolder
-from ridgeline.weights.formats import unpacked
-from ridgeline.weights.formats.compressed_tensors import packed_tensors, quantization_config
+from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 from ridgeline.weights.save import stored_tensors
@@ -214,7 +214,8 @@ class QuantizeJob:
             keys: list[Key] = [(target, source.expert) for target in source.rename.targets]
             if keys[0] in made.matrices:
                 stored = _together(source, self._program, [made.matrices[key] for key in keys])
-                tensors |= packed_tensors(name.removesuffix(".weight"), stored, dtype)
+                writer = bitsandbytes if self._form.code == "nf4" else compressed_tensors
+                tensors |= writer.packed_tensors(name.removesuffix(".weight"), stored, dtype)
                 continue
             plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else weights[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
@@ -268,7 +269,10 @@ class QuantizeJob:
             if not self._chosen.issuperset(source.rename.targets) and linear.intersection(source.rename.targets)
         ]
         wide = [n.removesuffix(".weight") for n, s in self._sources.items() if self._wide.issuperset(s.rename.targets)]
-        return quantization_config(self._form, sorted({*plain, "lm_head"}), {INT8: sorted(wide)} if wide else {})
+        ignored = sorted({*plain, "lm_head"})
+        if self._form.code == "nf4":
+            return bitsandbytes.quantization_config(self._form, ignored)
+        return compressed_tensors.quantization_config(self._form, ignored, {INT8: sorted(wide)} if wide else {})
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:

@@ -21,7 +21,8 @@ class Recipe:
 
     method: str = option(
         "gptq",
-        "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats.",
+        "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as bitsandbytes "
+        "does; fp8, to 8-bit floats.",
         metavar="NAME",
     )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
@@ -58,9 +59,10 @@ class Recipe:
         from ridgeline.quant.stored import StoredFormat
 
         if self.method in scheme_names():
-            if self.bits == 8 or self.mean_bits is not None:
-                raise ConfigError(f"method {self.method} has 4 bits; leave bits and mean_bits out")
-            return scheme(self.method).stored_format(self.group_size, self.zero_points)
+            form = scheme(self.method).stored_format(self.group_size, self.zero_points)
+            if self.bits not in (4, form.bits) or self.mean_bits is not None:
+                raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits and mean_bits out")
+            return form
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")

@@ -1,5 +1,4 @@
-"""Python's garbage collector, stopped from looking through what a start makes: a quarter of a million objects that
-stay.
+"""Stop Python's garbage collector from looking through what a start makes: a quarter of a million objects that stay.
 
 Used around heavy imports and while an engine is built. Must not import anything of ridgeline.
 """
@@ -26,8 +25,7 @@ def collector_paused() -> Generator[None]:
 def long_lived_imports() -> Generator[None]:
     """Pause the collector for the imports within, and exempt what exists by then until the process ends.
 
-    Going through what torch makes takes a third of its import, and afterwards a tenth of a second each time, in the
-    midst of a step.
+    Going through what torch makes takes a third of its import, and a tenth of a second each time in midst of a step.
     """
     with collector_paused():
         yield

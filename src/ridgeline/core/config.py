@@ -4,7 +4,7 @@ Each option is declared here and nowhere else (`core/options.py`): `LLM(...)` an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,9 @@ PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for e
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
 NATIVE = "ridgeline._native"
 NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
+LESSER_PROPOSERS = ("ngram",)  # auto goes without them where native ones find all that they do, and sooner
 MAX_THREADS = 4096  # of the native backend's pool
+SERVED_ITL_RATIO = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,7 @@ def _check(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The model to load, in which dtype, for how long a context.
-
-    `model` is a folder, a .gguf file, a hub id or a bundled model's name.
-    """
+    """Says what to load, and for what context; `model`: a folder, a .gguf file, a hub id, a bundled model's name."""
 
     PANEL: ClassVar[str] = "Model"
 
@@ -72,14 +71,12 @@ class QuantizeConfig:
 
     scheme: str | None = option(
         None,
-        "Quantize the weights while they are loaded: int8, int4, mxfp4 or nvfp4.",
+        "Quantize the weights while they are loaded: int8, int4, mxfp4, nvfp4, nf4 or fp8.",
         name="quantize",
         metavar="SCHEME",
         aka="quantization",
     )
-    group_size: int | None = option(
-        None, "int4: number of weights that share a scale, 32, 64 or 128. Default: 128.", low=1
-    )
+    group_size: int | None = option(None, "int4: weights that share a scale, 32, 64 or 128. Default: 128.", low=1)
     zero_points: bool = option(False, "int4: store a zero point beside each scale.")
     inputs: InputBits = option(
         "auto", "Type of quantized layers' inputs; auto takes int8 (W8A8, W4A8), int16 is slower and more exact."
@@ -145,15 +142,22 @@ class SchedulerConfig:
         "Default: none, for the highest throughput.",
         above=0,
         high=60,
+        flag="--max-itl-s",
+    )
+    max_itl_ratio: float | None = option(
+        None,
+        "The same bound as a multiple of what a step takes without prompts, as measured; 0: none. "
+        "Default: 3 in a server, none elsewhere.",
+        low=0,
+        high=1000,
     )
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence computes at least one token a step"
-            )
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens < seqs:
+            why = "every running sequence computes at least one token a step"
+            raise ConfigError(f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +189,9 @@ class SpeculationConfig:
     )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
-    suffix_decoding_max_tree_depth: int = option(
-        24, "Number of matching tokens that suffix tells from fewer.", low=2, high=256
-    )
+    suffix_decoding_max_tree_depth: int = option(24, "Matching tokens that suffix tells from fewer.", low=2, high=256)
     suffix_decoding_max_cached_requests: int = option(
-        10000,
-        "Maximum number of finished outputs that suffix drafts from; 0: the text itself alone.",
-        low=0,
-        high=2**30,
+        10000, "Maximum finished outputs that suffix drafts from; 0: the text itself alone.", low=0, high=2**30
     )
     suffix_decoding_max_spec_factor: float = option(
         1.0, "Maximum number of tokens that suffix drafts for each that matched.", above=0.0, high=64.0
@@ -212,11 +211,9 @@ class SpeculationConfig:
                 raise ConfigError(f"speculate={name}:{model}: {name} needs no model; write {name}")
         if sum(name in drafter_names() for name in self.proposers()) > 1:
             raise ConfigError(f"speculate={self.speculate}: one model can draft beside a model; name one")
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ConfigError(
-                f"prompt_lookup_min must be at most prompt_lookup_max ({self.prompt_lookup_max}), "
-                f"got {self.prompt_lookup_min}"
-            )
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        if least > most:
+            raise ConfigError(f"prompt_lookup_min must be at most prompt_lookup_max ({most}), got {least}")
 
     def proposers(self) -> tuple[str, ...]:
         """Return the names of the proposers, the preferred one first; none where speculation is off."""
@@ -228,11 +225,12 @@ class SpeculationConfig:
         return next(((name, model) for name, model in self._asked() if name in drafter_names()), None)
 
     def _asked(self) -> list[tuple[str, str]]:
-        """Return the proposers by name, each with what stands behind its colon; auto is all that need no model."""
+        """Return the proposers by name, each with what stands behind its colon; auto is the best that need no model."""
         if self.speculate == "off":
             return []
         parts = [part.strip().partition(":") for part in self.speculate.split(",")]
-        hosts = [(name, "") for name in proposer_names() if name not in NATIVE_PROPOSERS or find_spec(NATIVE)]
+        left_out = LESSER_PROPOSERS if find_spec(NATIVE) else NATIVE_PROPOSERS
+        hosts = [(name, "") for name in proposer_names() if name not in left_out]
         found = [hosts if (name, model) == ("auto", "") else [(name, model)] for name, _, model in parts]
         return list(dict.fromkeys(chain.from_iterable(found)))
 
@@ -253,9 +251,7 @@ class BackendConfig:
 
     PANEL: ClassVar[str] = "Execution"
 
-    backend: str = option(
-        "auto", "Implementation that computes the model; auto takes native where it runs.", aka="device"
-    )
+    backend: str = option("auto", "Implementation to use; auto takes native where it runs.", aka="device")
     isa: str | None = option(None, "Instruction set of the native backend, such as avx2. Default: the widest.")
     deterministic: bool = option(False, "Give a request the same tokens whatever else runs; slower.")
     tuning: str = option(
@@ -282,18 +278,11 @@ class EngineConfig:
     speculation: SpeculationConfig = SpeculationConfig()
     backend: BackendConfig = BackendConfig()
     num_threads: int | None = option(
-        None,
-        "Number of compute threads. Default: one per usable core.",
-        low=1,
-        high=MAX_THREADS,
-        short="-t",
-        aka="threads",
+        None, "Compute threads. Default: one per usable core.", low=1, high=MAX_THREADS, short="-t", aka="threads"
     )
     seed: int = option(0, "Seed from which requests without a seed of their own get theirs.", low=0)
     journal: str | None = option(
-        None,
-        "Write what the engine does to this file, without tokens or text; simulate --replay and doctor read it.",
-        metavar="FILE",
+        None, "Record what the engine does, without tokens or text, for simulate --replay and doctor.", metavar="FILE"
     )
     adapters: Mapping[str, str] = option(
         factory=dict[str, str],
@@ -307,6 +296,11 @@ class EngineConfig:
         _check(self)
         if any(not name for name in self.adapters):
             raise ConfigError("an adapter needs a name: name=folder")
+
+    def served(self) -> "EngineConfig":
+        """Return it with the defaults of a server, whose clients wait for every token."""
+        ratio = SERVED_ITL_RATIO if self.scheduler.max_itl_ratio is None else self.scheduler.max_itl_ratio
+        return replace(self, scheduler=replace(self.scheduler, max_itl_ratio=ratio))
 
     @classmethod
     def of(cls, model: str, **options: object) -> "EngineConfig":
@@ -347,6 +341,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     scheduling_policy: SchedulingPolicy
     max_itl_s: float | None
+    max_itl_ratio: float | None
     quantize: str | None
     quantize_group_size: int | None
     quantize_zero_points: bool

@@ -14,9 +14,10 @@ Array = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
 
 FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+FLOAT16: np.dtype[Any] = np.dtype(np.float16)
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 FLOAT8_E4M3: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
-DTYPES: Mapping[str, np.dtype[Any]] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
+DTYPES: Mapping[str, np.dtype[Any]] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 CHUNK_ELEMENTS = 1 << 15  # cast at a time: temporaries stay in a core's cache
 
@@ -62,6 +63,15 @@ def equal(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and np.array_equal(_movable(a), _movable(b))
 
 
+def all_finite(array: Array) -> bool:
+    """Tell whether an array of float32, float16 or bfloat16 has neither NaN nor infinity."""
+    bits = contiguous(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+    magnitude = np.array(~(1 << (8 * array.dtype.itemsize - 1)), np.int64).astype(bits.dtype)  # all bits but the sign
+    infinity = np.array(np.inf, array.dtype).view(bits.dtype)
+    parts = (bits[begin : begin + CHUNK_ELEMENTS] for begin in range(0, bits.size, CHUNK_ELEMENTS))
+    return all(bool((part & magnitude).max() < infinity) for part in parts)
+
+
 def _movable(array: Array) -> Array:
     """Return the same memory as integers, which numpy copies and compares fast, where the type is not numpy's own."""
     if array.dtype.isbuiltin == 1:
@@ -89,7 +99,4 @@ def _widen_float16(chunk: Array) -> Float32s:
 
 
 # From types whose casts in numpy and ml_dtypes are slow.
-_WIDEN: Mapping[np.dtype[Any], Callable[[Array], Float32s]] = {
-    np.dtype(np.float16): _widen_float16,
-    FLOAT8_E4M3: _widen_float8,
-}
+_WIDEN: Mapping[np.dtype[Any], Callable[[Array], Float32s]] = {FLOAT16: _widen_float16, FLOAT8_E4M3: _widen_float8}

@@ -9,6 +9,7 @@
     │   └── ModelNotFoundError     no such model is served                           (HTTP 404)
     ├── OverloadedError        the queue is full or the engine is draining           (HTTP 503)
     └── EngineError            a step failed; our fault                              (HTTP 500)
+        └── QuarantinedError       the engine died of this request, twice                (HTTP 500)
 
 A message says what was wrong, the value, and the fix. Imported by everything; imports nothing.
 """
@@ -33,10 +34,7 @@ class MissingModelError(ModelLoadError):
 
 
 class RequestError(RidgelineError):
-    """A request that is wrong in itself.
-
-    `param` names the offending field (or None); `code` is the machine-readable OpenAI error code (or None).
-    """
+    """A request that is wrong in itself: `param` names the offending field, `code` is OpenAI's error code, or None."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -64,3 +62,7 @@ class OverloadedError(RidgelineError):
 
 class EngineError(RidgelineError):
     """A step failed for a reason that is not the request's."""
+
+
+class QuarantinedError(EngineError):
+    """The engine died while it computed this request, and did so again: it is not tried a third time."""

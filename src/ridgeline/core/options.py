@@ -42,8 +42,7 @@ class Option:
         """Say what a number may be; empty without bounds."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
-        low = None if self.low is None else _digits(self.low)
-        high = None if self.high is None else _digits(self.high)
+        low, high = (None if bound is None else _digits(bound) for bound in (self.low, self.high))
         if self.above is not None:
             return f"greater than {_digits(self.above)}" + ("" if high is None else f" and at most {high}")
         if low is not None and high is not None:
@@ -67,18 +66,15 @@ def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One option is the `field` of a dataclass, or of the dataclass in its field `part`. Help shows it in `panel`.
-
-    `type` is the field's, less None where `optional`; `default` is the field's.
-    """
+    """One option is the `field` of a dataclass, or of the dataclass in its field `part`. Help shows it in `panel`."""
 
     part: str | None
     field: str
     name: str
     flag: str
-    type: Any
-    optional: bool
-    default: Any
+    type: Any  # the field's, less None
+    optional: bool  # whether None was in it
+    default: Any  # the field's
     panel: str
     option: Option
 
@@ -138,7 +134,8 @@ def _rows(owner: type, part: str | None) -> Sequence[Row]:
         elif option is not None:
             default = item.default if item.default_factory is MISSING else item.default_factory()
             name = option.name or getattr(owner, "PREFIX", "") + item.name
-            flag = option.flag or "--" + name.replace("_", "-")
+            unsaid = "s" if get_origin(kind) in (tuple, Sequence) else "_s"  # a flag is given for each, and in seconds
+            flag = option.flag or "--" + name.removesuffix(unsaid).replace("_", "-")
             panel = getattr(owner, "PANEL", "")
             found.append(Row(part, item.name, name, flag, kind, optional, default, panel, option))
     return found

@@ -1,7 +1,4 @@
-"""SamplingParams: how the tokens of one request are decided.
-
-Built by every front end, read by the scheduler and the sampler.
-"""
+"""SamplingParams: how a request's tokens are decided. Built by front ends, read by the scheduler and the sampler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,37 +47,29 @@ class DiffusionParams:
 
     block_length: int = option(32, "Number of tokens in a block.", low=1, high=MAX_BLOCK_LENGTH)
     steps: int | None = option(None, "Maximum number of steps per block. Default: one per token.", low=1)
-    remasking: Literal["confidence", "random"] = option(
-        "confidence", "Keep the most probable tokens of a step, or random ones."
-    )
+    remasking: Literal["confidence", "random"] = option("confidence", "Keep a step's best tokens, or random ones.")
     threshold: float | None = option(None, "Keep all tokens whose probability reaches this.", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.steps is not None and self.steps > self.block_length:
-            raise RequestError(
-                f"steps must be at most block_length ({self.block_length}), got {self.steps}", param="steps"
-            )
+        most = self.block_length
+        if self.steps is not None and self.steps > most:
+            raise RequestError(f"steps must be at most block_length ({most}), got {self.steps}", param="steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """How one request is drafted for, within what the engine does. Raises RequestError for a value out of range.
-
-    `pool`: whether drafts may come from earlier outputs, and this output becomes one of them.
-    """
+    """How one request is drafted for, within what the engine does. Raises RequestError for a value out of range."""
 
     enabled: bool = True
     num_speculative_tokens: int | None = None  # None: as many as the engine drafts
-    pool: bool = True
+    pool: bool = True  # whether drafts may come from earlier outputs, and this output becomes one of them
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
         if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
-            raise RequestError(
-                f"speculation: num_speculative_tokens must be between 0 and {MAX_DRAFT_TOKENS}, got {count}",
-                param="speculation",
-            )
+            problem = f"num_speculative_tokens must be between 0 and {MAX_DRAFT_TOKENS}, got {count}"
+            raise RequestError(f"speculation: {problem}", param="speculation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +89,7 @@ class StructuredOutputsParams:
         None, "Regular expression, without look-around, that the whole output matches.", aka="guided_regex"
     )
     choice: Sequence[str] = option((), "The output is one of these texts; may be given several times.")
-    grammar: str | None = option(
-        None, "Grammar of the output: GBNF, or Lark with a rule `start`.", aka="guided_grammar"
-    )
+    grammar: str | None = option(None, "The output's grammar: GBNF or Lark with a rule `start`.", aka="guided_grammar")
     disable_any_whitespace: bool = option(False, "No white space between the tokens of JSON.")
     whitespace_pattern: str | None = option(None, "Regular expression of the white space between tokens of JSON.")
 
@@ -116,10 +103,8 @@ class StructuredOutputsParams:
             kinds.append("json")
         if len(kinds) != 1:
             got = " and ".join(kinds) or "none"
-            raise RequestError(
-                f"structured_outputs takes exactly one of {', '.join(self.KINDS)}; got {got}",
-                param="structured_outputs",
-            )
+            problem = f"takes exactly one of {', '.join(self.KINDS)}; got {got}"
+            raise RequestError(f"structured_outputs {problem}", param="structured_outputs")
         if not all(isinstance(text, str) and text for text in self.choice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError("choice: each must be a text that is not empty", param="choice")
 
@@ -135,12 +120,7 @@ class SamplingParams:
     PANEL: ClassVar[str] = "Sampling"
 
     max_tokens: int | None = option(
-        16,
-        "Maximum number of tokens to generate.",
-        low=1,
-        high=MAX_INT,
-        short="-n",
-        aka="predict n_predict max_new_tokens",
+        16, "Maximum tokens to generate.", low=1, high=MAX_INT, short="-n", aka="predict n_predict max_new_tokens"
     )
     temperature: float = option(
         1.0, "Sharpen (below 1) or flatten the distribution; 0 is greedy decoding.", low=0.0, high=100.0, aka="temp"
@@ -161,9 +141,7 @@ class SamplingParams:
     seed: int | None = option(None, "Seed of sampling, to repeat an output.", low=-(2**63), high=2**64 - 1)
     n: int = option(1, "Number of outputs to generate from the prompt.", low=1, high=MAX_N)
     stop: str | Sequence[str] = option((), "End the output before this text; may be given several times.")
-    stop_token_ids: Sequence[int] = option(
-        (), "End the output at this token id; may be given several times.", flag="--stop-token-id"
-    )
+    stop_token_ids: Sequence[int] = option((), "End the output at this token id; may be given several times.")
     min_tokens: int = option(0, "Do not end the output before this many tokens.", low=0, high=MAX_INT)
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token.")
     include_stop_str_in_output: bool = option(False, "Show the stop text that ended the output.")
@@ -181,10 +159,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check(self)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", param="min_tokens"
-            )
+        least, most = self.min_tokens, self.max_tokens
+        if most is not None and least > most:
+            raise RequestError(f"min_tokens must be at most max_tokens ({most}), got {least}", param="min_tokens")
         self._check_stops(stop)
         self._check_bias()
 
@@ -200,16 +177,13 @@ class SamplingParams:
             _check_token_id("stop_token_ids", token_id)
 
     def _check_bias(self) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(self.logit_bias)}", param="logit_bias"
-            )
+        if (count := len(self.logit_bias)) > MAX_LOGIT_BIAS:
+            raise RequestError(f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {count}", param="logit_bias")
         for token_id, bias in self.logit_bias.items():
             _check_token_id("logit_bias", token_id)
             if not isinstance(bias, (int, float)) or isinstance(bias, bool) or not abs(bias) <= MAX_BIAS:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise RequestError(
-                    f"logit_bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, got {bias!r}", param="logit_bias"
-                )
+                between = f"between {-MAX_BIAS:g} and {MAX_BIAS:g}"
+                raise RequestError(f"logit_bias must be {between}, got {bias!r}", param="logit_bias")
 
     @property
     def greedy(self) -> bool:
@@ -232,13 +206,10 @@ PoolingKind = Literal["last", "mean", "first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """Pooling makes one vector of the outputs of a text's tokens: the last, the first, or the mean of all.
-
-    `normalize`: divided by its length. Raises RequestError for another kind.
-    """
+    """Pooling makes one vector of a text's tokens' outputs: the last, first or mean. Raises RequestError for others."""
 
     pooling: PoolingKind
-    normalize: bool = True
+    normalize: bool = True  # divided by its length
 
     def __post_init__(self) -> None:
         if self.pooling not in get_args(PoolingKind):

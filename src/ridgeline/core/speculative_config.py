@@ -8,13 +8,8 @@ from typing import Any, cast
 from ridgeline.core.errors import ConfigError
 
 SAME = (
-    "num_speculative_tokens",
-    "prompt_lookup_min",
-    "prompt_lookup_max",
-    "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_cached_requests",
-    "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob",
+    *("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
+    *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     "draft_sample_method",
 )
 METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "auto": "auto"}

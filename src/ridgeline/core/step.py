@@ -59,11 +59,9 @@ class Span(NamedTuple):
         assert count <= self.num_optional, f"{count} tokens cannot be left out of {self.num_optional}"
         if count <= 0:
             return self
-        return self._replace(
-            token_ids=self.token_ids[: len(self.token_ids) - count],
-            num_logit_rows=self.num_logit_rows - count,
-            num_optional=self.num_optional - count,
-        )
+        token_ids = self.token_ids[: len(self.token_ids) - count]
+        rows, optional = self.num_logit_rows - count, self.num_optional - count
+        return self._replace(token_ids=token_ids, num_logit_rows=rows, num_optional=optional)
 
     def required(self) -> "Span":
         """Return the span without its optional tokens."""
@@ -72,15 +70,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """Where one cache group keeps one sequence: block `i` holds positions `first_token + i * block_size ..`.
+    """Where one cache group keeps one sequence: block `i` holds positions `first_token + i * block_size ..`."""
 
-    `first_token` is a multiple of the block size; it is above 0 only where a sliding window has freed the start. A
-    recurrent state lacks the sequence's last `num_logged` tokens, which are in its log.
-    """
-
-    first_token: int
+    first_token: int  # a multiple of the block size, above 0 only where a sliding window has freed the start
     blocks: Sequence[int]
-    num_logged: int = 0
+    num_logged: int = 0  # the sequence's last tokens, which a recurrent state lacks: they are in its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,19 +213,15 @@ class SampledToken(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """All that a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each).
-
-    `batch_s` and `sample_s` are the seconds before and after the model, NaN from an executor that does not tell. `taps`
-    are the hidden states that the program keeps, [T, H] each, good until the executor's next step.
-    """
+    """All that a step produced, aligned with the plan's `samples`, `prompt_rows` and `vector_rows` ([rows, H] each)."""
 
     step: int
     samples: tuple[SampledToken, ...]
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     vectors: tuple[Vectors, ...] = ()
-    batch_s: float = math.nan
-    sample_s: float = math.nan
-    taps: Sequence[Vectors] = ()
+    batch_s: float = math.nan  # before the model; NaN from an executor that does not tell
+    sample_s: float = math.nan  # after it
+    taps: Sequence[Vectors] = ()  # hidden states that the program keeps, [T, H] each, until the executor's next step
 
 
 class DraftStats(NamedTuple):
@@ -246,9 +236,6 @@ class DraftStats(NamedTuple):
         """Return the counts with one more verified draft."""
         known = self.num_accepted_per_position
         by_position = [*known, *[0] * (num_accepted - len(known))]
-        return DraftStats(
-            self.num_drafts + 1,
-            self.num_draft_tokens + num_drafted,
-            self.num_accepted_tokens + num_accepted,
-            tuple(count + (position < num_accepted) for position, count in enumerate(by_position)),
-        )
+        tokens, accepted = self.num_draft_tokens + num_drafted, self.num_accepted_tokens + num_accepted
+        counts = tuple(count + (position < num_accepted) for position, count in enumerate(by_position))
+        return DraftStats(self.num_drafts + 1, tokens, accepted, counts)

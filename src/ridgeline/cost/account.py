@@ -15,6 +15,8 @@ from ridgeline.program.opset import float32_weights
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import FLOAT32_BYTES, ElementBytes, Load, OpCost, elements
 
+PLAIN = ElementBytes()
+
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
@@ -32,17 +34,14 @@ class KvGroup:
         return num_cached * self.bytes_per_token + self.bytes_per_sequence
 
 
-def account(program: Program, load: Load, element: ElementBytes = ElementBytes()) -> list[tuple[Op, OpCost]]:  # noqa: B008
+def account(program: Program, load: Load, element: ElementBytes = PLAIN) -> list[tuple[Op, OpCost]]:
     """Return every op of `program` with its cost in a step that computes `load`, in order."""
     pricer, sizes = Pricer(program, element), step_sizes(load)
     return [(op, pricer.price(op).cost(load, sizes)) for op in program.ops]
 
 
 def account_groups(
-    program: Program,
-    groups: Sequence[Group],
-    load: Load,
-    element: ElementBytes = ElementBytes(),  # noqa: B008
+    program: Program, groups: Sequence[Group], load: Load, element: ElementBytes = PLAIN
 ) -> list[OpCost]:
     """Return the cost of every group; FLOPs, weights and KV memory are those of `account`.
 
@@ -85,10 +84,9 @@ def shared_kv(program: Program, element_bytes: int) -> SharedKv:
     """Find what attentions after the first one of a state need not compute themselves."""
     readers = Counter(op.attrs.state for op in program.ops if isinstance(op.attrs, AttentionAttrs))
     spared = [(program.states[state], count - 1) for state, count in readers.items()]
-    return SharedKv(
-        sum(count for _, count in spared),
-        sum(count * state.bytes_per_token(element_bytes) for state, count in spared if isinstance(state, KvState)),
-    )
+    cached = ((state, count) for state, count in spared if isinstance(state, KvState))
+    num_bytes = sum(count * state.bytes_per_token(element_bytes) for state, count in cached)
+    return SharedKv(sum(count for _, count in spared), num_bytes)
 
 
 def kv_bytes_per_token(program: Program, element_bytes: int) -> int:

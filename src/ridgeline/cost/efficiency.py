@@ -21,14 +21,8 @@ VERSION = 2  # raised when the model of an op's time changes: fits of another ve
 BOUNDS = (0.3, 1.05)
 InputKind = Literal["f32", "bf16", "int16", "int8", "int4"]
 """What is multiplied: inputs of a kind; int4 is 8-bit inputs by 4-bit weights, which AVX2 multiplies faster."""
-POWERS = (
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    8.0,
-)  # 1: arithmetic and memory one after the other; 8: nearly the roofline's maximum
+# 1: arithmetic and memory one after the other; 8: nearly the roofline's maximum
+POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 OVERHEADS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the shortest sample
 MIN_SAMPLES = 3
 DOMINANT = 2.0  # how much longer one limit is than the other where it alone decides
@@ -157,9 +151,8 @@ def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Ef
     """Return the shares that samples with one limit far above the other have at the median, and their errors."""
 
     def share(limits: Sequence[tuple[float, float, float]]) -> float | None:
-        ratios = [
-            one / (measured - overhead_s) for one, other, measured in limits if one > 0 and one >= DOMINANT * other
-        ]
+        bound = [(one, measured) for one, other, measured in limits if one > 0 and one >= DOMINANT * other]
+        ratios = [one / (measured - overhead_s) for one, measured in bound]
         return min(max(median(ratios), BOUNDS[0]), BOUNDS[1]) if ratios else None
 
     compute = share([(s.compute_s, s.memory_s, s.measured_s) for s in samples])

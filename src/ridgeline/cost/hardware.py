@@ -82,9 +82,7 @@ ByThreads = Mapping[int, Ceiling]  # number of threads -> what they reach togeth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Holds a machine and its ceilings. `ops_per_s` counts a multiply-add as two and is empty without the native
-    module.
-    """
+    """Holds a machine and its ceilings. `ops_per_s` counts a multiply-add as two; empty without the native module."""
 
     machine: Machine
     probe_version: int
@@ -119,11 +117,9 @@ class Hardware:
         self, num_threads: int, stream_bytes_per_s: Sequence[float], ops_per_s: Mapping[InputKind, Sequence[float]]
     ) -> "Hardware":
         """Return ceilings of `num_threads` threads from readings of some other moment, beside the older ones."""
-        return replace(
-            self,
-            stream_bytes_per_s={num_threads: Ceiling.of(stream_bytes_per_s)},
-            ops_per_s={**self.ops_per_s, **{kind: {num_threads: Ceiling.of(ops)} for kind, ops in ops_per_s.items()}},
-        )
+        stream = {num_threads: Ceiling.of(stream_bytes_per_s)}
+        newer = {kind: {num_threads: Ceiling.of(ops)} for kind, ops in ops_per_s.items()}
+        return replace(self, stream_bytes_per_s=stream, ops_per_s={**self.ops_per_s, **newer})
 
     @property
     def is_shared(self) -> bool:

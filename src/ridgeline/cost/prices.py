@@ -7,7 +7,7 @@ layers has few distinct ops. There is no formula here: every price is that of a 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 
-from ridgeline.program.op import LOGITS, STEP_INPUTS, Attrs, Op, Program, Shape
+from ridgeline.program.op import FEATURES, LOGITS, STEP_INPUTS, Attrs, Op, Program, Shape
 from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import FLOAT32_BYTES, INDEX_BYTES, ElementBytes, Load, OpCost, Operands, WeightShape
@@ -28,18 +28,9 @@ class OpPrice:
 
     def cost(self, load: Load, sizes: Mapping[str, int]) -> OpCost:
         """Return the cost in a step that computes `load`, whose `step_sizes` are `sizes`."""
-        return OPSET[self.kind].cost(
-            Operands(
-                self.attrs,
-                _concrete(self.inputs, sizes),
-                _concrete(self.outputs, sizes),
-                self.weights,
-                self.input_bytes,
-                self.output_bytes,
-                load,
-                self.element,
-            )
-        )
+        inputs, outputs = _concrete(self.inputs, sizes), _concrete(self.outputs, sizes)
+        widths = self.input_bytes, self.output_bytes
+        return OPSET[self.kind].cost(Operands(self.attrs, inputs, outputs, self.weights, *widths, load, self.element))
 
 
 def step_sizes(load: Load) -> Mapping[str, int]:
@@ -56,7 +47,7 @@ class Pricer:
 
     def __init__(self, program: Program, element: ElementBytes) -> None:
         self._program, self._element = program, element
-        self._value_bytes: dict[str, float] = dict.fromkeys(STEP_INPUTS, INDEX_BYTES)
+        self._value_bytes: dict[str, float] = {**dict.fromkeys(STEP_INPUTS, INDEX_BYTES), FEATURES: FLOAT32_BYTES}
         self._readers: dict[str, set[str]] = {}
         for op in program.ops:
             width = FLOAT32_BYTES if OPSET[op.kind].float32_outputs else element.activation
@@ -72,16 +63,10 @@ class Pricer:
             return tuple(0 if name in here else self._value_bytes[name] for name in names)
 
         shapes, row = self._program.shapes, OPSET[op.kind]
-        return OpPrice(
-            kind=op.kind,
-            attrs=op.attrs,
-            inputs=tuple(shapes[name] for name in op.inputs),
-            outputs=tuple(shapes[name] for name in op.outputs),
-            weights=tuple(self._program.weights[name] for name in op.weights),
-            input_bytes=widths(op.inputs),
-            output_bytes=widths(op.outputs),
-            element=replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element,
-        )
+        inputs, outputs = (tuple(shapes[name] for name in names) for names in (op.inputs, op.outputs))
+        weights = tuple(self._program.weights[name] for name in op.weights)
+        element = replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element
+        return OpPrice(op.kind, op.attrs, inputs, outputs, weights, widths(op.inputs), widths(op.outputs), element)
 
     def group(self, group: Group) -> tuple[OpPrice, ...]:
         """Return the prices of a group's ops: what only they read stays in the cores, what several read comes once."""

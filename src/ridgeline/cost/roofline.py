@@ -8,28 +8,19 @@ Called by `bench/profile.py`. Must not import torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from ridgeline.cost.account import account_groups
-from ridgeline.cost.hardware import InputKind
+from ridgeline.cost.datasheets import Datasheet
+from ridgeline.cost.hardware import Hardware, InputKind
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
 WeightKind = Literal[
-    "f32",
-    "bf16",
-    "int8",
-    "int4",
-    "int8_groups",
-    "int8_minima",
-    "int4_minima",
-    "int8_super",
-    "int8_super_minima",
-    "int4_super_minima",
-    "mxfp4",
-    "nvfp4",
-]
+    "f32", "bf16", "int8", "int4", "int8_groups", "int8_minima", "int4_minima", "nf4", "fp4", "e4m3",
+    "int8_super", "int8_super_minima", "int4_super_minima", "mxfp4", "nvfp4",
+]  # fmt: skip
 Bound = Literal["memory", "cache", "compute", "nothing"]
 Piece = tuple[tuple[str, ...], ElementBytes]
 """Labels of ops that are computed as one, and what their operands take in memory."""
@@ -48,17 +39,8 @@ class Prediction:
     moving_s: float = 0.0
 
 
-class Ceilings(Protocol):
-    """A machine does this at most, per second: measured (`cost/hardware.py`), or as its maker says."""
-
-    @property
-    def cache_bytes(self) -> int: ...
-
-    def peak(self, kind: InputKind, num_threads: int) -> float | None: ...
-
-    def stream(self, num_threads: int) -> float: ...
-
-    def cached(self, num_threads: int) -> float: ...
+Ceilings = Hardware | Datasheet
+"""A machine does this at most, per second: measured, or as its maker says."""
 
 
 class Roofline:
@@ -103,13 +85,12 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
 
     int8 has a float32 scale per output, the others a float16 scale per `group` inputs, beside which int4 may have a
     zero point of one byte and int4_minima has a float16 minimum. The super kinds have bytes for these, and float16
-    numbers for 256 inputs. mxfp4 and nvfp4 have scales of a byte, nvfp4 also a float32 per output.
+    numbers for 256 inputs. mxfp4 and nvfp4 have scales of a byte, nvfp4 also a float32 per output; nf4 and fp4 have
+    float32 scales, e4m3 too, or one per output without groups.
     """
     match kind:
-        case "f32":
-            return 4.0
-        case "bf16":
-            return 2.0
+        case "f32" | "bf16":
+            return 4.0 if kind == "f32" else 2.0
         case "int8":
             return 1.0 + 4.0 / num_inputs
         case "int8_groups":
@@ -118,8 +99,10 @@ def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_
             return 0.5 + (3.0 if zero_points else 2.0) / group
         case "int8_minima":
             return 1.0 + 4.0 / group
-        case "int4_minima":
+        case "int4_minima" | "nf4" | "fp4":
             return 0.5 + 4.0 / group
+        case "e4m3":
+            return 1.0 + 4.0 / (group or num_inputs)
         case "mxfp4" | "nvfp4":
             return 0.5 + 1.0 / group + (4.0 / num_inputs if kind == "nvfp4" else 0.0)
         case "int8_super":

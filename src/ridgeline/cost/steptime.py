@@ -1,5 +1,4 @@
-"""Predict the seconds of a step from what it computes: pieces priced by the op table, limits by a roofline, and on top
-of them the efficiencies of this machine.
+"""Predict the seconds of a step: pieces priced by the op table, limits by a roofline, efficiencies of this machine.
 
     step = Σ pieces predicted + rest,   rest = a + b · sequences
 
@@ -116,11 +115,8 @@ def _priced(program: Program, pieces: Sequence[OpTiming]) -> list[_Priced]:
         if piece.ops:
             group = Group(piece.kind, piece.label, tuple(ops[label] for label in piece.ops))
             alike.setdefault((key_of(piece), piece.inputs, piece.element), []).append(group)
-    return [
-        _Priced(key, inputs, price, _depends_on_spans(price))
-        for (key, inputs, element), groups in alike.items()
-        for price in price_groups(program, groups, element)
-    ]
+    prices = ((*kind, price) for kind, groups in alike.items() for price in price_groups(program, groups, kind[2]))
+    return [_Priced(key, inputs, price, _depends_on_spans(price)) for key, inputs, _, price in prices]
 
 
 def _depends_on_spans(price: GroupPrice) -> bool:

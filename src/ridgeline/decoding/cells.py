@@ -1,6 +1,7 @@
 """List the logits that a sparse edit touches. Used by the processors that change the logits of single tokens."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +17,13 @@ def cells(edits: Iterable[tuple[int, Sequence[int], Values]], logits_RV: Array) 
 
     An id outside the vocabulary is dropped: front ends refuse it, and here it would take the whole step down.
     """
-    row_parts: list[npt.NDArray[np.int64]] = []
-    id_parts: list[npt.NDArray[np.int64]] = []
-    value_parts: list[npt.NDArray[np.float32]] = []
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
     for row, token_ids, value in edits:
         ids = np.asarray(token_ids, dtype=np.int64)
-        row_parts.append(np.full(ids.shape, row, dtype=np.int64))
-        id_parts.append(ids)
-        value_parts.append(np.broadcast_to(np.asarray(value, dtype=np.float32), ids.shape))
-    rows_E, ids_E, values_E = np.concatenate(row_parts), np.concatenate(id_parts), np.concatenate(value_parts)
+        spread = np.broadcast_to(np.asarray(value, dtype=np.float32), ids.shape)
+        parts.append((np.full(ids.shape, row, dtype=np.int64), ids, spread))
+    rows_E, ids_E, values_E = map(np.concatenate, zip(*parts))
     known_E = (ids_E >= 0) & (ids_E < logits_RV.shape[1])
     xp, place = array_namespace(logits_RV), device(logits_RV)
-    return (
-        xp.asarray(rows_E[known_E], device=place),
-        xp.asarray(ids_E[known_E], device=place),
-        xp.asarray(values_E[known_E], device=place),
-    )
+    rows, ids, values = (xp.asarray(each_E[known_E], device=place) for each_E in (rows_E, ids_E, values_E))
+    return rows, ids, values

@@ -1,88 +1,111 @@
 """How many tokens to draft: as many as raise the throughput, tokens gained a second, on the machine that runs.
 
-A step of m tokens takes T(m) seconds; a draft whose first j tokens are accepted with chance s_j gains s_1 + .. + s_k
-tokens. Drafting pays while a token's chance over what it adds to T exceeds the throughput without it: none where the
-machine is busy with many sequences already, some where a step waits for memory. T and the chances are learnt from the
-steps themselves, of which those that draft nothing teach T too. No clock, no torch.
+A step that drafts e tokens beside those of n sequences takes r(n, e) times a step without drafts, and a draft whose
+first j tokens are accepted with chance s_j gains s_1 + .. + s_k tokens. Drafting pays while n + gain over r exceeds n.
+Both are learnt from the steps themselves. Asking for drafts takes time as well, and so does trying what is not known:
+where that does not pay it comes out of a purse, into which a small part of the time goes. No clock, no torch.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
 from typing import Final
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
-PRIOR_SLOPE = 1 / 32  # growth of T a token where nothing is known: optimistic, so that it is tried
-TRIALS = 4  # before a measured T counts for more than what was hoped: the first steps of a shape are slow
-MEMORY_STEPS = 1024  # after which a measurement counts half
-IDLE_STEPS = 8  # without a paying draft, after which proposers are not asked for a while
-FIRST_NAP_STEPS, MAX_NAP_STEPS = 8, 64
-FIRST_WAIT, MAX_WAIT = 4, 32  # rounds without drafts, each behind a rest of the control, between two probes
-DRAFTING_WAIT = 12  # rounds with drafts between two probes
+PRIOR_SLOPE = 1 / 64  # growth of a step a token where nothing is known: optimistic, so that it is tried
+TRIALS, PLAIN_TRIALS = 8, 14  # steps of a shape, the first of which are slow, before it is known; without drafts
+MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
+LEVEL_GAIN = 0.3  # of a step's change that the level follows
+MAX_CHANGE = 0.25  # of a step beside what is usual: others may disturb it for long
+PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
+PURSE_STEPS = 8  # steps without drafts: what the purse holds at first and at most
+MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
+MAX_NAP_STEPS = 256
+ONLY_ASKED, BEHIND_DRAFTS = -1, -2  # instead of drafted tokens: none were found that pay; and a step before had some
+MAX_ASKED = 16  # steps in which drafts are asked for between two that are timed without
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The time of steps with one number of tokens, relative to the level of all; `weight` counts them."""
+class _Shape:
+    """The steps of one number of sequences and of drafted tokens: what they take, as a share of another time."""
 
-    share: float
-    weight: float
-    at_step: int
+    trials: int = TRIALS
+    memory_steps: int = MEMORY_STEPS
+    num_steps: int = 0
+    share: float = 1.0
+    first: list[float] = field(default_factory=list[float])
+
+    @property
+    def is_known(self) -> bool:
+        return self.num_steps >= self.trials
+
+    def observe(self, share: float) -> float:
+        """Take in a step; return by how much it was longer than usual, 0 where that is not known."""
+        self.num_steps += 1
+        if self.num_steps <= self.trials:
+            self.first.append(share)
+            self.share = median(self.first[-6:])
+            return 0.0
+        change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
+        self.share *= 1 + change / min(self.num_steps, self.memory_steps)
+        return change
 
 
 class StepTimes:
-    """Learns T(m): a level that follows the machine's moods quickly, and each m's share of it slowly."""
+    """Learns what steps without drafts take, as shares of a level that follows the machine's moods, and how many times
+    longer drafts make them: alike for numbers of sequences of as many binary digits.
+    """
 
     def __init__(self) -> None:
         self._level_s = 0.0
-        self._seen: dict[int, _Seen] = {}
-        self._sizes: list[int] = []
-        self._step = 0
+        self._plain: dict[int, _Shape] = {}  # by sequences
+        self._drafted: dict[tuple[int, int], _Shape] = {}  # by digits of the number of sequences, and drafted tokens
+        self._known: dict[int, list[int]] = {}  # drafted tokens of the shapes that are known, by digits
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Take in a decode step of `num_tokens`."""
-        self._step += 1
-        seen = self._seen.get(num_tokens)
-        if seen is None:
-            share = 1.0 if not self._seen else seconds / self._level_s
-            self._seen[num_tokens] = _Seen(share, 1.0, self._step)
-            insort(self._sizes, num_tokens)
-            if self._level_s == 0.0:
-                self._level_s = seconds
+    def observe(self, num_decodes: int, extra: int, seconds: float) -> None:
+        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, ONLY_ASKED or BEHIND_DRAFTS."""
+        self._level_s = self._level_s or seconds
+        plain = self._plain.setdefault(num_decodes, _Shape(PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
+        digits = num_decodes.bit_length()
+        shape, expected_s = plain, self._level_s
+        if extra and plain.is_known:
+            shape, expected_s = self._drafted.setdefault((digits, extra), _Shape()), expected_s * plain.share
+        elif extra:
             return
-        now = min(seconds / seen.share, 2 * self._level_s)  # one step that somebody else disturbed says little
-        self._level_s += 0.2 * (now - self._level_s)
-        seen.weight = seen.weight * 0.5 ** ((self._step - seen.at_step) / MEMORY_STEPS) + 1
-        seen.share += (min(seconds / self._level_s, 2 * seen.share) - seen.share) / min(seen.weight, 32.0)
-        seen.at_step = self._step
+        self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s)
+        if extra > 0 and shape.num_steps == TRIALS:
+            insort(self._known.setdefault(digits, [0]), extra)
 
-    def knows(self, num_tokens: int) -> bool:
-        """Tell whether steps of `num_tokens` were seen often enough."""
-        seen = self._seen.get(num_tokens)
-        return seen is not None and seen.weight * 0.5 ** ((self._step - seen.at_step) / MEMORY_STEPS) >= TRIALS - 1
+    def knows(self, num_decodes: int, extra: int) -> bool:
+        """Tell whether steps of that shape were seen often enough."""
+        shape = self._drafted.get((num_decodes.bit_length(), extra)) if extra else self._plain.get(num_decodes)
+        return shape is not None and shape.is_known
 
-    def expected_s(self, num_tokens: int) -> float:
-        """Return the seconds of a step of `num_tokens`, on the hopeful side where little is known."""
-        return self._level_s * self._share(num_tokens)
+    def plain_s(self, num_decodes: int) -> float:
+        """Return the seconds of a step without drafts that is known."""
+        return self._level_s * self._plain[num_decodes].share
 
-    def _share(self, num_tokens: int) -> float:
-        """Interpolate between the nearest sizes that are known well; beyond them T grows at least as it did so far."""
-        known = [size for size in self._sizes if self.knows(size)] or self._sizes[:1]
-        place = bisect_left(known, num_tokens)
-        if place == 0:
-            return self._seen[known[0]].share
-        low = known[place - 1]
-        at_low = self._seen[low].share
+    def ratio(self, num_decodes: int, extra: int) -> float:
+        """Return how many times longer drafts make a step: between sizes that are known; beyond, growing as so far."""
+        digits = num_decodes.bit_length()
+        if extra < 0:
+            return max(self._drafted[digits, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
+        known = self._known.get(digits, [0])
+        shares = [self._drafted[digits, size].share if size else 1.0 for size in known]
+        place = bisect_left(known, extra)
+        if place < len(known) and known[place] == extra:
+            return shares[place]
+        low, slope = known[place - 1], PRIOR_SLOPE
         if place < len(known):
-            slope = (self._seen[known[place]].share - at_low) / (known[place] - low)
-        else:
-            slope = at_low * PRIOR_SLOPE
-            if place > 1:
-                slope = max(slope, (at_low - self._seen[known[place - 2]].share) / (low - known[place - 2]))
-        return at_low + slope * (num_tokens - low)
+            slope = (shares[place] - shares[place - 1]) / (known[place] - low)
+        elif place > 2:
+            slope = max(slope, (shares[-1] - shares[1]) / (low - known[1]))
+        return shares[place - 1] + slope * (extra - low)
 
 
 @dataclass(slots=True)
@@ -102,16 +125,17 @@ class _Chance:
 
 @dataclass(slots=True)
 class _Sequence:
-    """How one sequence's drafts fared beside what was expected of them."""
+    """How many of one sequence's drafted tokens were tried and accepted, and of how many it was expected."""
 
+    tried: float = 0.0
     accepted: float = 0.0
     expected: float = 0.0
 
-    def factor(self) -> float:
-        return (8 + self.accepted) / (8 + self.expected)
-
-
-_NO_SEQUENCE: Final[Mapping[str, _Sequence]] = {}
+    def chance(self, usual: float) -> float:
+        """Return the chance of a token whose `usual` one is given, by how this sequence's odds are beside the usual."""
+        odds = (4 + self.accepted) / (4 + self.tried - self.accepted)
+        odds *= (4 + self.tried - self.expected) / (4 + self.expected)
+        return usual * odds / (1 - usual + usual * odds)
 
 
 class Acceptance:
@@ -127,12 +151,15 @@ class Acceptance:
 
     def survival(self, seq_id: int, kind: Kind, num_tokens: int) -> list[float]:
         """Return, for each of a draft's tokens, the chance that it and all before it are accepted."""
-        sequence = self._sequences.get(seq_id, _NO_SEQUENCE).get(kind[0])
-        factor = 1.0 if sequence is None else sequence.factor()
+        sequence = self._sequences.get(seq_id, {}).get(kind[0])
         chances: list[float] = []
-        survives = 1.0
+        survives, last, chance = 1.0, 0, 0.0
         for position in range(num_tokens):
-            survives *= min(self._mean(kind, _place(position)) * factor, 0.995)
+            if (place := _place(position)) != last:
+                last, chance = place, self._mean(kind, place)
+                if sequence is not None:
+                    chance = sequence.chance(chance)
+            survives *= chance
             chances.append(survives)
         return chances
 
@@ -141,6 +168,7 @@ class Acceptance:
         sequence = self._sequences.setdefault(seq_id, {}).setdefault(kind[0], _Sequence())
         for position in range(min(num_accepted + 1, num_drafted)):
             chance = self._chance(kind, position)
+            sequence.tried = sequence.tried * 0.97 + 1
             sequence.accepted = sequence.accepted * 0.97 + (position < num_accepted)
             sequence.expected = sequence.expected * 0.97 + chance.mean()
             chance.observe(position < num_accepted)
@@ -171,85 +199,74 @@ def _place(position: int) -> int:
 
 @dataclass(slots=True)
 class DraftControl:
-    """Chooses how many tokens of each draft to verify, and when not even to ask for drafts."""
+    """Chooses how many tokens of each draft to verify, and when not even to ask for drafts.
+
+    What drafts save goes into a purse, and a small part of the time that passes; what asking for them takes, and what
+    they lose, goes out of it. Nothing is asked while it is empty, so that the small part is all that can be lost.
+    """
 
     times: StepTimes = field(default_factory=StepTimes)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    _idle: int = 0
-    _nap: int = 0
-    _next_nap: int = FIRST_NAP_STEPS
+    _purse_s: float | None = None
+    _nap: int = 0  # steps before which nothing is asked
+    _extra: int = 0  # drafted tokens of the last step
+    _asked: bool = False  # whether drafts were asked for in this one
+    _num_asked: int = 0  # steps since one was seen without
 
-    @property
     def rests(self) -> bool:
-        """Whether the next step should be planned without asking for drafts."""
-        return self._nap > 0
+        """Tell whether the step that begins is planned as without drafts; what it takes need not be known."""
+        rests, self._nap = self._nap > 0, max(self._nap - 1, 0)
+        return rests
 
-    def step(self, num_tokens: int, seconds: float) -> None:
-        """Take in a decode step of `num_tokens`."""
-        self._nap = max(self._nap - 1, 0)
-        self.times.observe(num_tokens, seconds)
+    def asks(self, num_decodes: int) -> bool:
+        """Tell whether to ask for drafts in the step that begins: what it takes without them is learnt first."""
+        self._asked = self.times.knows(num_decodes, 0) and (self._num_asked < MAX_ASKED or self._extra > 0)
+        return self._asked
+
+    def step(self, num_decodes: int, extra: int, gained: int, seconds: float, asking_s: float) -> None:
+        """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
+
+        `seconds` is how long it took, with `asking_s` before drafts were chosen.
+        """
+        kind = extra or (BEHIND_DRAFTS if self._extra else ONLY_ASKED if self._asked else 0)
+        self._extra, self._num_asked = extra, self._num_asked + 1 if kind else 0
+        self.times.observe(num_decodes, kind, seconds)
+        if not self.times.knows(num_decodes, 0):
+            return
+        step_s = self.times.plain_s(num_decodes)
+        takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
+        if self.times.knows(num_decodes, kind):
+            takes = max(self.times.ratio(num_decodes, kind), 1 + min(asking_s / step_s, MAX_RATIO)) if kind else 1.0
+        saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s
+        purse_s = (PURSE_STEPS * step_s if self._purse_s is None else self._purse_s) + saved_s
+        if purse_s < 0:
+            gains_s = PURSE_SHARE * step_s
+            self._nap, self._num_asked = min(ceil(-purse_s / gains_s), MAX_NAP_STEPS), MAX_ASKED
+            purse_s += self._nap * gains_s
+        self._purse_s = min(purse_s, PURSE_STEPS * step_s)
 
     def choose(self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int) -> list[int]:
         """Return how many tokens of each draft to verify beside `num_decodes` tokens, at most `room` in all.
 
         `survivals` are those of `Acceptance`, one list a draft.
         """
-        none = [0] * len(survivals)
-        if not survivals:
-            self._rest(False)
-            self._nap = min(self._nap, FIRST_NAP_STEPS)  # a guess may come with any token
-            return none
-        if not self.times.knows(num_decodes):
-            return none  # what a step costs without drafts comes first
-        ranked = sorted(
-            ((chance, draft) for draft, chances in enumerate(survivals) for chance in chances), reverse=True
-        )[: min(room, EXTRA_TOKENS[-1])]
-        best, best_rate = 0, MIN_GAIN * num_decodes / self.times.expected_s(num_decodes)
+        lengths = [0] * len(survivals)
+        chances = ((chance, draft) for draft, each in enumerate(survivals) for chance in each)
+        ranked = sorted(chances, reverse=True)[: min(room, EXTRA_TOKENS[-1])]
+        behind, asked = (self.times.ratio(num_decodes, kind) for kind in (BEHIND_DRAFTS, ONLY_ASKED))
+        least, entry = (behind, 0.0) if self._extra else (asked, max(behind - asked, 0.0))
+        best, best_rate = 0, MIN_GAIN * num_decodes / least
         gained, used = float(num_decodes), 0
         for extra in EXTRA_TOKENS[1:]:
             if extra > len(ranked):
                 break
             gained += sum(chance for chance, _ in ranked[used:extra])
             used = extra
-            new = not self.times.knows(num_decodes + extra)
-            rate = gained / self.times.expected_s(num_decodes + extra)
+            rate = gained / (self.times.ratio(num_decodes, extra) + entry)
             if rate > best_rate:
                 best, best_rate = extra, rate
-                if new:  # one size further at a time, so that trying costs little
+                if not self.times.knows(num_decodes, extra):  # one size further at a time, so that trying costs little
                     break
-        self._rest(best > 0)
         for _, draft in ranked[:best]:
-            none[draft] += 1
-        return none
-
-    def _rest(self, pays: bool) -> None:
-        """Wait longer and longer while drafts do not pay."""
-        if pays:
-            self._idle, self._next_nap = 0, FIRST_NAP_STEPS
-            return
-        self._idle += 1
-        if self._idle >= IDLE_STEPS:
-            self._idle, self._nap = IDLE_STEPS - 1, self._next_nap
-            self._next_nap = min(2 * self._next_nap, MAX_NAP_STEPS)
-
-
-class Probes:
-    """Says when to draft one token more than pays: nothing is learnt of what is never drafted, and texts change.
-
-    Now and then while drafts pay, less and less often while none do.
-    """
-
-    def __init__(self) -> None:
-        self._waited, self._wait = 0, FIRST_WAIT
-        self._drafted = False
-
-    def due(self, drafts: bool) -> bool:
-        """Take in whether a round drafts at all; return whether it should draft one token more."""
-        if drafts is not self._drafted:
-            self._drafted, self._waited, self._wait = drafts, 0, FIRST_WAIT
-        self._waited += 1
-        if self._waited < self._wait:
-            return False
-        self._waited = 0
-        self._wait = DRAFTING_WAIT if drafts else min(2 * self._wait, MAX_WAIT)
-        return True
+            lengths[draft] += 1
+        return lengths

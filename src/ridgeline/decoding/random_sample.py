@@ -1,5 +1,4 @@
-"""Sample one token from processed logits, by inverse CDF in integers. Called by the sampler; top_p uses the same
-weights.
+"""Sample one token from processed logits, by inverse CDF in integers. Called by the sampler, its weights by top_p.
 
 The rule, complete, so that another implementation can give the same tokens:
 
@@ -39,12 +38,8 @@ def random_word(seed: int, num_output: int) -> int:
     other_low, other_high = 0, 0
     for _ in range(10):
         product, other_product = _PHILOX_MULTIPLIERS[0] * low, _PHILOX_MULTIPLIERS[1] * other_low
-        low, high, other_low, other_high = (
-            other_product >> 64 ^ high ^ key_low,
-            other_product % _WORD,
-            product >> 64 ^ other_high ^ key_high,
-            product % _WORD,
-        )
+        low, high = other_product >> 64 ^ high ^ key_low, other_product % _WORD
+        other_low, other_high = product >> 64 ^ other_high ^ key_high, product % _WORD
         key_low, key_high = (key_low + _PHILOX_INCREMENTS[0]) % _WORD, (key_high + _PHILOX_INCREMENTS[1]) % _WORD
     return low
 

@@ -7,7 +7,7 @@ It holds nothing of requests that is not made anew where it is missing. The orde
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -30,7 +30,8 @@ _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every toke
 _NO_TOKEN = -1
 
 
-class _InStep(NamedTuple):
+@dataclass(slots=True)
+class _InStep:
     """Hold what the backend samples in a step, and the indices of their rows in `rows`."""
 
     rows: Sequence[SampleRow]
@@ -60,7 +61,7 @@ class Sampler:
         if follows and last is not None:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
             _write_masks(last.sampling, rows, last.plain)
-            self._last = last._replace(rows=rows)
+            last.rows = rows
             return last.sampling
         plain = self._plain(rows)
         last = self._recent.pop(len(rows), None)
@@ -85,26 +86,18 @@ class Sampler:
         are not written to. Several rows may point at the same logit row. A row whose logits are not finite gets an
         `error` and touches no other.
         """
-        last = self._last
-        if (
-            last is not None
-            and last.rows is rows
-            and last.bare
-            and output.sampled_token_ids is not None
-            and not prompt_rows
-        ):
-            return tuple(map(_sampled, rows, output.sampled_token_ids.tolist())), ()
-        token_ids = [_NO_TOKEN] * len(rows)
-        weights: dict[int, Weights] = {}
-        if output.sampled_token_ids is None:
-            self._decide_all(output.logits_RV, rows, range(len(rows)), token_ids, weights)
-        else:
-            plain = last.plain if last is not None and last.rows is rows else self._plain(rows)
-            for i, token_id in zip(plain, output.sampled_token_ids.tolist(), strict=True):
+        last, in_step = self._last, output.sampled_token_ids
+        if last is not None and last.rows is not rows:
+            last = None
+        if last is not None and last.bare and in_step is not None and not prompt_rows:
+            return tuple(map(_sampled, rows, in_step.tolist())), ()
+        token_ids, pending = [_NO_TOKEN] * len(rows), list(range(len(rows)))
+        if in_step is not None:
+            plain = self._plain(rows) if last is None else last.plain
+            for i, token_id in zip(plain, in_step.tolist(), strict=True):
                 token_ids[i] = token_id
-            if len(plain) < len(rows):
-                pending = sorted(set(range(len(rows))).difference(plain))
-                self._decide_all(output.logits_RV, rows, pending, token_ids, weights)
+            pending = sorted(set(pending).difference(plain))
+        weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
         sampled = [_sampled(row, token_id, logprobs.get(i)) for i, (row, token_id) in enumerate(zip(rows, token_ids))]
         for i, told in weights.items():
@@ -116,19 +109,14 @@ class Sampler:
 
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
         """Return the indices of the rows that need nothing but their logits and the parameters of SamplingMetadata."""
-        return [
-            i for i, row in enumerate(rows) if not _is_weighed(row) and not any(p.uses(row) for p in self._not_in_step)
-        ]
+        others = self._not_in_step
+        return [i for i, row in enumerate(rows) if not _is_weighed(row) and not any(p.uses(row) for p in others)]
 
     def _decide_all(
-        self,
-        logits_RV: Array,
-        rows: Sequence[SampleRow],
-        pending: Sequence[int],
-        token_ids: list[int],
-        weights: dict[int, Weights],
-    ) -> None:
-        """Write the token ids of the `pending` rows whose logits are finite, and the weights that are to be told."""
+        self, logits_RV: Array, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
+    ) -> dict[int, Weights]:
+        """Write the token ids of the `pending` rows whose logits are finite; return the weights that are to be told."""
+        weights: dict[int, Weights] = {}
         with np.errstate(all="ignore"):  # what is not finite is found in the outcome
             sound = _sound(logits_RV, rows, pending)
             for i in [i for i in sound if _is_weighed(rows[i])]:
@@ -143,6 +131,7 @@ class Sampler:
             for group in _same_path(rows, [i for i in sound if not _is_weighed(rows[i])]):
                 for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
                     token_ids[i] = token_id
+        return weights
 
     def _weigh(self, logits_RV: Array, row: SampleRow) -> Weights | None:
         """Return the distribution that `row`, which is not greedy, samples from; None where nothing of it is finite."""

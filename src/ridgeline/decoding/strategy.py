@@ -30,9 +30,7 @@ class SequenceView(Protocol):
 
 
 class Room(NamedTuple):
-    """Says what a step has beyond one token and one row of logits for each running sequence; `others_wait` for
-    admission.
-    """
+    """Says what a step has beyond a token and a row of logits for each running sequence; whether `others_wait`."""
 
     num_tokens: int
     num_rows: int
@@ -111,8 +109,7 @@ class Strategy(Protocol):
 
 
 def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> SampleRow:
-    """Return the row that decides the token after the last known one, or after `num_output` of them, if some are still
-    to be sampled."""
+    """Return the row of the token after the last known one, or after `num_output`, some of which are to be sampled."""
     num_prompt, params = len(view.request.prompt_ids), view.request.params
     if num_output is None:
         num_output = len(view.token_ids) - num_prompt

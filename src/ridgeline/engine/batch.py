@@ -78,7 +78,8 @@ class BatchBuilder:
             last.ones = self._ones(batch.block)
         np.add(batch.block, last.ones, out=batch.block)
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
-        batch.sampling.masks_MW[:] = last.sampling.masks_MW
+        if len(batch.sampling.masks_MW):
+            batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:
             for index in range(len(batch.groups)):
                 self._move_tables(index, last, plan, before)
@@ -96,11 +97,10 @@ class BatchBuilder:
         return ones
 
     def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata) -> bool:
-        """Return whether the plan's arrays have the sizes of the last one's, and its spans the same lengths."""
+        """Return whether a plan of as many spans has arrays as large as the last one's, and spans as long."""
         before = last.plan
         return (
-            len(plan.spans) == len(before.spans)
-            and len(plan.copies) == len(before.copies)
+            len(plan.copies) == len(before.copies)
             and len(sampling.logit_row) == len(last.sampling.logit_row)
             and sampling.masks_MW.shape == last.sampling.masks_MW.shape
             and all(map(_same_lengths, plan.spans, before.spans))
@@ -157,8 +157,7 @@ class BatchBuilder:
             batch.copies_C3[:] = [(copy.group, copy.source, copy.target) for copy in plan.copies]
 
     def _move_tables(self, index: int, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
-        """Write the tables of group `index`, of which those of `before` are written, and the slots of the batch's
-        positions."""
+        """Write the tables of group `index`, of which those of `before` are written, and the slots of the positions."""
         layout, group, tables = self._layout.groups[index], laid.batch.groups[index], plan.tables[index]
         _write_tables(group, tables, None if before is None else before.tables[index])
         if layout.kind == "recurrent":
@@ -186,11 +185,7 @@ def _same_lengths(span: Span, before: Span) -> bool:
 def _write_tables(group: GroupStep, tables: tuple[BlockTable, ...], before: tuple[BlockTable, ...] | None) -> None:
     """Write the tables that are others than `before`."""
     group.first_token_S[:] = [table.first_token for table in tables]
-    if before is None:
-        group.tables_SB[:] = 0
     for span, table in enumerate(tables):
-        if before is None:
-            group.tables_SB[span, : len(table.blocks)] = table.blocks
-        elif table is not before[span]:
+        if before is None or table is not before[span]:
             group.tables_SB[span, : len(table.blocks)] = table.blocks
             group.tables_SB[span, len(table.blocks) :] = 0

@@ -15,12 +15,12 @@ from ridgeline.core.host import HostReader
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.companion import plan_drafter
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import Engine, setup_of
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
-from ridgeline.engine.recording import recorder, setup_of
+from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
@@ -61,24 +61,8 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     kinds = cache.kinds_without_rollback()
     strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
     setup = setup_of(config, sizing, strategy, choices)
-    scheduler = Scheduler(
-        config.scheduler,
-        cache,
-        strategy,
-        sizing.max_model_len,
-        sizing.limits.num_rows,
-        clock,
-        executor.depth,
-        chains=executor.chains,
-    )
-    return Engine(
-        info=info,
-        setup=setup,
-        loop=EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup)),
-        executor=executor,
-        intake=Intake(info, tokenizer, clock),
-        spec=spec,
-        program=program,
-        layout=sizing.layout,
-        tokenizer=tokenizer,
-    )
+    sizes = sizing.max_model_len, sizing.limits.num_rows
+    scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)
+    loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
+    intake = Intake(info, tokenizer, clock)
+    return Engine(info, setup, loop, executor, intake, spec, program, sizing.layout, tokenizer)

@@ -1,6 +1,7 @@
 """EngineClient: an engine as a server sees it, wherever it runs. Plain data in, plain data out, no torch.
 
-`engine/thread_engine.py` implements it over an engine in a thread of the same process.
+`engine/thread_engine.py` implements it over an engine in a thread of the same process, `engine/process/client.py` over
+one in a process of its own.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -51,6 +52,7 @@ class EngineStats:
     num_computed_tokens: int = 0
     step_s: float = 0.0  # of all steps: plan, run, commit and render
     drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
+    num_restarts: int = 0  # of a process of its own; a new one counts the others from 0
 
 
 class EngineClient(Protocol):
@@ -79,12 +81,11 @@ class EngineClient(Protocol):
 
     @property
     def accepting(self) -> bool:
-        """False once a shutdown has begun, or if the engine has died."""
+        """False once a shutdown has begun, and while the engine is dead or does not react."""
         ...
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds that the step under way has taken so far; 0 without one."""
+    def watch(self, step_timeout_s: float) -> str | None:
+        """Look ten times a second for a death, and a step above `step_timeout_s`; return why the server must end."""
         ...
 
     def give_up(self) -> None:

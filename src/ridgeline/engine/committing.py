@@ -1,4 +1,4 @@
-"""A step while it is being taken in: what its sequences gain, what of it is final, which outputs end.
+"""Steps are taken in here: what their sequences gain, what of it is final, which outputs end.
 
 Called by the scheduler, which holds the sequences. No torch, no I/O.
 """
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
-from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 
@@ -21,11 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepCommit:
-    """Takes in a step's results for its sequences, each with the span that was computed for it."""
+    """Takes in steps' results for their sequences, each with the span that was computed for it."""
 
     scheduler: "Scheduler"
     cache: CacheManager
-    strategy: Strategy
     max_model_len: int
     clock: Clock
 
@@ -72,7 +70,7 @@ class StepCommit:
             return
         if not span.num_optional and self._end_if_broken(seq, tokens, sampled):
             return
-        accepted = self.strategy.accept(seq, span, tokens)
+        accepted = self.scheduler.strategy.accept(seq, span, tokens)
         if span.num_optional and self._end_if_broken(seq, accepted.tokens, sampled):
             return  # rows behind a rejected token are of no text: what they are does not matter
         if span.num_optional:
@@ -87,7 +85,7 @@ class StepCommit:
             self.scheduler.insert_running(sibling)
             try:
                 if not self._end_if_broken(sibling, sampled[sibling.seq_id], sampled):
-                    gained = self.strategy.accept(sibling, span, sampled[sibling.seq_id]).tokens
+                    gained = self.scheduler.strategy.accept(sibling, span, sampled[sibling.seq_id]).tokens
                     self._end_as(sibling, self._extend(sibling, gained))
             except Exception as error:
                 self.scheduler.fault(sibling, error)
@@ -105,7 +103,7 @@ class StepCommit:
             yield sibling
 
     def _pooled(self, seq: Sequence, span: Span, rows_RH: Vectors) -> None:
-        vector_H = self.strategy.pool(seq, span, rows_RH)
+        vector_H = self.scheduler.strategy.pool(seq, span, rows_RH)
         self._commit(seq, span.end)
         if vector_H is not None:
             self.scheduler.events.append(VectorEvent(seq.request, seq.index, vector_H))

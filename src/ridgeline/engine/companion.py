@@ -7,7 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, SpeculationConfig
 from ridgeline.core.dtypes import Array
-from ridgeline.core.errors import ConfigError
+from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors, Weights
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.sampling import Sampler
@@ -37,13 +37,6 @@ HEADS = {"eagle": open_eagle, "medusa": open_medusa}
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
 
 
-class _Head(NamedTuple):
-    """Holds what a head has beside its step: its files, and the program that folds hidden states, if not the step."""
-
-    source: HeadSource
-    fold: BackendPlan | None
-
-
 @dataclass(frozen=True, slots=True)
 class CompanionPlan:
     """A draft model, or the step of a head, before memory is taken; `config` is the target's, with it for the model."""
@@ -53,19 +46,20 @@ class CompanionPlan:
     plan: BackendPlan
     vocab_size: int
     why_backend: Choice
-    head: _Head | None = None
+    source: HeadSource | None = None  # a head's files
+    fold: BackendPlan | None = None  # the program that folds hidden states for a head, if that is not its step
 
     @property
     def needs(self) -> Beside:
         """Return what the target has to leave free."""
         context = self.config.model.max_model_len or self.model.spec.max_positions
         workspace_bytes = self.plan.workspace_bytes(step_limits(self.config, context, all_rows=False))
-        fold_bytes = self.head.fold.weight_bytes if self.head and self.head.fold else 0
+        fold_bytes = self.fold.weight_bytes if self.fold else 0
         taken_bytes = self.plan.weight_bytes + workspace_bytes + fold_bytes
         return Beside(taken_bytes, bytes_per_token(self.plan, self.model.program.states))
 
     def open(self, target: Sizing, target_bytes_per_token: int, executable: Executable, clock: Clock) -> Companion:
-        """Load the model beside the target's `executable`, with as many tokens of cache as the target has.
+        """Load the model beside the target's `executable`, with a cache of as many tokens as the target's.
 
         Raises ConfigError where nothing fits, ModelLoadError for broken weights.
         """
@@ -81,26 +75,18 @@ class CompanionPlan:
         caches = CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching)
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
         executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
-        compute, fold = partial(_computed, executor), None
-        source = None if self.head is None else self.head.source
-        if self.head is not None and source is not None:
-            if source.fold is not None and self.head.fold is not None:
-                opened = self.head.fold.open(source.fold, nothing, executable)
+        compute, fold, source = partial(_computed, executor), None, self.source
+        if source is not None:
+            if source.fold is not None and self.fold is not None:
+                opened = self.fold.open(source.fold, nothing, executable)
                 executor = InlineExecutor(opened, Sampler(), nothing, clock)
             fold = partial(_folded, executor)
             if source.token_ids_V is not None:
                 compute = partial(_renamed, compute, source.token_ids_V)
-        return Companion(
-            caches,
-            self.vocab_size,
-            sizing.max_model_len,
-            config.scheduler.max_num_batched_tokens,
-            self._choices(target, sizing),
-            compute,
-            fold,
-            source.num_heads if source else 0,
-            source.token_ids_V if source else None,
-        )
+        of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
+        context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
+        choices = self._choices(target, sizing)
+        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
         length = own.max_model_len
@@ -116,43 +102,39 @@ class CompanionPlan:
 def plan_drafter(
     config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
 ) -> tuple[CompanionPlan | None, ModelSource]:
-    """Return the model or the head that drafts, None where none is asked for; and `target`, with a head's taps.
-
-    Raises as these say.
-    """
+    """Return the model or the head that drafts, if asked for, and `target`, with a head's taps; raises as these do."""
     if config.speculation.drafter is None:
         return None, target
     kind, name = config.speculation.drafter
     states = target.program.states
     if states and all(isinstance(state, RecurrentState) for state in states):
-        raise ConfigError(
-            f"{target.folder.name} cannot verify drafts of {kind}:{name}: the cache is divided by its tokens' bytes, "
-            "and its layers are all recurrent; use proposers without a model, such as speculate=auto"
-        )
+        why = "the cache is divided by its tokens' bytes, and its layers are all recurrent"
+        fix = "use proposers without a model, such as speculate=auto"
+        raise ConfigError(f"{target.folder.name} cannot verify drafts of {kind}:{name}: {why}; {fix}")
     if kind not in HEADS:
         return _plan_model(name, config, target, offered), target
-    source = HEADS[kind](name, target.spec, config.model.model)
+    spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
+    source = HEADS[kind](name, spec, config.model.model)
     tapping = replace(target, program=tapped(target.program, source.layers))
-    return _plan_head(source, config, target, offered), tapping
+    return _plan_head(source, config, replace(target, spec=spec), offered), tapping
 
 
 def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:
-    """Return the model that drafts for `target`.
-
-    It has the target's options where they concern it, quantization included.
+    """Return the model that drafts for `target`, with its options where they concern it, quantization included.
 
     Raises ConfigError for one that cannot draft for the target, ModelLoadError for broken files.
     """
     asked = replace(config.model, model=name, revision=None, task="generate", max_model_len=None)
     own = replace(config, model=asked, speculation=SpeculationConfig(), adapters={})
-    model = open_model(own)
+    try:
+        model = open_model(own)
+    except (ConfigError, ModelLoadError) as error:
+        raise type(error)(f"{name} cannot draft: {error}") from error
     if model.spec.diffusion is not None or embeds(asked, model.spec):
         raise ConfigError(f"{name} cannot draft: it does not continue text token by token")
     if any(isinstance(state, RecurrentState) for state in model.program.states):
-        raise ConfigError(
-            f"{name} cannot draft: it has recurrent states, which it would not take back one draft at a time; "
-            "choose a model whose layers are all attention"
-        )
+        why = "it has recurrent states, which it would not take back one draft at a time"
+        raise ConfigError(f"{name} cannot draft: {why}; choose a model whose layers are all attention")
     _check_vocabulary(name, model, config.model.model, target)
     backend, why_backend = select(model, own, offered)
     vocab_size = min(model.spec.vocab_size, target.spec.vocab_size)
@@ -163,15 +145,13 @@ def _plan_head(
     source: HeadSource, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
 ) -> CompanionPlan:
     """Return the head, or the heads, that draft for `target`, with the model's options where they concern them."""
-    max_num_seqs = config.scheduler.max_num_seqs  # Medusa heads compute a row of each sequence
-    own = replace(
-        config,
-        cache=replace(config.cache, prefix_caching=False),  # it begins anywhere in a text
-        scheduler=config.scheduler if source.fold else replace(config.scheduler, max_num_batched_tokens=max_num_seqs),
-        backend=replace(config.backend, pack_cache=False),  # packs are named by the model's files alone
-        speculation=SpeculationConfig(),
-        adapters={},
-    )
+    cache = replace(config.cache, prefix_caching=False)  # it begins anywhere in a text
+    backend = replace(config.backend, pack_cache=False)  # packs are named by the model's files alone
+    scheduler = config.scheduler
+    if not source.fold:  # Medusa heads compute a row of each sequence
+        scheduler = replace(scheduler, max_num_batched_tokens=scheduler.max_num_seqs)
+    parts = {"cache": cache, "backend": backend, "scheduler": scheduler, "speculation": SpeculationConfig()}
+    own = replace(config, **parts, adapters={})
     folder, tensors = replace(target.folder, name=source.path.name), partial(_tensors, source, target)
 
     def planned(program: Program) -> CompanionPlan:
@@ -179,7 +159,7 @@ def _plan_head(
         backend, why = select(model, own, offered)
         return CompanionPlan(own, model, backend.plan(model, own), target.spec.vocab_size, why)
 
-    return replace(planned(source.step), head=_Head(source, planned(source.fold).plan if source.fold else None))
+    return replace(planned(source.step), source=source, fold=planned(source.fold).plan if source.fold else None)
 
 
 def _computed(executor: InlineExecutor, plan: StepPlan) -> StepResult:
@@ -221,23 +201,18 @@ def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> M
 def _check_vocabulary(name: str, draft: ModelSource, target_name: str, target: ModelSource) -> None:
     """Raise ConfigError unless equal ids are equal tokens, but for a few at the end of the longer vocabulary."""
     one, other = draft.folder.tokenizer(), target.folder.tokenizer()
+    cannot = f"{name} cannot draft for {target_name}"
     if one is None or other is None:
         if draft.spec.vocab_size != target.spec.vocab_size:
-            raise ConfigError(
-                f"{name} cannot draft for {target_name}: vocabularies of {draft.spec.vocab_size:,} and "
-                f"{target.spec.vocab_size:,} tokens, and no tokenizers to compare"
-            )
+            sizes = f"{draft.spec.vocab_size:,} and {target.spec.vocab_size:,} tokens"
+            raise ConfigError(f"{cannot}: vocabularies of {sizes}, and no tokenizers to compare")
         return
     if (different := _first_difference(one, other)) is not None:
-        raise ConfigError(
-            f"{name} cannot draft for {target_name}: token {different} is {one.token(different)!r} there and "
-            f"{other.token(different)!r} here; both need the same vocabulary"
-        )
+        tokens = f"{one.token(different)!r} there and {other.token(different)!r} here"
+        raise ConfigError(f"{cannot}: token {different} is {tokens}; both need the same vocabulary")
     if abs(one.vocab_size - other.vocab_size) > MAX_OWN_TOKENS:
-        raise ConfigError(
-            f"{name} cannot draft for {target_name}: their vocabularies have {one.vocab_size:,} and "
-            f"{other.vocab_size:,} tokens, more than {MAX_OWN_TOKENS} apart"
-        )
+        sizes = f"{one.vocab_size:,} and {other.vocab_size:,} tokens"
+        raise ConfigError(f"{cannot}: their vocabularies have {sizes}, more than {MAX_OWN_TOKENS} apart")
 
 
 def _first_difference(one: Tokenizer, other: Tokenizer) -> int | None:

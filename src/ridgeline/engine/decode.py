@@ -13,9 +13,8 @@ from ridgeline.decoding.strategy import sample_row
 from ridgeline.engine.request import Sequence
 
 # Made once: nothing else is decided in such a step.
-_DECISIONS: Mapping[WaitReason | None, Decisions] = {
-    reason: Decisions(head_waits=reason) for reason in (None, *get_args(WaitReason))
-}
+_REASONS: tuple[WaitReason | None, ...] = (None, *get_args(WaitReason))
+_DECISIONS: Mapping[WaitReason | None, Decisions] = {reason: Decisions(head_waits=reason) for reason in _REASONS}
 
 _new = tuple.__new__  # a NamedTuple's own constructor is a call of Python, and these run once a sequence and step
 
@@ -70,15 +69,9 @@ def next_decode(
         else:
             allowed = None if seq.grammar is None else seq.grammar.mask()
             rows.append(_new(SampleRow, (*row[:4], row[4] + 1, row[5], (), (), (), allowed, None, False)))
-    return StepPlan(
-        step,
-        tuple(spans),
-        _tables(last.tables, advance.tables),
-        tuple(advance.copies),
-        tuple(rows),
-        decisions=_DECISIONS[head_waits],
-        follows=follows,
-    )
+    tables, copies = _tables(last.tables, advance.tables), tuple(advance.copies)
+    decisions = _DECISIONS[head_waits]
+    return StepPlan(step, tuple(spans), tables, copies, tuple(rows), decisions=decisions, follows=follows)
 
 
 def _tables(

@@ -1,13 +1,18 @@
 """Engine: the parts of a model that runs, as `engine/build.py` puts them together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.cache.layout import CacheLayout
+from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.recording import EngineSetup
+from ridgeline.engine.sizing import Sizing
 from ridgeline.program.op import Program
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
@@ -26,3 +31,16 @@ class Engine:
     program: Program
     layout: CacheLayout
     tokenizer: Tokenizer | None
+
+
+def setup_of(config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]) -> EngineSetup:
+    """Return how an engine is set up."""
+    is_plain = isinstance(strategy, Autoregressive) and not config.speculation.proposers()
+    return EngineSetup(
+        config=config,
+        layout=sizing.layout,
+        max_model_len=sizing.max_model_len,
+        max_num_rows=sizing.limits.num_rows,
+        strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
+        choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
+    )

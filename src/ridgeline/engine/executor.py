@@ -89,6 +89,7 @@ class InlineExecutor:
         self.observer: StepObserver | None = None
         self._executable = executable
         self._sampler = sampler
+        self._layout = layout
         self._batches = BatchBuilder(layout)
         self._clock = clock
         self._plan: StepPlan | None = None
@@ -103,6 +104,13 @@ class InlineExecutor:
     def collect(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None, "no plan is in flight"
+        try:
+            return self._compute(plan)
+        except Exception:  # what was laid out for it may be half written, and is not to be built upon
+            self._batches = BatchBuilder(self._layout)
+            raise
+
+    def _compute(self, plan: StepPlan) -> StepResult:
         observer, ops = self.observer, ()
         start_s = self._clock()
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
@@ -118,5 +126,5 @@ class InlineExecutor:
         if observer is not None:
             observer.observe(plan, StepTimes(batch_s, run_s, sample_s, ops))
         rows_RH = output.logits_RV
-        vectors = tuple(rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows)
+        vectors = tuple([rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows])
         return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps)

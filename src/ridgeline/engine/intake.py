@@ -6,6 +6,7 @@ Called by every front end in its own thread; holds nothing that the engine's loo
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,24 +78,15 @@ class Intake:
         room = self.info.max_model_len - len(prompt_ids)
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
         if wanted > room:
-            raise ContextLengthError(
-                f"this model's context is {self.info.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
-                f"max_tokens asks for {wanted} more: shorten the prompt or lower max_tokens"
-            )
+            asked = f"the prompt has {len(prompt_ids)} and max_tokens asks for {wanted} more"
+            fix = "shorten the prompt or lower max_tokens"
+            raise ContextLengthError(f"this model's context is {self.info.max_model_len} tokens; {asked}: {fix}")
         grammar = self._grammar(params)
-        number, seed = self._number_and_seed(params)
-        now = self._clock()
         stops = frozenset(params.stop_token_ids)
-        return Request(
-            request_id=request_id or f"request-{number}",
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            arrival_s=now,
-            seed=seed,
+        return replace(
+            self._begun(prompt_ids, params, request_id, priority, deadline_s),
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             stop_ids=stops if params.ignore_eos else stops | self._eos_ids,
-            priority=priority,
-            deadline_s=None if deadline_s is None else now + deadline_s,
             adapter=number_of_adapter,
             grammar=grammar,
             shown_ids=self._ids_of(shown),
@@ -117,50 +109,49 @@ class Intake:
         """
         if not self.info.embeds:
             raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
-        num_tokens, room = len(prompt_ids), self.info.max_unchunked_prompt
-        if num_tokens > self.info.max_model_len:
-            raise ContextLengthError(
-                f"this model's context is {self.info.max_model_len} tokens; the prompt has {num_tokens}"
-            )
+        num_tokens, context, room = len(prompt_ids), self.info.max_model_len, self.info.max_unchunked_prompt
+        if num_tokens > context:
+            raise ContextLengthError(f"this model's context is {context} tokens; the prompt has {num_tokens}")
         if room is not None and num_tokens > room:
-            raise ContextLengthError(
-                f"this model sees a text as a whole: {num_tokens} tokens, and a step has {room}; "
-                "raise max_num_batched_tokens"
-            )
+            needs = f"{num_tokens} tokens, and a step has {room}; raise max_num_batched_tokens"
+            raise ContextLengthError(f"this model sees a text as a whole: {needs}")
         params = SamplingParams(max_tokens=1, seed=0)
-        number, seed = self._number_and_seed(params)
-        now = self._clock()
-        return Request(
-            request_id=request_id or f"request-{number}",
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            arrival_s=now,
-            seed=seed,
-            max_tokens=1,
-            stop_ids=frozenset(),
-            priority=priority,
-            deadline_s=None if deadline_s is None else now + deadline_s,
-            pooling=pooling,
-        )
+        return replace(self._begun(prompt_ids, params, request_id, priority, deadline_s), pooling=pooling)
+
+    def with_grammar(self, request: Request) -> Request:
+        """Return a request with the grammar that its parameters ask for. Raises RequestError."""
+        return request if request.grammar is not None else replace(request, grammar=self._grammar(request.params))
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
         if params.structured_outputs is None:
             return None
+        field = "structured_outputs"
         if self._grammars is None:
-            raise RequestError(
-                "structured output needs a tokenizer, which this model lacks", param="structured_outputs"
-            )
+            raise RequestError("structured output needs a tokenizer, which this model lacks", param=field)
         if self.info.max_unchunked_prompt is not None:
-            raise RequestError(
-                "structured output is for models that decode left to right; this one fills in masks",
-                param="structured_outputs",
-            )
+            why = "is for models that decode left to right; this one fills in masks"
+            raise RequestError(f"structured output {why}", param=field)
         return self._grammars.compile(params.structured_outputs)
 
-    def _number_and_seed(self, params: SamplingParams) -> tuple[int, int]:
+    def _begun(
+        self, ids: Sequence[int], params: SamplingParams, name: str | None, priority: int, deadline_s: float | None
+    ) -> Request:
+        """Return a request of its parameters alone, numbered, seeded and timed: for one token, with no end but that."""
         with self._lock:
             seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
-            return next(self._numbers), seed
+            number = next(self._numbers)
+        now_s = self._clock()
+        return Request(
+            request_id=name or f"request-{number}",
+            prompt_ids=tuple(ids),
+            params=params,
+            arrival_s=now_s,
+            seed=seed,
+            max_tokens=1,
+            stop_ids=frozenset(),
+            priority=priority,
+            deadline_s=None if deadline_s is None else now_s + deadline_s,
+        )
 
     def _prediction_ids(self, text: str | None) -> tuple[int, ...]:
         """Return the tokens of a prediction, as many as an output may have."""
@@ -184,36 +175,30 @@ class Intake:
         return self.info.adapters.index(adapter) + 1
 
     def _check(self, params: SamplingParams) -> None:
-        if params.n > self.info.max_num_seqs:
-            raise RequestError(
-                f"n={params.n} exceeds the {self.info.max_num_seqs} sequences this engine runs", param="n"
-            )
+        most, vocab_size = self.info.max_num_seqs, self.info.vocab_size
+        if params.n > most:
+            raise RequestError(f"n={params.n} exceeds the {most} sequences this engine runs", param="n")
         if params.stop_strings and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this model lacks", param="stop")
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            if ids and max(ids) >= self.info.vocab_size:
-                raise RequestError(
-                    f"{name}: token ids must be below {self.info.vocab_size}, got {max(ids)}", param=name
-                )
+            if ids and max(ids) >= vocab_size:
+                raise RequestError(f"{name}: token ids must be below {vocab_size}, got {max(ids)}", param=name)
 
     def _check_diffusion(self, num_prompt: int, params: SamplingParams) -> None:
         room = self.info.max_unchunked_prompt
         if room is None:
             if params.diffusion is not None:
-                raise RequestError(
-                    "diffusion is for models that fill in masks; this one continues text", param="diffusion"
-                )
+                why = "is for models that fill in masks; this one continues text"
+                raise RequestError(f"diffusion {why}", param="diffusion")
             return
         if params.prompt_logprobs is not None:
             raise RequestError("a masked diffusion model has no prompt_logprobs", param="prompt_logprobs")
         block_length = (params.diffusion or DiffusionParams()).block_length
         for what, needed in (("prompt", num_prompt), ("pair of blocks", 2 * block_length)):
             if needed > room:
-                raise RequestError(
-                    f"this model sees a {what} as a whole: {needed} tokens, and a step has {room}; "
-                    "raise max_num_batched_tokens",
-                    param="prompt" if what == "prompt" else "diffusion",
-                )
+                field = "prompt" if what == "prompt" else "diffusion"
+                why = f"{needed} tokens, and a step has {room}; raise max_num_batched_tokens"
+                raise RequestError(f"this model sees a {what} as a whole: {why}", param=field)
 
 
 def default_params(generation: GenerationDefaults, **overrides: object) -> SamplingParams:

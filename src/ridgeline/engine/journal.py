@@ -40,10 +40,7 @@ STEP_FIELDS = (
     *((name, "f8") for name in SECONDS),  # NaN: not told apart from run_s
     ("first_span", "i8"),  # number of its first span record
     ("span_shift", "i4"),  # tokens to add to `start` of its span records
-    ("num_tokens", "i4"),
-    ("num_spans", "i4"),
-    ("num_rows", "i4"),
-    ("num_copies", "i4"),
+    *((name, "i4") for name in ("num_tokens", "num_spans", "num_rows", "num_copies")),
     ("head_waits", "i4"),  # index into WAIT_REASONS
 )
 SPAN_FIELDS = (
@@ -74,14 +71,8 @@ OUTPUT_FIELDS = (
 )
 PROMPT_FIELDS = (("hash", "i8"),)  # of a whole block of a prompt and its output, and all before it
 HOST_FIELDS = (("time_s", "f8"), *((name, "f8") for name in HostSample._fields))
-FIELDS = {
-    "steps": STEP_FIELDS,
-    "spans": SPAN_FIELDS,
-    "decisions": DECISION_FIELDS,
-    "outputs": OUTPUT_FIELDS,
-    "prompts": PROMPT_FIELDS,
-    "host": HOST_FIELDS,
-}
+_OF_STEPS = {"steps": STEP_FIELDS, "spans": SPAN_FIELDS, "decisions": DECISION_FIELDS}
+FIELDS = _OF_STEPS | {"outputs": OUTPUT_FIELDS, "prompts": PROMPT_FIELDS, "host": HOST_FIELDS}
 CAPACITIES = {"steps": 4096, "spans": 65536, "decisions": 16384, "outputs": 4096, "prompts": 65536, "host": 4096}
 FLUSH_STEPS = min(256, CAPACITIES["steps"] // 4)
 
@@ -103,6 +94,12 @@ class Ring:
         """Write one record, its values in the order of the fields."""
         self._pack_into(self._memory, self.num_written % self.capacity * self._size, *values)
         self.num_written += 1
+
+    def take(self, first: int, data: bytes) -> None:
+        """Write the records of another ring from its number `first` on, all that it has since the last ones."""
+        records = np.frombuffer(data, self._records.dtype)
+        self._records[np.arange(first, first + len(records)) % self.capacity] = records
+        self.num_written = first + len(records)
 
     def read(self, since: int = 0) -> tuple[int, Records]:
         """Return (number of the first, copies) of the records from number `since` on still there; any thread."""
@@ -187,30 +184,16 @@ class Journal:
         self._last_step, self._last_tokens = plan.step, len(spans) if num_tokens == num_rows == len(spans) else -1
         if decisions.admitted or decisions.preempted:
             self._decisions(plan)
-        computing_s = ran_s - planned_s
-        self.steps.append(
-            plan.step,
-            start_s,
-            planned_s - start_s,
-            result.batch_s,
-            computing_s,
-            result.sample_s,
-            committed_s - ran_s,
-            end_s - committed_s,
-            self._first_span,
-            self._shift,
-            num_tokens,
-            len(spans),
-            num_rows,
-            len(plan.copies),
-            _WAIT_CODES[decisions.head_waits],
-            *blocks,
-        )
+        planning_s, computing_s = planned_s - start_s, ran_s - planned_s
+        committing_s, rendering_s = committed_s - ran_s, end_s - committed_s
+        taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, rendering_s
+        counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits]
+        self.steps.append(plan.step, start_s, *taken_s, self._first_span, self._shift, *counts, *blocks)
         totals = self._totals
-        totals.plan_s += planned_s - start_s
+        totals.plan_s += planning_s
         totals.run_s += computing_s
-        totals.commit_s += committed_s - ran_s
-        totals.render_s += end_s - committed_s
+        totals.commit_s += committing_s
+        totals.render_s += rendering_s
         totals.num_steps += 1
         totals.num_computed_tokens += num_tokens
         totals.num_sampled_tokens += len(samples)
@@ -222,31 +205,16 @@ class Journal:
         first_step, num_open = self._unfinished.pop(request.request_id, (0, 1))
         if num_open > 1:
             self._unfinished[request.request_id] = first_step, num_open - 1
-        self.outputs.append(
-            event.seq_id,
-            request.arrival_s,
-            timings.queue_s,
-            nan if timings.ttft_s is None else timings.ttft_s,
-            timings.latency_s,
-            event.index,
-            len(request.prompt_ids),
-            event.cached.num_tokens,
-            event.num_output,
-            timings.num_preemptions,
-            min(request.max_tokens, 2**31 - 1),
-            request.adapter,
-            params.greedy,
-            -1 if params.logprobs is None else params.logprobs,
-            params.needs_history,
-            request.priority,
-            request.client,
-            len(event.token_ids),
-            first_step,
-            self.steps.num_written,
-            FINISH_REASONS.index(event.reason),
-            self.prompts.num_written,
-            self._hash(request, event.token_ids),
-        )
+        came = event.seq_id, request.arrival_s
+        taken_s = timings.queue_s, nan if timings.ttft_s is None else timings.ttft_s, timings.latency_s
+        num_cached, num_logprobs = event.cached.num_tokens, -1 if params.logprobs is None else params.logprobs
+        counts = event.index, len(request.prompt_ids), num_cached, event.num_output, timings.num_preemptions
+        max_tokens = min(request.max_tokens, 2**31 - 1)
+        asked = max_tokens, request.adapter, params.greedy, num_logprobs, params.needs_history
+        client, num_tokens = (request.priority, request.client), len(event.token_ids)
+        end = first_step, self.steps.num_written, FINISH_REASONS.index(event.reason)
+        hashes = self.prompts.num_written, self._hash(request, event.token_ids)
+        self.outputs.append(*came, *taken_s, *counts, *asked, *client, num_tokens, *end, *hashes)
 
     def _hash(self, request: Request, token_ids: Sequence[int]) -> int:
         """Write the hashes of the whole blocks of a prompt and its output; return how many there are."""
@@ -308,9 +276,8 @@ class Recorder(ABC):
             first, records = ring.read(self._next[name])
             if self._next[name] == ring.num_written:
                 continue
-            assert first == self._next[name] or name == "host", (
-                f"{name}: records were written over before they were read"
-            )
+            follows = first == self._next[name] or name == "host"
+            assert follows, f"{name}: records were written over before they were read"
             self._next[name] = ring.num_written
             self._take(name, records, journal)
 

@@ -29,7 +29,6 @@ class LLM:
 
     `model` is a folder, a .gguf file, a hub id or a bundled model's name. The options are declared, with their defaults
     and ranges, in `core/config.py`; options left at None are chosen by the engine, and `engine.info.choices` says why.
-
     Raises ConfigError for unknown options and settings that cannot be honoured, ModelLoadError for bad files.
     """
 
@@ -82,12 +81,9 @@ class LLM:
         chat_template: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Generate the reply to one conversation or several, through the model's chat template; `adapter` as in
-        `generate`.
+        """Generate the reply to one conversation or several, through the model's chat template or another in Jinja.
 
-        `chat_template` is the Jinja text of another template to use.
-
-        Raises RequestError for messages that the template refuses or a model without one.
+        `adapter` as in `generate`. Raises RequestError for messages that the template refuses or a model without one.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         template = self.chat_template(chat_template)
@@ -120,10 +116,8 @@ class LLM:
                 vectors[delta.request_id] = delta.vector_H
             elif delta.finish is not None and delta.request_id not in vectors:
                 raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
-        return [
-            EmbeddingOutput(text, token_ids, vectors[request.request_id])
-            for (text, token_ids), request in zip(encoded, requests, strict=True)
-        ]
+        found = [vectors[request.request_id] for request in requests]
+        return [EmbeddingOutput(*prompt, vector_H) for prompt, vector_H in zip(encoded, found, strict=True)]
 
     def chat_template(self, source: str | None = None) -> "ChatTemplate":
         """Compile `source`, Jinja text, or the model's own chat template. Raises RequestError if there is neither."""
@@ -133,11 +127,8 @@ class LLM:
         template = None if tokenizer is None else ChatTemplate.from_tokenizer(tokenizer, source)
         if template is None:
             lacks = "tokenizer" if tokenizer is None else "chat template, which makes a prompt of messages"
-            raise RequestError(
-                f"this model has no {lacks}: give one (chat_template=, on the command line --chat-template FILE), or "
-                "use generate with a plain prompt",
-                param="messages",
-            )
+            fix = "on the command line --chat-template FILE), or use generate with a plain prompt"
+            raise RequestError(f"this model has no {lacks}: give one (chat_template=, {fix}", param="messages")
         return template
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -161,19 +152,15 @@ class LLM:
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if priority is not None and len(priority) != count:
             raise RequestError(f"{count} prompts but {len(priority)} priorities: give one for each prompt")
+        each_params, names = _for_each("sampling_params", chosen, count), _for_each("adapters", adapter, count)
+        texts = _for_each("predictions", prediction, count)
+        given = zip(prompts, each_params, priority or [0] * count, names, texts)
         requests = [
-            self.engine.intake.request(token_ids, params, priority=order, adapter=name, prediction=expected)
-            for (_, token_ids), params, order, name, expected in zip(
-                prompts,
-                _for_each("sampling_params", chosen, count),
-                priority or [0] * count,
-                _for_each("adapters", adapter, count),
-                _for_each("predictions", prediction, count),
-            )
+            self.engine.intake.request(token_ids, params, priority=order, adapter=name, prediction=text)
+            for (_, token_ids), params, order, name, text in given
         ]
-        outputs = {
-            request.request_id: RequestOutput.begun(request, text) for request, (text, _) in zip(requests, prompts)
-        }
+        begun = [RequestOutput.begun(request, text) for request, (text, _) in zip(requests, prompts)]
+        outputs = {output.request_id: output for output in begun}
         total = sum(len(output.outputs) for output in outputs.values())
         num_done = num_tokens = 0
         with progress_bar(total, self.engine.loop.clock, show=progress) as show:
@@ -211,12 +198,9 @@ class LLM:
                 inbox.append(delta)
 
 
-LLM.__init__.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess] what `help(LLM)` shows
-    [
-        *(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "model")),
-        *(Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default) for row in table(EngineConfig)),
-    ]
-)
+_PLACED = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "model")]
+_OPTIONS = [Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default) for row in table(EngineConfig)]
+LLM.__init__.__signature__ = Signature(_PLACED + _OPTIONS)  # pyright: ignore[reportFunctionMemberAccess] `help(LLM)`
 
 
 def _for_each(what: str, given: T | Sequence[T], count: int) -> Sequence[T]:

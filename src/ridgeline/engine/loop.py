@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import StepPlan
+from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.executor import Executor
@@ -20,6 +20,7 @@ from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.request import Event, FinishReason
+from ridgeline.engine.rerun import rerun
 from ridgeline.engine.scheduler import Scheduler
 
 log = get_logger("engine")
@@ -60,7 +61,7 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
         self.clock = clock
-        self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.block_size)
+        self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.cache.layout.block_size)
         self._read_host, self._record = read_host, record
 
     def submit(self, request: Request) -> None:
@@ -87,11 +88,8 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Return the counts of now, from any thread: single fields are read, so no lock is needed."""
         totals = self.journal.totals()
-        return replace(
-            self._scheduler.stats(),
-            num_computed_tokens=totals.num_computed_tokens,
-            step_s=totals.plan_s + totals.run_s + totals.commit_s + totals.render_s,
-        )
+        step_s = totals.plan_s + totals.run_s + totals.commit_s + totals.render_s
+        return replace(self._scheduler.stats(), num_computed_tokens=totals.num_computed_tokens, step_s=step_s)
 
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
@@ -106,8 +104,8 @@ class EngineLoop:
                 plan = self._scheduler.plan()
             except Exception as error:
                 return self._fail(None, error, "no step could be planned")
-            if ended := self._scheduler.take_events():
-                self._publish(ended)
+            if self._scheduler.events:
+                self._publish(self._scheduler.take_events())
                 heard = True
             if plan is None:
                 break
@@ -125,7 +123,8 @@ class EngineLoop:
         try:
             result = self._executor.collect()
         except Exception as error:
-            return self._fail(plan, error, "the step failed")
+            if (result := self._rerun(plan, error)) is None:
+                return self._fail(plan, error, "the step failed")
         ran_s = self.clock()
         begun_s = max(planned_s, self._collected_s)  # an earlier plan was computed until then
         self._collected_s = ran_s
@@ -136,7 +135,7 @@ class EngineLoop:
         committed_s = self.clock()
         self._publish(events)
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
-        self.journal.step(plan, result, times_s, self._scheduler.block_counts(), self._scheduler.num_final)
+        self.journal.step(plan, result, times_s, self._scheduler.cache.block_counts(), self._scheduler.num_final)
         if self._read_host is not None:
             self.journal.sample_host(ran_s, self._read_host)
         if self._record is not None:
@@ -171,6 +170,25 @@ class EngineLoop:
             case None:
                 pass
         return []
+
+    def _rerun(self, plan: StepPlan, error: Exception) -> StepResult | None:
+        """Compute a failed step by halves, and end the requests that make it fail; None where that is all of them."""
+        if self._in_flight or len(plan.spans) == 1 or not self._scheduler.cache.plans_ahead:  # states change in place
+            return None
+
+        def compute(part: StepPlan) -> StepResult:
+            self._executor.submit(part)
+            return self._executor.collect()
+
+        result, culprits = rerun(plan, compute, error)
+        if len(culprits) == len(plan.spans):
+            return None
+        for seq in self._scheduler.running():
+            if (raised := culprits.get(seq.seq_id)) is not None:
+                log.error("the step failed because of %s", seq.request.request_id, exc_info=raised)
+                why = f"the step failed: {type(raised).__name__}"
+                self._publish(self._scheduler.finish(seq.request.request_id, None, FinishReason.ERROR, why))
+        return result
 
     def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
         """End what the step was for, where no single output is to blame; the loop goes on."""

@@ -69,8 +69,6 @@ def embeds(config: ModelConfig, spec: DecoderSpec) -> bool:
     if spec.head is None or config.task == "embed":
         return True
     if spec.vocab_size > MAX_COLUMNS:
-        raise ConfigError(
-            f"{config.model} has {spec.vocab_size:,} tokens, and sampling takes at most {MAX_COLUMNS:,}; "
-            "it can be used with task=embed"
-        )
+        limit = f"sampling takes at most {MAX_COLUMNS:,}; it can be used with task=embed"
+        raise ConfigError(f"{config.model} has {spec.vocab_size:,} tokens, and {limit}")
     return False

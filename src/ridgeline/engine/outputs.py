@@ -10,17 +10,13 @@ from ridgeline.engine.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Tells how an output ended. `stop_reason` is the stop string or stop id that matched, None for an end-of-sequence
-    id.
-
-    `uncached_reason`: why the prefix cache served no more of the prompt than `num_cached_tokens`.
-    """
+    """Tells how an output ended."""
 
     reason: FinishReason
     timings: Timings
     num_cached_tokens: int
-    uncached_reason: str = ""
-    stop_reason: str | int | None = None
+    uncached_reason: str = ""  # why the prefix cache served no more of the prompt
+    stop_reason: str | int | None = None  # the stop string or stop id that matched, None for an end-of-sequence id
     error: str | None = None
 
 

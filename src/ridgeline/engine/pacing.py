@@ -4,38 +4,61 @@ Prompts are cut in chunks anyway (Sarathi-Serve, OSDI 2024); here the chunk is w
 scheduler, which tells what its steps took. No clock.
 """
 
+import math
+from collections import deque
+from collections.abc import Sequence as Items
+from statistics import median
+
+from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.step import StepPlan
+from ridgeline.engine.request import Sequence
 
 MIN_CHUNK_TOKENS = 16  # of prompts, where decoding alone takes as long as the bound: they must go on
-WEIGHT = 0.25  # of the newest step in the estimates
+RECENT = 7  # steps in an estimate: it follows within a few, and one that was held up does not move it
+MAX_UNMEASURED = 64  # steps with prompts in a row, before one is planned that only decodes
 
 
 class Pacing:
-    """Estimate steps as the seconds of one that only decodes, and seconds for each prompt token beside it."""
+    """Estimate what recent steps took that only decode, by their tokens, and what a token of a prompt adds to one."""
 
-    def __init__(self, max_itl_s: float | None) -> None:
-        self._max_itl_s = max_itl_s
-        self._decode_s: float | None = None
-        self._token_s: float | None = None
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._max_s = math.inf if config.max_itl_s is None else config.max_itl_s
+        self._max_ratio = config.max_itl_ratio or math.inf
+        self._decode_s: dict[int, deque[float]] = {}  # by the power of two that the number of tokens is below
+        self._token_s: deque[float] = deque(maxlen=RECENT)
+        self._num_unmeasured = 0  # steps since the last one that only decoded
 
-    def max_prompt_tokens(self, num_decoding: int) -> int | None:
-        """Return how many prompt tokens fit beside `num_decoding` sequences within the bound; None: no bound."""
-        if self._max_itl_s is None or not num_decoding or not self._token_s:
-            return None
-        left_s = self._max_itl_s - (self._decode_s or 0.0)
-        return max(MIN_CHUNK_TOKENS, int(left_s / self._token_s))
+    def max_tokens(self, running: Items[Sequence], limit: int) -> int:
+        """Return how many tokens, up to `limit`, a step of `running` and of new sequences may have.
+
+        One for each where a step that only decodes has to be measured: what it takes is part of every bound.
+        """
+        token_s = sorted(self._token_s)[-2:][:1]  # the bound is to hold for nearly all steps, not for half of them
+        if not any(token_s) or not any(len(seq.token_ids) - seq.num_computed == 1 for seq in running):
+            return limit
+        decode_s = self._decoding_s(len(running))
+        if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:
+            return min(limit, len(running))
+        left_s = min(self._max_s, self._max_ratio * decode_s) - decode_s
+        return min(limit, len(running) + max(MIN_CHUNK_TOKENS, int(left_s / token_s[0])))
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Take in what a step took, in seconds."""
-        if self._max_itl_s is None:
-            return
-        num_prompt = sum(len(span.token_ids) for span in plan.spans if len(span.token_ids) > 1)
+        if self._max_s == self._max_ratio == math.inf:
+            return  # so that no estimate ever is there
+        num_prompt = sum([len(span.token_ids) for span in plan.spans if len(span.token_ids) > 1 + span.num_optional])
+        num_others = plan.num_tokens - num_prompt
         if not num_prompt:
-            self._decode_s = _moved(self._decode_s, seconds)
+            self._decode_s.setdefault(num_others.bit_length(), deque(maxlen=RECENT)).append(seconds)
+            self._num_unmeasured = 0
             return
-        decodes = num_prompt < plan.num_tokens
-        self._token_s = _moved(self._token_s, max(seconds - (self._decode_s or 0.0) * decodes, 0.0) / num_prompt)
+        self._num_unmeasured += num_others > 0
+        if num_prompt >= MIN_CHUNK_TOKENS:  # what fewer add is mostly noise
+            self._token_s.append(max(seconds - (self._decoding_s(num_others) or 0.0), 0.0) / num_prompt)
 
-
-def _moved(estimate: float | None, value: float) -> float:
-    return value if estimate is None else estimate + WEIGHT * (value - estimate)
+    def _decoding_s(self, num_tokens: int) -> float | None:
+        """Return the seconds of a step that only decodes; of the next smaller ones where none was measured."""
+        if not self._decode_s:
+            return None
+        size = num_tokens.bit_length()
+        return median(self._decode_s[min(self._decode_s, key=lambda known: (known > size, abs(known - size)))])

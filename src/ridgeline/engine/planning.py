@@ -5,22 +5,14 @@ Called by the scheduler, which decides the order. No torch, no clock.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.step import (
-    Admission,
-    BlockCopy,
-    Decisions,
-    Preemption,
-    PromptLogprobRow,
-    SampleRow,
-    Span,
-    VectorRows,
-    WaitReason,
-)
+from ridgeline.core import step as steps
+from ridgeline.core.step import PENDING, Admission, BlockCopy, Decisions, Preemption, Span, WaitReason
 from ridgeline.decoding.strategy import Strategy
+from ridgeline.engine.decode import may_chain
 from ridgeline.engine.prompt_logprobs import owes_scores, scoring_rows, scoring_salt
 from ridgeline.engine.request import Sequence
 
@@ -32,6 +24,20 @@ class Flight(NamedTuple):
 
     step: int
     span: Span
+
+
+def after_flights(seq: Sequence, flights: Items[Flight], max_model_len: int) -> Sequence | None:
+    """Return the sequence as it will be after its spans in flight, with PENDING for tokens that they sample.
+
+    None where it has to wait for them: others fork from it, scores are owed, or more hangs on the tokens.
+    """
+    if seq.siblings or owes_scores(seq):
+        return None
+    end = flights[-1].span.end
+    num_pending = max(0, end - len(seq.token_ids) + 1)
+    if num_pending and not may_chain(seq, num_pending, max_model_len):
+        return None
+    return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
 
 
 @dataclass(slots=True)
@@ -110,17 +116,17 @@ class StepDraft:
 
     def rows(
         self, fault: Callable[[Sequence, Exception], None]
-    ) -> tuple[tuple[SampleRow, ...], tuple[PromptLogprobRow, ...], tuple[VectorRows, ...]]:
+    ) -> tuple[tuple[steps.SampleRow, ...], tuple[steps.PromptLogprobRow, ...], tuple[steps.VectorRows, ...]]:
         """Return the rows that decide tokens, score prompt tokens, or are results. Call it when all spans are placed.
 
         `fault` hears of a sequence that fails here, and its span goes; what is copied for it goes where nobody reads.
         """
-        samples: list[SampleRow] = []
-        prompt_rows: list[PromptLogprobRow] = []
-        vector_rows: list[VectorRows] = []
+        samples: list[steps.SampleRow] = []
+        prompt_rows: list[steps.PromptLogprobRow] = []
+        vector_rows: list[steps.VectorRows] = []
         first_row, planned, self.spans = 0, self.spans, []
         for seq, span in planned:
-            rows: list[SampleRow] = []
+            rows: list[steps.SampleRow] = []
             failed = False
             for member in (seq, *seq.siblings):
                 try:
@@ -137,7 +143,7 @@ class StepDraft:
             if owes_scores(seq):
                 prompt_rows.extend(scoring_rows(seq, span, first_row))
             if span.pooled:
-                vector_rows.append(VectorRows(seq.seq_id, first_row, span.num_logit_rows))
+                vector_rows.append(steps.VectorRows(seq.seq_id, first_row, span.num_logit_rows))
             first_row += span.num_logit_rows
         return tuple(samples), tuple(prompt_rows), tuple(vector_rows)
 

@@ -16,13 +16,8 @@ def progress_bar(total: int, clock: Clock, *, show: bool) -> Generator[Callable[
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[rate]}"),
-    )
+    what, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
     started_s = shown_s = clock()
     with Progress(*columns, transient=True) as bar:
         task = bar.add_task("generating", total=total, rate="")

@@ -11,9 +11,10 @@ MAX_REMEMBERED = 10_000  # clients that wait no more
 class WaitingQueue:
     """Sorted by priority; then the client goes first that was served the fewest tokens, each client's by arrival.
 
-    Served are the tokens of what is admitted and of what ends while others wait; a client that comes starts at the
+    Served are the tokens of what is admitted and what it generates while others wait; a client that comes starts at the
     count of the one served last, so that nobody saves up turns (virtual token counter, OSDI 2024). A preempted sequence
-    returns to where its arrival puts it, whoever's it is. With one client this is first come, first served.
+    returns to where its arrival puts it, whoever's it is, unless it made way for another client. With one client this
+    is first come, first served.
     """
 
     def __init__(self, *, use_priority: bool) -> None:
@@ -55,6 +56,11 @@ class WaitingQueue:
         if client in self._served:
             self._served[client] += num_tokens
 
+    def charge_output(self, seq: Sequence) -> None:
+        """Count what a sequence has generated since this was called last."""
+        self.charge(seq.request.client, seq.num_output - seq.num_charged)
+        seq.num_charged = seq.num_output
+
     def remove(self, seq: Sequence) -> None:
         client = seq.request.client
         entries = [entry for entry in self._waiting.get(client, ()) if entry[1] is not seq]
@@ -69,5 +75,5 @@ class WaitingQueue:
     def _rank(self, client: int) -> tuple[int, bool, int, float, int]:
         """Return the sort key of a client: that of its first sequence, behind what it was served."""
         (priority, arrival_s, seq_id), seq = self._waiting[client][0]
-        is_new = seq.num_preemptions == 0
+        is_new = seq.num_preemptions == 0 or seq.yields
         return (priority, is_new, self._served[client] if is_new else 0, arrival_s, seq_id)

@@ -15,12 +15,9 @@ import msgspec
 import numpy as np
 
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.journal import FIELDS, Journal, Recorder, Records
-from ridgeline.engine.sizing import Sizing
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
@@ -28,16 +25,13 @@ LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """Says how the engine was set up whose journal this is; `choices` are those it made itself, `value (reason)`.
-
-    `strategy` is autoregressive where one token at a time was decoded, unless a request brought a prediction.
-    """
+    """Says how the engine was set up whose journal this is; `choices` are those it made itself, `value (reason)`."""
 
     config: EngineConfig
     layout: CacheLayout
     max_model_len: int
     max_num_rows: int
-    strategy: str
+    strategy: str  # autoregressive where one token at a time was decoded, unless a request brought a prediction
     choices: Mapping[str, str]
 
 
@@ -91,10 +85,8 @@ class MemoryRecorder(Recorder):
     def recording(self, journal: Journal) -> Recording:
         """Return all records so far."""
         self.flush(journal)
-        rings = {
-            name: np.concatenate(found) if found else journal.rings[name].read()[1]
-            for name, found in self._taken.items()
-        }
+        taken = self._taken.items()
+        rings = {name: np.concatenate(each) if each else journal.rings[name].read()[1] for name, each in taken}
         return Recording(self._setup, **rings, cache_reasons=tuple(journal.cache_reasons))
 
 
@@ -152,19 +144,6 @@ class FileRecorder(Recorder):
         self._file.write(LENGTH.pack(len(data)) + data)
 
 
-def setup_of(config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]) -> EngineSetup:
-    """Return how an engine is set up."""
-    is_plain = isinstance(strategy, Autoregressive) and not config.speculation.proposers()
-    return EngineSetup(
-        config=config,
-        layout=sizing.layout,
-        max_model_len=sizing.max_model_len,
-        max_num_rows=sizing.limits.num_rows,
-        strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
-        choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
-    )
-
-
 def recorder(setup: EngineSetup) -> FileRecorder | None:
     """Return what writes the journal, where that was asked for. Raises ConfigError where it cannot be written."""
     return None if setup.config.journal is None else FileRecorder(Path(setup.config.journal), setup)
@@ -184,23 +163,19 @@ def read_recording(path: Path) -> Recording:
         begin = at + LENGTH.size
         end = begin + (LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 1)
         if end > len(data):
-            raise ConfigError(
-                f"the journal {path} ends within a record, {len(data) - at} bytes into it: it was cut off"
-            )
+            place = f"within a record, {len(data) - at} bytes into it"
+            raise ConfigError(f"the journal {path} ends {place}: it was cut off")
         frames.append(data[begin:end])
         at = end
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
-        found = {name: [frame for frame in decoded if frame.ring == name] for name in FIELDS}
+        parts = [(frame.ring, np.frombuffer(frame.records, np.dtype(frame.fields))) for frame in decoded]
+        found = {name: [records for ring, records in parts if ring == name] for name in FIELDS}
         if not found["steps"]:
             raise ConfigError(f"the journal {path} holds no steps")
-        rings = {
-            name: np.concatenate([np.frombuffer(f.records, np.dtype(f.fields)) for f in each])
-            if each
-            else np.zeros(0, list(FIELDS[name]))
-            for name, each in found.items()
-        }
+        empty = {name: np.zeros(0, list(fields)) for name, fields in FIELDS.items()}
+        rings = {name: np.concatenate(each) if each else empty[name] for name, each in found.items()}
     except (msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
         raise ConfigError(f"the journal {path} cannot be read: {error}") from None
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))

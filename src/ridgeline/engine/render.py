@@ -94,8 +94,9 @@ class Renderer:
 
     def _finish(self, event: FinishEvent, key: OutputKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
         """Close an output; `failure` is what went wrong with it in this step. Return its end as callers see it."""
-        detokenizer = self._open.get(key)
-        reason, stop_reason = event.reason, self._stop_id(event)
+        detokenizer = self._open.pop(key, None)
+        asked = event.request.params.stop_token_ids  # the model's own end-of-sequence ids are not worth telling
+        reason, stop_reason = event.reason, event.stop_token_id if event.stop_token_id in asked else None
         if detokenizer is not None:
             if detokenizer.stop_found is not None:  # what its last step put behind the stop string is not delivered
                 num_output = detokenizer.num_tokens
@@ -106,7 +107,6 @@ class Renderer:
                 failure = self._fault(key, error)
             if detokenizer.stop_found is not None:
                 reason, stop_reason = FinishReason.STOP, detokenizer.stop_found
-        self._open.pop(key, None)
         if failure is not None:
             reason, stop_reason = FinishReason.ERROR, None
         delta.finish = Finish(
@@ -118,8 +118,3 @@ class Renderer:
             error=failure or event.error,
         )
         return event
-
-    @staticmethod
-    def _stop_id(event: FinishEvent) -> int | None:
-        """Return the stop id that the caller asked for; the model's own end-of-sequence ids are not worth telling."""
-        return event.stop_token_id if event.stop_token_id in event.request.params.stop_token_ids else None

@@ -59,6 +59,8 @@ class Sequence:
     cached: PrefixMatch = NOT_ADMITTED  # what the first admission found in the prefix cache
     num_prompt_logprobs: int = 0  # already reported
     num_preemptions: int = 0
+    num_charged: int = 0  # of its output, on its client's account
+    yields: bool = False  # it was preempted for another client: its turn is its client's
     scheduled_s: float | None = None
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
@@ -75,6 +77,11 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
+    def num_slots(self) -> int:
+        """Outputs that run where this sequence does: its own, and those that are forked from it later."""
+        return 1 + len(self.siblings)
+
+    @property
     def order(self) -> tuple[int, float, int]:
         """Sorts by priority, then arrival."""
         return (self.request.priority, self.request.arrival_s, self.seq_id)
@@ -83,18 +90,8 @@ class Sequence:
         self, reason: FinishReason, now_s: float, stop_token_id: int | None, error: str | None
     ) -> "FinishEvent":
         """Return the end of the output, which is `now_s`."""
-        return FinishEvent(
-            self.request,
-            self.index,
-            self.seq_id,
-            self.num_output,
-            reason,
-            self._timings(now_s),
-            self.cached,
-            self.token_ids,
-            stop_token_id=stop_token_id,
-            error=error,
-        )
+        of = self.request, self.index, self.seq_id, self.num_output
+        return FinishEvent(*of, reason, self._timings(now_s), self.cached, self.token_ids, stop_token_id, error)
 
     def _timings(self, now_s: float) -> "Timings":
         arrival_s, first_s = self.request.arrival_s, self.first_token_s
@@ -139,10 +136,7 @@ class VectorEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """Output `index` of `request` has ended, a sequence of `num_output` tokens after the prompt.
-
-    `token_ids` are the prompt and all that came after it, of which callers may get fewer.
-    """
+    """Output `index` of `request` has ended, a sequence of `num_output` tokens after the prompt."""
 
     request: Request
     index: int
@@ -151,7 +145,7 @@ class FinishEvent:
     reason: FinishReason
     timings: "Timings"
     cached: PrefixMatch
-    token_ids: Items[int]
+    token_ids: Items[int]  # the prompt and all that came after it, of which callers may get fewer
     stop_token_id: int | None = None
     error: str | None = None
 

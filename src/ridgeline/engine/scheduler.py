@@ -7,24 +7,23 @@ sequence and touches no other. No torch, no clock of its own, no I/O.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import SchedulerConfig
 from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.core.log import get_logger
-from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
+from ridgeline.core.step import BlockCopy, BlockTable, Preemption, Span, StepPlan, StepResult, WaitReason
 from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.decode import is_decode, may_chain, next_decode
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.planning import Flight, StepDraft
-from ridgeline.engine.prompt_logprobs import owes_scores
+from ridgeline.engine.planning import Flight, StepDraft, after_flights
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Sequence
+from ridgeline.engine.sharing import making_way
 from ridgeline.engine.unfinished import Unfinished, hand_over
 
 log = get_logger("engine")
@@ -53,13 +52,11 @@ class Scheduler:
         chains: bool = False,
     ) -> None:
         if strategy.rolls_back and (kinds := cache.kinds_without_rollback()):
-            raise ConfigError(
-                f"{type(strategy).__name__} rolls back computed tokens, and {' and '.join(kinds)} "
-                f"states of this model cannot be rolled back; use a strategy that accepts all it computes"
-            )
+            what = f"rolls back computed tokens, and {' and '.join(kinds)} states of this model cannot be rolled back"
+            raise ConfigError(f"{type(strategy).__name__} {what}; use a strategy that accepts all it computes")
         self._config = config
         self._cache = cache
-        self._strategy = strategy
+        self.strategy = strategy
         self._max_model_len = max_model_len
         self._max_num_rows = max_num_rows
         self._clock = clock
@@ -69,11 +66,13 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by the queue's key
         self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what was planned and is not committed, in order
         self._decode: StepPlan | None = None  # the last plan, if it is a decode step of all that still run
+        self._crowded = False  # whether clients may have other shares of the slots than when a step was last planned
         self._decodes: set[int] = set()  # steps not committed that are one token of each of their sequences
         self._unfinished = Unfinished()
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
-        self._pacing = Pacing(config.max_itl_s)
+        self._pacing = Pacing(config)
+        self._commit = StepCommit(self, cache, max_model_len, clock)
         self._step = 0
         self._num_preemptions = 0
 
@@ -82,6 +81,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Its other outputs (n > 1) are forked from the first one's prompt."""
         self._waiting.push(self._unfinished.add(request))
+        self._crowded = True
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> list[Event]:
         """End one output, or with None all outputs, of a request now; unknown ones are ignored."""
@@ -96,9 +96,9 @@ class Scheduler:
         return events
 
     @property
-    def block_size(self) -> int:
-        """Tokens in a block of the cache."""
-        return self._cache.layout.block_size
+    def cache(self) -> CacheManager:
+        """The cache whose blocks it gives out; nobody else changes it."""
+        return self._cache
 
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that hold cache blocks, in the order they are served."""
@@ -114,36 +114,31 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        num_tokens, num_rows = self._max_tokens(), self._max_num_rows
+        preempted = self._make_way()
+        num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
+        if self._decode is None or len(self._waiting):
+            num_tokens = self._pacing.max_tokens(self._running, num_tokens)
         num_running, num_preemptions = len(self._running), self._num_preemptions
-        self._strategy.begin(
-            self._running, Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
-        )
+        room = Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
+        self.strategy.begin(self._running, room)
         copies: list[BlockCopy] = []
         if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
             return plan
-        draft = StepDraft(self._cache, self._strategy, self._max_model_len, num_tokens, num_rows, copies=copies)
+        limits = self._max_model_len, num_tokens, num_rows
+        draft = StepDraft(self._cache, self.strategy, *limits, copies=copies, preempted=preempted)
         self._plan_running(draft)
         if self._num_preemptions == num_preemptions:
             draft.head_waits = self._plan_waiting(draft)
         else:  # the next victim would be admitted in the same breath
             draft.head_waits = "just_preempted"
-        samples, prompt_rows, vector_rows = draft.rows(self._fault_planned)
+        rows = draft.rows(self._fault_planned)
         if not draft.spans:
             return None
         self._step += 1
         tables: list[tuple[BlockTable, ...]] = [self._cache.tables(seq.seq_id) for seq, _ in draft.spans]
-        plan = StepPlan(
-            step=self._step,
-            spans=tuple([span for _, span in draft.spans]),
-            tables=tuple(zip(*tables, strict=True)),
-            copies=tuple(draft.copies),
-            samples=samples,
-            prompt_rows=prompt_rows,
-            vector_rows=vector_rows,
-            decisions=draft.decisions(),
-        )
-        one_by_one = (self._depth == 1 or self._chains) and self._strategy.one_token
+        spans, by_group = tuple([span for _, span in draft.spans]), tuple(zip(*tables, strict=True))
+        plan = StepPlan(self._step, spans, by_group, tuple(draft.copies), *rows, draft.decisions())
+        one_by_one = (self._depth == 1 or self._chains) and self.strategy.one_token
         return self._planned(plan, decodes=one_by_one and is_decode(plan, self._running))
 
     def _planned(self, plan: StepPlan, *, decodes: bool) -> StepPlan:
@@ -161,27 +156,17 @@ class Scheduler:
         `seconds` is how long the step was computed. Spans of sequences that ended or were preempted since are ignored.
         """
         self.num_final.clear()
-        step = StepCommit(self, self._cache, self._strategy, self._max_model_len, self._clock)
         if plan.step in self._decodes:
             self._decodes.remove(plan.step)
-            step.decode(self._landed(plan), result)
+            self._commit.decode(self._landed(plan), result)
         else:
-            step.spans(self._landed(plan), plan, result)
+            self._commit.spans(self._landed(plan), plan, result)
         self._pacing.observe(plan, seconds)
         try:
-            self._strategy.observe(plan, result, seconds)
+            self.strategy.observe(plan, result, seconds)
         except Exception:
             log.exception("the strategy could not observe step %d", plan.step)
         return self.take_events()
-
-    def _max_tokens(self) -> int:
-        """Return how many tokens the step may have: fewer where prompts would make running sequences wait too long."""
-        num_tokens = self._config.max_num_batched_tokens
-        if self._config.max_itl_s is None:
-            return num_tokens
-        num_decoding = sum(len(seq.token_ids) - seq.num_computed == 1 for seq in self._running)
-        num_prompt = self._pacing.max_prompt_tokens(num_decoding)
-        return num_tokens if num_prompt is None else min(num_tokens, len(self._running) + num_prompt)
 
     def _landed(self, plan: StepPlan) -> Iterator[tuple[int, Sequence, Span]]:
         """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
@@ -211,9 +196,13 @@ class Scheduler:
             self.end(seq, FinishReason.ERROR, error=message)
         return self.take_events()
 
-    def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks away; it waits, and recomputes its tokens when it is admitted again."""
+    def preempt(self, seq: Sequence, *, yields: bool = False) -> None:
+        """Take a running sequence's blocks away; it waits, and recomputes its tokens when it is admitted again.
+
+        It goes first then, but where it `yields` to another client.
+        """
         self._leave(seq)
+        seq.yields = yields
         seq.num_computed = 0
         seq.num_preemptions += 1
         self._num_preemptions += 1
@@ -236,14 +225,24 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_steps=self._step,
             cache=self._cache.stats(),
-            drafts=self._strategy.drafts(),
+            drafts=self.strategy.drafts(),
         )
 
-    def block_counts(self) -> list[int]:
-        """Free, cached and used blocks of each cache group, one after the other."""
-        return self._cache.block_counts()
-
     # ---- planning
+
+    def _make_way(self) -> list[Preemption]:
+        """Preempt for a client that has less than its share of the slots, where others have all of them."""
+        crowded, self._crowded = self._crowded, False
+        if not crowded or not len(self._waiting):
+            return []
+        for seq in self._running:
+            self._waiting.charge_output(seq)
+        head = self._waiting.peek()
+        assert head is not None, "somebody waits"
+        leaving = making_way(head, self._running, self._config.max_num_seqs, self._waiting.key)
+        for seq in leaving:
+            self.preempt(seq, yields=True)
+        return [Preemption(seq.seq_id, head.seq_id) for seq in leaving]
 
     def _plan_running(self, draft: StepDraft) -> None:
         """Plan spans for the running sequences, oldest first.
@@ -257,7 +256,8 @@ class Scheduler:
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
             flights = self._in_flight.get(seq.seq_id)
-            ahead = seq if flights is None else self._ahead(seq, flights)
+            chains = self._chains and self.strategy.one_token
+            ahead = seq if flights is None else after_flights(seq, flights, self._max_model_len) if chains else None
             if ahead is None:
                 position += 1
                 continue
@@ -273,19 +273,6 @@ class Scheduler:
             if span is not None and not self._place(ahead, span, draft):
                 return
             position += 1
-
-    def _ahead(self, seq: Sequence, flights: list[Flight]) -> Sequence | None:
-        """Return the sequence as it will be after its spans in flight, with PENDING for tokens that they sample.
-
-        None where it has to wait for them: others fork from it, scores are owed, or more hangs on the tokens.
-        """
-        if not self._chains or not self._strategy.one_token or seq.siblings or owes_scores(seq):
-            return None
-        end = flights[-1].span.end
-        num_pending = max(0, end - len(seq.token_ids) + 1)
-        if num_pending and not may_chain(seq, num_pending, self._max_model_len):
-            return None
-        return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
 
     def _place(self, seq: Sequence, span: Span, draft: StepDraft) -> bool:
         """Reserve blocks for a span. Where they run out optional tokens go, then the youngest sequences are preempted.
@@ -310,8 +297,8 @@ class Scheduler:
         while (seq := self._waiting.peek()) is not None:
             if draft.tokens_left <= 0:
                 return "budget"
-            slots = sum(1 + len(running.siblings) for running in self._running)
-            if slots and slots + 1 + len(seq.siblings) > self._config.max_num_seqs:
+            slots = sum(running.num_slots for running in self._running)
+            if slots and slots + seq.num_slots > self._config.max_num_seqs:
                 return "slots"
             try:
                 reason = draft.admit(seq)
@@ -333,13 +320,12 @@ class Scheduler:
         """
         num_running, config = len(self._running), self._config
         waiting, chain = len(self._waiting) > 0, len(self._in_flight) > 0
-        if not self._strategy.one_token or (waiting and num_running < config.max_num_seqs):
+        if not self.strategy.one_token or (waiting and num_running < config.max_num_seqs):
             return None
-        if chain and not all(
-            may_chain(seq, len(self._in_flight[seq.seq_id]), self._max_model_len) for seq in self._running
-        ):
+        flights, length = self._in_flight, self._max_model_len
+        if chain and not all(may_chain(seq, len(flights[seq.seq_id]), length) for seq in self._running):
             return None
-        if not all(seq.grammar is None or seq.grammar.is_sound for seq in self._running):
+        if not all(seq.grammar.is_sound for seq in self._running if seq.grammar is not None):
             return None  # whose grammar gave up is told so where a whole step is planned
         advance = self._cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
         if not advance.done:
@@ -353,6 +339,7 @@ class Scheduler:
     def insert_running(self, seq: Sequence) -> None:
         """Take in a sequence that the cache holds now."""
         self._decode = None
+        self._crowded = True
         self._running.append(seq)
         self._running.sort(key=self._waiting.key)
 
@@ -377,7 +364,7 @@ class Scheduler:
     ) -> None:
         """Remove an output wherever it is: queued, running, or still to be forked."""
         request = seq.request
-        self._waiting.charge(request.client, seq.num_output)
+        self._waiting.charge_output(seq)
         members = self._unfinished.remove(seq)
         self.events.append(seq.finished(reason, self._clock(), stop_token_id, error))
         carrier = next((other for other in members if seq in other.siblings), None)
@@ -391,6 +378,6 @@ class Scheduler:
             if (heir := hand_over(seq)) is not None:
                 self._waiting.push(heir)
         try:
-            self._strategy.forget(seq)
+            self.strategy.forget(seq)
         except Exception:
             log.exception("output %d of %s could not be forgotten", seq.index, request.request_id)

@@ -8,14 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.backends.base import BackendPlan, StepLimits
-from ridgeline.cache.layout import (
-    RECURRENT_BLOCKS_PER_SEQUENCE,
-    CacheLayout,
-    KvStateSize,
-    RecurrentStateSize,
-    StateSize,
-    plan_layout,
-)
+from ridgeline.cache import layout as layouts
+from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.draft_control import EXTRA_TOKENS
@@ -72,15 +66,8 @@ def choose_sizes(
         left_bytes = free_bytes - plan.workspace_bytes(limits)
         budget, why_budget = _choose_budget(config, sizes, length, left_bytes, share, max_logged)
         try:
-            layout = plan_layout(
-                sizes,
-                config.cache.block_size,
-                budget,
-                length,
-                scheduler.max_num_batched_tokens,
-                scheduler.max_num_seqs,
-                max_logged,
-            )
+            per_step = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+            layout = layouts.plan_layout(sizes, config.cache.block_size, budget, length, *per_step, max_logged)
             break
         except ConfigError:
             if asked is not None or length <= config.cache.block_size:
@@ -100,12 +87,9 @@ def step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLi
     if speculation.adaptive_speculation:
         num_drafted = min(num_drafted, EXTRA_TOKENS[-1])
     num_rows = max(min(scheduler.max_num_seqs + num_drafted, scheduler.max_num_batched_tokens), scheduler.max_num_seqs)
-    return StepLimits(
-        num_tokens=scheduler.max_num_batched_tokens,
-        num_rows=scheduler.max_num_batched_tokens if all_rows else num_rows,
-        num_seqs=scheduler.max_num_seqs,
-        context=context,
-    )
+    num_tokens, num_seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    num_rows = num_tokens if all_rows else num_rows
+    return StepLimits(num_tokens=num_tokens, num_rows=num_rows, num_seqs=num_seqs, context=context)
 
 
 def _length_choice(length: int, asked: int | None, max_positions: int) -> Choice:
@@ -117,30 +101,24 @@ def _length_choice(length: int, asked: int | None, max_positions: int) -> Choice
 
 
 def _choose_budget(
-    config: EngineConfig,
-    sizes: Sequence[StateSize],
-    max_model_len: int,
-    free_bytes: int,
-    own_share: float,
-    max_logged: int,
+    config: EngineConfig, sizes: Sequence[StateSize], length: int, free_bytes: int, own_share: float, max_logged: int
 ) -> tuple[int, Choice]:
-    """Return the cache's bytes: as asked, or enough for all sequences within a share of the free memory.
-
-    `own_share` of what is asked for or free is for this model.
-    """
+    """Return the cache's bytes: this model's `own_share` of what is asked, or enough within a part of free memory."""
     cache, max_num_seqs = config.cache, config.scheduler.max_num_seqs
     if cache.kv_cache_bytes is not None and own_share < 1:
         own_bytes = int(cache.kv_cache_bytes * own_share)
         return own_bytes, Choice(f"{own_bytes:,}", f"of {cache.kv_cache_bytes:,}, beside as many tokens of drafts")
     if cache.kv_cache_bytes is not None:
         return cache.kv_cache_bytes, Choice(f"{cache.kv_cache_bytes:,}", "as asked")
-    blocks = -(-max_model_len // cache.block_size) + 1
+    blocks = -(-length // cache.block_size) + 1
     per_token = sum(size.bytes_per_token for size in sizes if isinstance(size, KvStateSize))
     per_sequence = sum(size.sequence_bytes(max_logged) for size in sizes if isinstance(size, RecurrentStateSize))
-    wanted = max_num_seqs * (blocks * cache.block_size * per_token + RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence)
+    wanted = max_num_seqs * (
+        blocks * cache.block_size * per_token + layouts.RECURRENT_BLOCKS_PER_SEQUENCE * per_sequence
+    )
     share = max(0, int(free_bytes * CACHE_SHARE * own_share))
     if wanted <= share:
-        return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {max_model_len} tokens")
+        return wanted, Choice(f"{wanted:,}", f"{max_num_seqs} sequences of {length} tokens")
     beside = "" if own_share == 1 else ", less a draft model's part"
     return share, Choice(f"{share:,}", f"{CACHE_SHARE:.0%} of the free memory{beside}")
 

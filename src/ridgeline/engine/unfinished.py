@@ -39,8 +39,7 @@ class Unfinished:
 
     def late(self, now_s: float) -> list[Sequence]:
         """Return every sequence whose deadline has passed."""
-        late_ids = [name for name, end_s in self._deadlines_s.items() if end_s <= now_s]
-        return [seq for name in late_ids for seq in self._sequences[name]]
+        return [seq for name, end_s in self._deadlines_s.items() if end_s <= now_s for seq in self._sequences[name]]
 
     def remove(self, seq: Sequence) -> list[Sequence]:
         """Forget a sequence; return the others of its request."""

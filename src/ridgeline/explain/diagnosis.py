@@ -213,10 +213,9 @@ def _of_memory(recording: Recording, config: EngineConfig) -> Iterator[Suspicion
     computed = int((ended[steps["first_span"] + steps["num_spans"]] - ended[steps["first_span"]]).sum())
     again = computed / max(1, needed) - 1
     blocks = _wait_share(recording, "blocks", "just_preempted")
-    if (recording.decisions["kind"] == 1).any() and again > RECOMPUTED:
-        evidence = (
-            f"{again:.0%} of the tokens are computed again, {(recording.decisions['kind'] == 1).sum()} preemptions"
-        )
+    preemptions = int((recording.decisions["kind"] == 1).sum())
+    if preemptions and again > RECOMPUTED:
+        evidence = f"{again:.0%} of the tokens are computed again, {preemptions} preemptions"
         yield Finding("preemption", "memory", "the KV cache is too small", evidence, flag), larger
     elif blocks > WAITS:
         evidence = f"the queue waits for blocks {blocks:.0%} of the time"

@@ -40,10 +40,8 @@ def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
         (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(_load(spans))
         kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
         if made:
-            decodes = spans[spans["num_tokens"] == spans["num_rows"]]
-            alone_ms, together_ms = (
-                1e3 * predict(_load(part)) for part in (own, decodes if kind == "decode" else spans)
-            )
+            together = spans[spans["num_tokens"] == spans["num_rows"]] if kind == "decode" else spans
+            alone_ms, together_ms = (1e3 * predict(_load(part)) for part in (own, together))
             parts_ms = (alone_ms, together_ms - alone_ms, predicted_ms - together_ms, measured_ms - predicted_ms)
             decoding = {name: decoding[name] + ms for name, ms in zip(DECODING, parts_ms)}
         made = made or start + tokens >= output["num_prompt"]

@@ -89,18 +89,9 @@ def kv_bytes(tokens: float, layers: int, kv_heads: int, head_dim: int, element_b
 
 def linear_intensity(tokens: int, inputs: int, outputs: int) -> float:
     """Return the FLOPs per byte of a matrix product in bf16: weights, inputs and outputs cross memory once."""
-    cost = OPSET["linear"].cost(
-        Operands(
-            attrs=Plain(),
-            inputs=((tokens, inputs),),
-            outputs=((tokens, outputs),),
-            weights=((outputs, inputs),),
-            input_bytes=(2,),
-            output_bytes=(2,),
-            load=Load.decode(tokens, 1),
-            element=ElementBytes(),
-        )
-    )
+    read, made, weights = ((tokens, inputs),), ((tokens, outputs),), ((outputs, inputs),)
+    operands = Operands(Plain(), read, made, weights, (2,), (2,), Load.decode(tokens, 1), ElementBytes())
+    cost = OPSET["linear"].cost(operands)
     return cost.flops / cost.num_bytes
 
 

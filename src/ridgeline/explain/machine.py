@@ -81,17 +81,19 @@ def _here(config: EngineConfig) -> SimulatedMachine:
     plan = backend.plan(model, config)
     hardware = ceilings(find_native(), config.backend.isa)
     num_threads, _ = choose_threads(config)
-    calibration = load_calibration(hardware.machine, num_threads)
     level = hardware.machine.isa_level or "no native code"
-    return SimulatedMachine(
-        name=f"this machine ({hardware.machine.cpu_model}, {num_threads} threads, {level})",
-        model=model.folder.name,
-        setup=_setup(config, plan, model.program, model.spec.max_positions),
-        step_time=StepTime(model.program, plan.pieces(), hardware, num_threads, calibration),
-        plan=plan,
-        program=model.program,
-        max_positions=model.spec.max_positions,
-    )
+    name = f"this machine ({hardware.machine.cpu_model}, {num_threads} threads, {level})"
+    program, max_positions = model.program, model.spec.max_positions
+    setup, time = _setup(config, plan, program, max_positions), step_time_here(config, program, plan)
+    return SimulatedMachine(name, model.folder.name, setup, time, plan, program, max_positions)
+
+
+def step_time_here(config: EngineConfig, program: Program, plan: BackendPlan) -> StepTime:
+    """Return the seconds of steps of `program` on this machine, with what was fitted on it."""
+    hardware = ceilings(find_native(), config.backend.isa)
+    num_threads, _ = choose_threads(config)
+    calibration = load_calibration(hardware.machine, num_threads)
+    return StepTime(program, plan.pieces(), hardware, num_threads, calibration)
 
 
 def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
@@ -101,21 +103,13 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
         raise ConfigError(f"the datasheet of {sheet.name} names no memory: give --kv-cache-bytes")
     plan = _SheetPlan(program, config, sheet)
     if plan.weight_bytes > plan.available_bytes:
-        raise ConfigError(
-            f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights, and {sheet.name} "
-            f"{plan.available_bytes / 1e9:,.1f} GB of memory for them and the cache: "
-            f"take {sheet.name.partition(':')[0]}:{-(-plan.weight_bytes * sheet.count // plan.available_bytes)}, or "
-            "quantize"
-        )
-    return SimulatedMachine(
-        name=sheet.title,
-        model=config.model.model,
-        setup=_setup(config, plan, program, spec.max_positions),
-        step_time=StepTime(program, plan.pieces(), sheet, 1, is_limit=True),
-        plan=plan,
-        program=program,
-        max_positions=spec.max_positions,
-    )
+        device, enough = sheet.name.partition(":")[0], -(-plan.weight_bytes * sheet.count // plan.available_bytes)
+        weights = f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights"
+        memory = f"{sheet.name} {plan.available_bytes / 1e9:,.1f} GB of memory for them and the cache"
+        raise ConfigError(f"{weights}, and {memory}: take {device}:{enough}, or quantize")
+    setup = _setup(config, plan, program, spec.max_positions)
+    time = StepTime(program, plan.pieces(), sheet, 1, is_limit=True)
+    return SimulatedMachine(sheet.title, config.model.model, setup, time, plan, program, spec.max_positions)
 
 
 def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int) -> EngineSetup:
@@ -132,9 +126,7 @@ def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positi
 
 
 class _SheetPlan:
-    """Sizes of a model on a device that is not here: weights in one format, activations and keys in 16 bits or as
-    asked.
-    """
+    """Sizes of a model on a device not here: weights in one format, activations and keys in 16 bits or as asked."""
 
     def __init__(self, program: Program, config: EngineConfig, sheet: Datasheet) -> None:
         self.choices: Mapping[str, Choice] = {}
@@ -142,11 +134,8 @@ class _SheetPlan:
         wide = 4.0 if config.model.dtype == "float32" else 2.0
         kv = {"auto": wide, "float32": 4.0, "bfloat16": 2.0, "int8": 1.0}[config.cache.kv_dtype]
         scheme, group = config.quantize.scheme, config.quantize.group_size or 128
-        weight = {
-            None: wide,
-            "int8": 1.0,
-            "int4": bytes_per_weight("int4", group, group, zero_points=config.quantize.zero_points),
-        }.get(scheme)
+        int4 = bytes_per_weight("int4", group, group, zero_points=config.quantize.zero_points)
+        weight = {None: wide, "int8": 1.0, "int4": int4}.get(scheme)
         if weight is None:
             raise ConfigError(f"quantize={scheme} is not priced on datasheets: int8 and int4 are")
         self._element, self._is_wide = ElementBytes(weight, wide, kv), wide == 4
@@ -171,10 +160,8 @@ class _SheetPlan:
 
     def pieces(self) -> Sequence[OpTiming]:
         inputs = "f32" if self._is_wide else "bf16"
-        return [
-            OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, self._element, inputs)
-            for group in fuse(self._program)
-        ]
+        groups = [(group, tuple(op.label for op in group.ops)) for group in fuse(self._program)]
+        return [OpTiming(group.label, group.kind, ops, 0.0, self._element, inputs) for group, ops in groups]
 
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Raise: there is nothing to load."""

@@ -62,13 +62,9 @@ class Candidate:
 
     def line(self) -> Sequence[str]:
         """Return the cells of a row with the columns HEAD."""
-        ttft, tpot = self.results.latencies.ttft_ms, self.results.latencies.tpot_ms
-        return (
-            self.name,
-            f"{self.tokens_per_s:,.1f}",
-            f"{self.attainment:.0%}",
-            *("unknown" if each is None else f"{each.p50:,.1f}" for each in (ttft, tpot)),
-        )
+        found = self.results.latencies
+        medians = ("unknown" if each is None else f"{each.p50:,.1f}" for each in (found.ttft_ms, found.tpot_ms))
+        return self.name, f"{self.tokens_per_s:,.1f}", f"{self.attainment:.0%}", *medians
 
 
 @dataclass(frozen=True, slots=True)

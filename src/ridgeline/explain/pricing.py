@@ -75,20 +75,12 @@ class Price:
     def lines(self) -> Sequence[Sequence[str]]:
         """Return the cells of a table with the columns HEAD."""
 
-        def text(value: float, unit: str) -> str:
-            return Figure("", value, unit, "", "datasheet").text
+        def cells(group: GroupLimit) -> Sequence[str]:
+            numbers = ((group.cost.flops, "FLOP"), (group.cost.num_bytes, "B"), (group.limit_s, "s"))
+            texts = (Figure("", value, unit, "", "datasheet").text for value, unit in numbers)
+            return group.label if group.count == 1 else group.kind, str(group.count), *texts, group.bound
 
-        return [
-            (
-                group.label if group.count == 1 else group.kind,
-                str(group.count),
-                text(group.cost.flops, "FLOP"),
-                text(group.cost.num_bytes, "B"),
-                text(group.limit_s, "s"),
-                group.bound,
-            )
-            for group in self.groups
-        ]
+        return [cells(group) for group in self.groups]
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.sentence} [datasheet]", HEAD, self.lines())

@@ -79,9 +79,8 @@ def recorded_requests(recording: Recording, tokens: RecordedTokens) -> list[tupl
     counts: dict[int, int] = defaultdict(int)
     for output in outputs:
         counts[int(output["seq_id"]) - int(output["index"])] += 1
-    return [
-        (output, _request(output, counts[int(output["seq_id"])], tokens)) for output in outputs if not output["index"]
-    ]
+    firsts = (output for output in outputs if not output["index"])
+    return [(output, _request(output, counts[int(output["seq_id"])], tokens)) for output in firsts]
 
 
 def _request(output: np.void, n: int, tokens: RecordedTokens) -> Request:

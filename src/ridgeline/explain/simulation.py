@@ -97,14 +97,9 @@ def simulated_loop(
     """Return an engine's loop whose executor is a simulated one. Raises ConfigError for other than plain decoding."""
     if setup.strategy != "autoregressive":
         raise ConfigError(f"only one token at a time can be simulated; this engine decodes by {setup.strategy}")
-    scheduler = Scheduler(
-        setup.config.scheduler,
-        CacheManager(setup.layout, prefix_caching=setup.config.cache.prefix_caching),
-        Autoregressive(),
-        setup.max_model_len,
-        setup.max_num_rows,
-        clock,
-    )
+    limits, sizes = setup.config.scheduler, (setup.max_model_len, setup.max_num_rows)
+    cache = CacheManager(setup.layout, prefix_caching=setup.config.cache.prefix_caching)
+    scheduler = Scheduler(limits, cache, Autoregressive(), *sizes, clock)
     return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=recorder)
 
 
@@ -159,14 +154,9 @@ class Simulation:
 
     def to_pandas(self) -> Any:
         """Return a record for each request as a pandas.DataFrame. Raises ConfigError without pandas."""
-        return frame(
-            [
-                {"arrival_s": r.arrival_s, "ttft_s": r.ttft_s, "tpot_s": r.tpot_s, "e2el_s": r.e2el_s}
-                | {"prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "output_tokens": r.output_tokens}
-                for r in self.log.records
-                if r.error is None
-            ]
-        )
+        names = ("arrival_s", "ttft_s", "tpot_s", "e2el_s", "prompt_tokens", "cached_tokens", "output_tokens")
+        good = (record for record in self.log.records if record.error is None)
+        return frame([{name: getattr(record, name) for name in names} for record in good])
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.sentence} [{self.provenance}]", HEAD, self.lines())

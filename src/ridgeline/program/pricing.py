@@ -20,9 +20,7 @@ FLOAT32_BYTES = 4  # rope angles and logits are float32 whatever the activations
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Counts the work of a step: (tokens, KV length after the step) of each span, and the number of rows that need
-    logits.
-    """
+    """Counts the work of a step: (tokens, KV length after the step) of each span, and the rows that need logits."""
 
     spans: tuple[tuple[int, int], ...]
     num_rows: int

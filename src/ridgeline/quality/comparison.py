@@ -82,9 +82,8 @@ def score_tokens(logits_TV: Float32s, base_TV: Float32s, next_T: npt.NDArray[np.
     difference_TV = np.subtract(p_TV, q_TV, out=np.zeros_like(p_TV), where=p_TV > -np.inf)
     difference_TV *= np.exp(p_TV)
     kl_T = difference_TV.sum(1, dtype=np.float64) / np.exp(base_log_z_T) - (base_log_z_T - log_z_T)
-    return TokenScores(
-        q_TV[rows, next_T] - log_z_T, p_TV[rows, next_T] - base_log_z_T, kl_T, q_TV.argmax(1) == p_TV.argmax(1)
-    )
+    agrees_T = q_TV.argmax(1) == p_TV.argmax(1)
+    return TokenScores(q_TV[rows, next_T] - log_z_T, p_TV[rows, next_T] - base_log_z_T, kl_T, agrees_T)
 
 
 def _shifted(logits_TV: Float32s) -> tuple[Float32s, Floats]:

@@ -24,10 +24,9 @@ class SourceFile:
     text: str
 
 
-def standard_library(root: Path | None = None) -> list[SourceFile]:
-    """Read every module's source in the running interpreter's standard library (or `root`), sorted by path."""
-    root = root or Path(sysconfig.get_paths()["stdlib"])
-    return sorted(_files(root), key=lambda file: file.path)
+def standard_library() -> list[SourceFile]:
+    """Read every module's source in the running interpreter's standard library, sorted by path."""
+    return sorted(_files(Path(sysconfig.get_paths()["stdlib"])), key=lambda file: file.path)
 
 
 def _files(root: Path) -> Iterator[SourceFile]:

@@ -50,10 +50,9 @@ def _require_finite(scales: Float32s, first_row: int) -> None:
     """Raise ModelLoadError that names the first row whose scales are no finite numbers."""
     bad = ~np.isfinite(scales).all(axis=1)
     if bad.any():
-        raise ModelLoadError(
-            f"row {first_row + int(bad.argmax())} of a weight matrix has NaN, infinity or a value too large to "
-            "quantize; the checkpoint is damaged, or run it without quantization"
-        )
+        what = "has NaN, infinity or a value too large to quantize"
+        advice = "the checkpoint is damaged, or run it without quantization"
+        raise ModelLoadError(f"row {first_row + int(bad.argmax())} of a weight matrix {what}; {advice}")
 
 
 def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:

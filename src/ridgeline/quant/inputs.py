@@ -14,6 +14,7 @@ from ridgeline.quant.stored import StoredFormat
 Inputs = Literal["int16", "int8"]
 
 FP4 = {("e2m1", "e8m0", 32), ("e2m1", "e4m3", 16)}  # MXFP4 and NVFP4
+TABLE_GROUPS = (32, 64)  # of bitsandbytes' codes
 MAX_GROUP = 256  # inputs that share a scale: sums of 32 bits hold their products
 # Inputs that share a scale where all weights of an output do.
 GROUP_OF_WHOLE_OUTPUTS: Mapping[Inputs, int] = {"int16": 256, "int8": 64}
@@ -33,15 +34,17 @@ def describe_inputs(asked: InputBits, *, has_integers: bool) -> Mapping[str, Cho
         why = "as asked" if asked != "auto" else "faster than int16 where many rows are computed"
         return {"quantize_inputs": Choice(chosen_inputs(asked), why)}
     if asked != "auto":
-        raise ConfigError(
-            f"quantize_inputs={asked} is for matrices of integers, and no matrix of this model is quantized; add "
-            "quantize=int8 or int4, or leave it out"
-        )
+        why = f"quantize_inputs={asked} is for matrices of integers, and no matrix of this model is quantized"
+        raise ConfigError(f"{why}; add quantize=int8 or int4, or leave it out")
     return {}
 
 
 def why_decoded(form: StoredFormat) -> str:
-    """Return why matrices so stored are decoded; empty where they are multiplied by inputs in integers."""
+    """Return why matrices so stored are decoded; empty where they are multiplied as they are."""
+    if form.code in ("nf4", "fp4"):
+        return "" if form.group in TABLE_GROUPS else f"no kernel has {form}"
+    if form.code == "e4m3":
+        return f"no kernel has groups of {form.group} inputs" if form.group % 32 else ""
     if form.code != "uniform":
         return "" if (form.code, form.scale, form.group) in FP4 else f"no kernel multiplies {form.code}"
     if form.scale == "product":
@@ -54,6 +57,11 @@ def why_decoded(form: StoredFormat) -> str:
     if form.group % 32 or form.group > MAX_GROUP:
         return f"no kernel has groups of {form.group} inputs"
     return "" if form.scale == "float16" else "float16 cannot hold its scales"
+
+
+def has_integer_inputs(form: StoredFormat) -> bool:
+    """Tell whether matrices so stored are multiplied by inputs in integers; 8-bit floats are by floats."""
+    return form.code != "e4m3"
 
 
 def input_group(form_group: int, inputs: Inputs) -> int:

@@ -13,22 +13,21 @@ from ridgeline.core.dtypes import FLOAT8_E4M3, FLOAT32, Array, Float32s, assign
 
 Bytes = npt.NDArray[np.uint8]
 Code = Literal["uniform", "e2m1", "e4m3", "nf4", "fp4"]
+Zero = Literal["fixed", "points", "minima"]
 
-_E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the low three bits; the fourth is the sign
+_E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the low three bits; the fourth is the sign
 # bitsandbytes' own: quantiles of a normal distribution, and floats with its own places of magnitudes.
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
     *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-_FP4_MAGNITUDES = (
-    *(0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25),
-)
+_FP4_SIZES = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
 # The number that each code stands for; a uniform code is the number itself.
 LEVELS: Mapping[Code, Float32s] = {
-    "e2m1": np.array([*_E2M1_MAGNITUDES, *(-x for x in _E2M1_MAGNITUDES)], dtype=np.float32),
+    "e2m1": np.array([*_E2M1_SIZES, *(-x for x in _E2M1_SIZES)], dtype=np.float32),
     "nf4": np.array(_NF4, dtype=np.float32),
-    "fp4": np.array([*_FP4_MAGNITUDES, *(-x for x in _FP4_MAGNITUDES)], dtype=np.float32),
+    "fp4": np.array([*_FP4_SIZES, *(-x for x in _FP4_SIZES)], dtype=np.float32),
     "e4m3": np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32),
 }
 E8M0_BIAS = 127
@@ -51,7 +50,7 @@ class StoredFormat:
     code: Code
     bits: Literal[4, 8]
     group: int
-    zero: Literal["fixed", "points", "minima"] = "fixed"
+    zero: Zero = "fixed"
     scale: Literal["float16", "float32", "product", "e8m0", "e4m3"] = "float16"
     order: str = ""
 
@@ -130,16 +129,10 @@ def joined(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     first = parts[0]
     if len(parts) == 1:
         return first
-    points, minima, outer = ([getattr(part, name) for part in parts] for name in ("points", "minima", "outer"))
-    return StoredMatrix(
-        first.format,
-        np.concatenate([part.codes for part in parts]),
-        np.concatenate([part.scales for part in parts]),
-        None if first.points is None else np.concatenate(points),
-        None if first.minima is None else np.concatenate(minima),
-        first.order,
-        None if first.outer is None else np.concatenate(outer),
-    )
+    codes, scales = np.concatenate([part.codes for part in parts]), np.concatenate([part.scales for part in parts])
+    others: list[tuple[Any, ...]] = [(part.points, part.minima, part.outer) for part in parts]
+    points, minima, outer = (None if each[0] is None else np.concatenate(each) for each in zip(*others))
+    return StoredMatrix(first.format, codes, scales, points, minima, first.order, outer)
 
 
 def dequantize(stored: StoredMatrix, dtype: np.dtype[Any] = FLOAT32) -> Array:

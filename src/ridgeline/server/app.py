@@ -1,6 +1,4 @@
-"""The app has routes, a lifespan and nothing else. Built by `serve` and by tests; needs an engine that has not
-started.
-"""
+"""The app has routes, a lifespan and nothing else. Built by `serve` and tests; needs an engine that has not started."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -35,10 +33,9 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings) -> Starlette:
-    """Return an ASGI app over `engine`, which it starts and, when it ends, drains and stops.
+    """Return an ASGI app over `engine`, which it starts and at its end drains and stops; `tokenizer` is its model's.
 
-    `tokenizer` is that of the engine's model. `app.state.service` is what a runner needs to drain earlier, on a signal.
-    Raises what Service does.
+    `app.state.service` is what a runner needs to drain earlier, on a signal. Raises what Service does.
     """
     service = Service(engine, tokenizer, settings)
 
@@ -91,16 +88,8 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
     """Return what lets browsers in; outside of all else, so that pages can read errors too."""
     if not settings.cors_origins:
         return []
-    methods, exposed = ["GET", "POST", "DELETE"], ["x-request-id", "retry-after"]
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=methods,
-            allow_headers=["*"],
-            expose_headers=exposed,
-        )
-    ]
+    methods, headers, exposed = ["GET", "POST", "DELETE"], ["*"], ["x-request-id", "retry-after"]
+    return [Middleware(CORSMiddleware, settings.cors_origins, methods, headers, expose_headers=exposed)]
 
 
 async def _pass_on(http: Request, error: Exception) -> NoReturn:

@@ -16,6 +16,9 @@ from ridgeline.server.service import RequestNote, Service, new_request_id
 log = get_logger("server.access")
 
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/ui"})  # everything else asks for the key, if there is one
+COMPUTING_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
+)
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/explain/steps"})
 CLIENT_GONE_STATUS = 499
 _PORT = re.compile(r":\d*$")
@@ -47,6 +50,8 @@ class RequestBoundary:
         try:
             self._require_host(headers)
             note.client = self._client(scope, headers)
+            if scope["method"] == "POST" and scope["path"] in COMPUTING_PATHS:
+                self._service.reserve(note, 0)  # a full server refuses before it looks at anything else
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             note.status = CLIENT_GONE_STATUS
@@ -93,14 +98,7 @@ def _request_id(headers: Headers) -> str:
 
 def _log(scope: Scope, note: RequestNote) -> None:
     """Log one line. The path is quoted in ASCII, so that no client can write a line of its own."""
-    log.info(
-        "%s %s %s status=%d prompt=%d cached=%d output=%d ms=%.1f",
-        note.request_id,
-        scope["method"],
-        ascii(scope["path"][:200])[1:-1],
-        note.status,
-        note.prompt_tokens,
-        note.cached_tokens,
-        note.completion_tokens,
-        (time.monotonic() - note.started_s) * 1000,
-    )
+    line = "%s %s %s status=%d prompt=%d cached=%d output=%d ms=%.1f"
+    path, taken_ms = ascii(scope["path"][:200])[1:-1], (time.monotonic() - note.started_s) * 1000
+    counts = note.prompt_tokens, note.cached_tokens, note.completion_tokens
+    log.info(line, note.request_id, scope["method"], path, note.status, *counts, taken_ms)

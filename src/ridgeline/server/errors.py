@@ -11,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ridgeline.core.errors import ModelNotFoundError, OverloadedError, RequestError
+from ridgeline.core.errors import ModelNotFoundError, OverloadedError, QuarantinedError, RequestError
 
 INTERNAL_MESSAGE = "the server failed to process this request; the log has the details under this request id"
 RETRY_AFTER_S = 1
@@ -78,6 +78,9 @@ def reply_to(error: BaseException) -> ErrorReply:
             kind = _HTTP_TYPES.get(status, "invalid_request_error")
             message = error.detail if error.detail != HTTPStatus(status).phrase else _plain_words(status)
             return ErrorReply(status, ErrorBody(message, kind, None, _HTTP_CODES.get(status)), error.headers or {})
+        case QuarantinedError():
+            body = ErrorBody(str(error), "server_error", None, "request_quarantined")
+            return ErrorReply(500, body, {"x-should-retry": "false"})
         case _:  # EngineError too: a step failed, and trying the same again would fail the same
             body = ErrorBody(INTERNAL_MESSAGE, "server_error", None, "internal_error")
             return ErrorReply(500, body, {"x-should-retry": "false"}, unexpected=True)

@@ -49,9 +49,8 @@ def load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> Non
         context.load_cert_chain(cert, key, password="")  # else a key with a password asks for it on the terminal
     except OSError as error:  # SSLError too
         names = cert if key is None else f"{cert} and {key}"
-        raise ConfigError(
-            f"no certificate with its key, in PEM and without a password, can be read from {names}: {error}"
-        ) from None
+        what = "no certificate with its key, in PEM and without a password"
+        raise ConfigError(f"{what}, can be read from {names}: {error}") from None
 
 
 def url_of(listener: socket.socket, *, tls: bool = False) -> str:

@@ -79,6 +79,7 @@ class _EngineCollector(Collector):
         yield _total("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.prefix_query_tokens)
         yield _total("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cache.prefix_hit_tokens)
         yield _total("num_preemptions", "Sequences sent back to the queue for lack of blocks.", stats.num_preemptions)
+        yield _total("engine_restarts", "Engine processes started after another one died.", stats.num_restarts)
         yield _total("engine_tokens_computed", "Tokens that steps have computed.", stats.num_computed_tokens)
         if (drafts := stats.drafts) is not None:
             yield from _drafts(drafts)
@@ -87,17 +88,14 @@ class _EngineCollector(Collector):
 
 
 def _drafts(drafts: Mapping[str, DraftStats]) -> Iterator[Metric]:
-    verified, tokens, accepted = (
-        CounterMetricFamily(f"{PREFIX}_spec_decode_{stem}", text, labels=("method",))
-        for stem, text in (
-            ("num_drafts", "Drafts that were verified."),
-            ("num_draft_tokens", "Tokens of verified drafts."),
-            ("num_accepted_tokens", "Drafted tokens that were accepted."),
-        )
-    )
-    name = f"{PREFIX}_spec_decode_num_accepted_tokens_per_pos"
-    text = "Accepted tokens by their position in the draft."
-    by_position = CounterMetricFamily(name, text, labels=("method", "position"))
+    def family(stem: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"{PREFIX}_spec_decode_{stem}", text, labels=("method", *labels))
+
+    verified = family("num_drafts", "Drafts that were verified.")
+    tokens = family("num_draft_tokens", "Tokens of verified drafts.")
+    accepted = family("num_accepted_tokens", "Drafted tokens that were accepted.")
+    of_position = "Accepted tokens by their position in the draft."
+    by_position = family("num_accepted_tokens_per_pos", of_position, "position")
     for method, stats in drafts.items():
         verified.add_metric((method,), stats.num_drafts)
         tokens.add_metric((method,), stats.num_draft_tokens)

@@ -5,7 +5,6 @@ one ends it at once. SIGHUP reads again what may change while it serves.
 """
 
 import asyncio
-import faulthandler
 import logging
 import os
 import signal
@@ -50,19 +49,11 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: Starlette, on_ready: Callable[[], None]) -> None:
         service = app.state.service
         assert isinstance(service, Service)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="on",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=service.settings.idle_timeout_s,  # pyright: ignore[reportArgumentType]
-                timeout_graceful_shutdown=LAST_WORDS_S,
-            )
-        )
+        config = uvicorn.Config(app, lifespan="on", ws="none", log_config=None, access_log=False)
+        config.server_header = config.proxy_headers = False
+        config.timeout_keep_alive = service.settings.idle_timeout_s  # pyright: ignore[reportAttributeAccessIssue]
+        config.timeout_graceful_shutdown = LAST_WORDS_S
+        super().__init__(config)
         self._service = service
         self._limiter = Limiter(service)
         self._tls = None if service.settings.tls_cert is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -92,13 +83,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
-        engine, limit_s = self._service.engine, self._service.settings.step_timeout_s
-        hangs = engine.busy_s > limit_s
-        if self.exit_code != ENGINE_EXIT and (hangs or not (engine.accepting or self._signalled)):
-            if hangs:
-                faulthandler.dump_traceback()
-            what = f"a step has not ended within {limit_s:g} s" if hangs else "the engine has died"
-            log.critical("%s: open requests are told to retry, and the server ends", what)
+        engine = self._service.engine
+        if self.exit_code != ENGINE_EXIT and (why := engine.watch(self._service.settings.step_timeout_s)) is not None:
+            log.critical("%s: open requests are told to retry, and the server ends", why)
             self.exit_code = ENGINE_EXIT
             engine.give_up()
             self.should_exit = True

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +79,7 @@ class Service:
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.explaining = asyncio.Lock()  # held while a command of a page runs
         self.num_slots = 0  # taken
+        self._slots_of: Counter[int] = Counter()  # by client
         self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
@@ -105,16 +106,16 @@ class Service:
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
         if isinstance(prompt, str) and len(prompt) > self._max_prompt_chars:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} characters; this model's context has no room for more than "
-                f"{self._max_prompt_chars}: shorten it"
-            )
+            room = f"this model's context has no room for more than {self._max_prompt_chars}"
+            raise ContextLengthError(f"the prompt has {len(prompt)} characters; {room}: shorten it")
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.
 
-        Cached prefixes are shared among the client's requests of equal `cache_salt`.
+        One client alone may take all of them. Several share an eighth more, and each may hold eight times what is left
+        (dynamic thresholds, Choudhury and Hahne 1998): so no flood takes the last ones. Cached prefixes are shared
+        among the client's requests of equal `cache_salt`.
 
         Raises OverloadedError where they are taken or the engine is stopping, RequestError for more than there are.
         """
@@ -123,9 +124,11 @@ class Service:
         room = self.info.max_num_seqs + self.settings.max_queued_requests
         if num_outputs > room:
             raise RequestError(f"{num_outputs} outputs in one request; this server takes {room} at once", param="n")
-        if self.num_slots + max(1, num_outputs) > room:
+        client, wanted = note.client.number, max(1, num_outputs)
+        if self._slots_of[client] + wanted + 8 * (self.num_slots + wanted) > 9 * room:
             raise OverloadedError(f"the queue is full ({room} outputs); retry later")
         self.num_slots += num_outputs
+        self._slots_of[client] += num_outputs
         note.slots += num_outputs
         note.salt = f"{note.client.salt!r} {cache_salt!r}"  # quoted: no salt can pass for another client's
 
@@ -141,6 +144,9 @@ class Service:
     def release(self, note: RequestNote) -> None:
         """Give back what a request had taken, and count what it used."""
         self.num_slots -= note.slots
+        self._slots_of[note.client.number] -= note.slots
+        if not self._slots_of[note.client.number]:
+            del self._slots_of[note.client.number]
         self.num_queued_tokens -= note.queued_tokens
         note.client.use("tokens", note.prompt_tokens + note.completion_tokens)
 

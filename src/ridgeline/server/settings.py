@@ -10,19 +10,12 @@ from ridgeline.core.options import check, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Bounds, timeouts and names. `served_model_names` empty: the model's own name. Raises ConfigError.
-
-    `request_timeout_s` counts from arrival to the last token.
-    """
+    """Bounds, timeouts and names. `served_model_names` empty: the model's own name. Raises ConfigError."""
 
     PANEL: ClassVar[str] = "Server"
 
-    served_model_names: tuple[str, ...] = option(
-        (), "Name of the model in the API; may be given several times.", flag="--served-model-name"
-    )
-    chat_template: str | None = option(
-        None, "Jinja file to make prompts of messages. Default: the model's own.", metavar="FILE"
-    )
+    served_model_names: tuple[str, ...] = option((), "Name of the model in the API; may be given several times.")
+    chat_template: str | None = option(None, "Jinja file that makes prompts. Default: the model's own.", metavar="FILE")
     tool_call_parser: str = option(
         "auto", "How the model writes tool calls: none, or a parser's name. Default: what its chat template shows."
     )
@@ -30,53 +23,33 @@ class ServerSettings:
         "auto", "How the model marks its reasoning: none, or a parser's name. Default: what its chat template shows."
     )
     api_key: str | None = field(default=None, repr=False)
-    api_key_file: str | None = option(
-        None, "TOML file of clients, their keys and limits; SIGHUP reads it again.", metavar="FILE"
-    )
+    api_key_file: str | None = option(None, "TOML of clients, keys and limits; SIGHUP reads it again.", metavar="FILE")
     max_body_bytes: int = option(2 * 2**20, "Maximum size of a request's body in bytes.", low=1)
     max_bodies_bytes: int = option(128 * 2**20, "Maximum bytes of all bodies that are arriving.", low=1)
     max_connections: int = option(4096, "Maximum number of open connections; more get 503.", low=1)
     max_header_bytes: int = option(64 * 2**10, "Maximum size of request line and headers in bytes.", low=256)
-    header_timeout_s: float = option(
-        10.0, "Seconds in which request line and headers must arrive.", above=0.0, flag="--header-timeout"
-    )
-    body_timeout_s: float = option(
-        10.0, "Seconds in which a body must arrive, and one more for each 64 KiB.", above=0.0, flag="--body-timeout"
-    )
-    idle_timeout_s: float = option(
-        60.0, "Seconds after which a connection without a request is closed.", above=0.0, flag="--idle-timeout"
-    )
+    header_timeout_s: float = option(10.0, "Seconds in which request line and headers must arrive.", above=0)
+    body_timeout_s: float = option(10.0, "Seconds in which a body must arrive, and one more for each 64 KiB.", above=0)
+    idle_timeout_s: float = option(60.0, "Seconds after which a connection without a request is closed.", above=0)
     allowed_hosts: tuple[str, ...] = option(
         (),
         "Host name that clients may use; may be given several times. Default: any, or this machine's own names "
         "where neither a key nor another address is set.",
-        flag="--allowed-host",
     )
-    cors_origins: tuple[str, ...] = option(
-        (), "Origin of web pages that may read responses; may be given several times.", flag="--cors-origin"
-    )
+    cors_origins: tuple[str, ...] = option((), "Origin of pages that may read responses; may be given several times.")
     tls_cert: str | None = option(None, "Certificate chain in PEM: the server speaks HTTPS.", metavar="FILE")
     tls_key: str | None = option(None, "Key of the certificate in PEM. Default: in the same file.", metavar="FILE")
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
-    max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1, flag="--max-outputs")
+    max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1)
     max_queued_requests: int = option(1024, "Maximum outputs that wait beside those that run; more get 503.", low=1)
     max_queued_tokens: int = option(2**22, "Maximum tokens of the prompts of open requests; more get 503.", low=1)
     max_stored_bytes: int = option(64 * 2**20, "Maximum bytes of responses that /v1/responses keeps for a key.", low=0)
-    stored_response_age_s: float = option(
-        3600.0, "Seconds for which /v1/responses keeps a response.", above=0.0, flag="--stored-response-age"
-    )
-    request_timeout_s: float = option(
-        600.0, "Seconds that a request may take, waiting included.", above=0.0, flag="--request-timeout"
-    )
-    stall_timeout_s: float = option(
-        60.0, "Seconds that a client may leave a stream unread.", above=0.0, flag="--stall-timeout"
-    )
-    step_timeout_s: float = option(
-        300.0, "Seconds after which a step that has not ended ends the server.", above=0.0, flag="--step-timeout"
-    )
-    shutdown_timeout_s: float = option(
-        30.0, "Seconds that open requests get after SIGTERM.", low=0.0, flag="--shutdown-timeout"
-    )
+    stored_response_age_s: float = option(3600.0, "Seconds for which /v1/responses keeps a response.", above=0)
+    engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
+    request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)
+    stall_timeout_s: float = option(60.0, "Seconds that a client may leave a stream unread.", above=0)
+    step_timeout_s: float = option(300.0, "Seconds after which a step that has not ended ends the engine.", above=0)
+    shutdown_timeout_s: float = option(30.0, "Seconds that open requests get after SIGTERM.", low=0.0)
 
     @property
     def has_keys(self) -> bool:
@@ -101,10 +74,9 @@ def only_local_names(settings: ServerSettings, host: str) -> ServerSettings:
 def require_safe_host(host: str, *, has_keys: bool, insecure_no_auth: bool) -> None:
     """Raise ConfigError for a host that others can reach when nothing asks them for a key."""
     if not has_keys and not insecure_no_auth and not _is_loopback(host):
-        raise ConfigError(
-            f"host {host} can be reached by others and no API key is set: give --api-key or --api-key-file, "
-            "or --insecure-no-auth if something in front of the server checks who may use it"
-        )
+        fix = "or --insecure-no-auth if something in front of the server checks who may use it"
+        what = f"host {host} can be reached by others and no API key is set"
+        raise ConfigError(f"{what}: give --api-key or --api-key-file, {fix}")
 
 
 def _is_loopback(host: str) -> bool:

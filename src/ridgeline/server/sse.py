@@ -15,6 +15,7 @@ from ridgeline.server.errors import ErrorReply
 DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
+Explain = Callable[[Exception], ErrorReply]
 
 
 def event(data: msgspec.Struct) -> bytes:
@@ -42,12 +43,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        first: bytes,
-        events: AsyncGenerator[bytes, None],
-        explain: Callable[[Exception], ErrorReply],
-        stall_timeout_s: float,
-        done: bytes = DONE,
+        self, first: bytes, events: AsyncGenerator[bytes], explain: Explain, stall_timeout_s: float, done: bytes = DONE
     ) -> None:
         self.status_code = 200
         self.background = None

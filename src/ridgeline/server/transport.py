@@ -177,13 +177,8 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
         note = RequestNote(new_request_id())
         reply = self._limiter.service.explain(error, note)
-        headers = {
-            **reply.headers,
-            "content-type": "application/json",
-            "content-length": str(len(reply.json)),
-            "x-request-id": note.request_id,
-            "connection": "close",
-        }
+        about = {"content-type": "application/json", "content-length": str(len(reply.json))}
+        headers = {**reply.headers, **about, "x-request-id": note.request_id, "connection": "close"}
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", *map(": ".join, headers.items())]
         self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + reply.json)
         if linger:

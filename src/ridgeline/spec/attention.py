@@ -49,11 +49,9 @@ class GroupedQueryAttention:
             )
         if self.alibi is not None and len(self.alibi) != self.num_heads:
             raise ConfigError(f"{len(self.alibi)} ALiBi slopes for {self.num_heads} heads")
-        if self.rope is not None and not (0 < self.rope.rotary_dim <= self.head_dim and self.rope.rotary_dim % 2 == 0):
-            raise ConfigError(
-                f"rotary dimension {self.rope.rotary_dim} must be even and within head_dim {self.head_dim}"
-            )
-        norm = self.qk_norm
+        rope, norm = self.rope, self.qk_norm
+        if rope is not None and not (0 < rope.rotary_dim <= self.head_dim and rope.rotary_dim % 2 == 0):
+            raise ConfigError(f"rotary dimension {rope.rotary_dim} must be even and within head_dim {self.head_dim}")
         if norm and self.qk_norm_over == "rotated head" and not (isinstance(norm, RmsNorm) and not norm.unit_offset):
             raise ConfigError(f"the norm of rotated heads must be a plain RMSNorm, got {norm}")
 
@@ -88,10 +86,7 @@ class LatentAttention:
 
 
 def check_shared_kv(mixers: Sequence[object]) -> None:
-    """Raise ConfigError where a layer's `kv_from` names no layer whose keys and values it could read.
-
-    `mixers`: one per layer, of any kind.
-    """
+    """Raise ConfigError where a mixer's `kv_from` names no layer, of `mixers`, whose keys and values it could read."""
     for index, mixer in enumerate(mixers):
         if not isinstance(mixer, GroupedQueryAttention) or mixer.kv_from is None:
             continue

@@ -4,27 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.spec.attention import GroupedQueryAttention
 from ridgeline.spec.common_rope import read_rope
+from ridgeline.spec.experts import MixtureOfExperts, Routing
+from ridgeline.spec.parts import Activation, GatedMlp, Mlp, Norm, RmsNorm, Rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    Activation,
-    AnyLayer,
-    DecoderSpec,
-    Embedding,
-    FeedForward,
-    GatedMlp,
-    GroupedQueryAttention,
-    Head,
-    Layer,
-    MixtureOfExperts,
-    Mlp,
-    Norm,
-    Rename,
-    Renames,
-    RmsNorm,
-    Rope,
-    Routing,
-)
+from ridgeline.spec.spec import AnyLayer, DecoderSpec, Embedding, FeedForward, Head, Layer, Rename, Renames
 
 MAX_LAYERS = 1000  # far above any model, as is the next; they keep a hostile config from filling memory
 MAX_EXPERTS = 1 << 12

@@ -45,12 +45,10 @@ def read_mamba(config: ConfigReader, inner_norm: Norm | None = None) -> Mamba:
     )
 
 
-def check_inner(inner_size: int, num_heads: int, head_dim: int) -> None:
-    """Raise ConfigError where the heads are not exactly the inner channels."""
-    if num_heads * head_dim != inner_size:
-        raise ConfigError(
-            f"config.json: {num_heads} Mamba heads of {head_dim} channels are not the {inner_size} inner channels"
-        )
+def check_inner(inner: int, heads: int, size: int) -> None:
+    """Raise ConfigError where `heads` of this size are not exactly the inner channels."""
+    if heads * size != inner:
+        raise ConfigError(f"config.json: {heads} Mamba heads of {size} channels are not the {inner} inner channels")
 
 
 def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> Sequence[bool]:
@@ -73,13 +71,9 @@ def read_attending(config: ConfigReader, by_default: Callable[[int], bool]) -> S
 def mamba_renames(source: str) -> Renames:
     """Return the renames of a Mamba mixer under `source`."""
     target = "layers.{i}.mamba"
-    names = {
-        "in_proj": ["mamba.x", "mamba.z"],
-        "x_proj": ["mamba.dt_low", "mamba.b", "mamba.c"],
-        "dt_proj": ["mamba.dt"],
-        "out_proj": ["mamba.out"],
-        **{f"{x}_layernorm": [f"mamba.{to}_norm"] for x, to in (("dt", "dt_low"), ("b", "b"), ("c", "c"))},
-    }
+    names = {"in_proj": ["mamba.x", "mamba.z"], "x_proj": ["mamba.dt_low", "mamba.b", "mamba.c"]}
+    names |= {"dt_proj": ["mamba.dt"], "out_proj": ["mamba.out"]}
+    names |= {f"{x}_layernorm": [f"mamba.{to}_norm"] for x, to in (("dt", "dt_low"), ("b", "b"), ("c", "c"))}
     return [
         *layer_renames(names, source),
         Rename(f"{source}.conv1d.weight", (f"{target}.conv.weight",), depthwise=True),

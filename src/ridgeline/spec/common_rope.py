@@ -43,6 +43,8 @@ def read_alpha_rope(config: ConfigReader, head_dim: int) -> Rope:
             section.expect(spelling, "dynamic")
         section.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # beside alpha they do nothing
         section.finish()
+        if head_dim <= 2:
+            raise ConfigError(f"{key}.alpha needs heads of more than 2 entries, got {head_dim}")
         return Rope(theta * alpha ** (head_dim / (head_dim - 2)), head_dim)
     return read_rope(config, head_dim)
 

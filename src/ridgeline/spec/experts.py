@@ -39,16 +39,13 @@ class Routing:
                 f"{top_groups} of {groups} groups of {num_experts} experts: choose from 1 to {groups} groups, and "
                 "as many experts in each"
             )
-        group_size = num_experts // groups
-        if not 1 <= self.top_k <= top_groups * group_size:
+        size = num_experts // groups
+        if not 1 <= self.top_k <= (reach := top_groups * size):
             raise ConfigError(
-                f"every token uses {self.top_k} experts, but only {top_groups * group_size} of {num_experts} "
-                "are within its reach"
+                f"every token uses {self.top_k} experts, but only {reach} of {num_experts} are within its reach"
             )
-        if groups > 1 and self.group_score == "top2_sum" and group_size < 2:
-            raise ConfigError(
-                f"{groups} groups of {group_size} expert each have no two best experts to compare them by"
-            )
+        if groups > 1 and self.group_score == "top2_sum" and size < 2:
+            raise ConfigError(f"{groups} groups of {size} expert each have no two best experts to compare them by")
 
 
 @dataclass(frozen=True, slots=True)

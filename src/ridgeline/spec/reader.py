@@ -5,7 +5,7 @@ names the key, because a silently dropped key is a silently wrong model. Imports
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from ridgeline.core.errors import ConfigError
@@ -170,6 +170,15 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise self._bad(key, value, "an object")
         return ConfigReader(cast("dict[str, object]", value), f"{self._where}: {key}")
+
+    def within(self, key: str, read: Callable[["ConfigReader"], T], default: T) -> T:
+        """Return what `read` reads of the nested dictionary under `key`, which must be all of it; `default` without."""
+        section = self.section(key)
+        if section is None:
+            return default
+        found = read(section)
+        section.finish()
+        return found
 
     def expect(self, key: str, *allowed: object) -> None:
         """Accept a key that is absent or has one of the values that this project computes."""

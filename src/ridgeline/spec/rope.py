@@ -53,20 +53,14 @@ def _dynamic(rope: Rope, scaling: DynamicRope, context_length: int) -> FloatArra
 
 
 def _llama3(plain: FloatArray, scaling: Llama3Rope) -> FloatArray:
-    if not 0 < scaling.low_freq_factor < scaling.high_freq_factor:
-        raise ConfigError(
-            f"rope low_freq_factor ({scaling.low_freq_factor:g}) must be positive and below "
-            f"high_freq_factor ({scaling.high_freq_factor:g})"
-        )
+    low, high, context = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_context
+    if not 0 < low < high:
+        raise ConfigError(f"rope low_freq_factor ({low:g}) must be positive and below high_freq_factor ({high:g})")
     wavelength = 2 * np.float32(math.pi) / plain
-    high_freq_wavelength = scaling.original_context / scaling.high_freq_factor
-    low_freq_wavelength = scaling.original_context / scaling.low_freq_factor
-    ramp = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
+    ramp = (context / wavelength - low) / (high - low)
     blended = (1 - ramp) * plain / scaling.factor + ramp * plain
-    out = np.where(wavelength > low_freq_wavelength, plain / scaling.factor, plain)
-    between = (wavelength >= high_freq_wavelength) & (wavelength <= low_freq_wavelength)
+    out = np.where(wavelength > context / low, plain / scaling.factor, plain)
+    between = (wavelength >= context / high) & (wavelength <= context / low)
     return np.where(between, blended, out).astype(np.float32)
 
 
@@ -101,11 +95,9 @@ def _yarn_attention_factor(scaling: YarnRope) -> float:
 
 
 def _longrope(plain: FloatArray, scaling: LongRope, context_length: int) -> tuple[FloatArray, float]:
-    for name, divisors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
-        if len(divisors) != len(plain):
-            raise ConfigError(
-                f"rope {name} has {len(divisors)} entries; this model rotates {len(plain)} pairs per head"
-            )
+    for name, given in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+        if len(given) != len(plain):
+            raise ConfigError(f"rope {name} has {len(given)} entries; this model rotates {len(plain)} pairs per head")
     divisors = scaling.long_factor if context_length > scaling.original_context else scaling.short_factor
     attention_factor = scaling.attention_factor
     if attention_factor is None:

@@ -13,38 +13,11 @@ from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
 from ridgeline.spec.parts import Activation, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope, UnweightedRmsNorm
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
-__all__ = [
-    "Activation",
-    "AnyLayer",
-    "ClampedSwiGlu",
-    "DecoderSpec",
-    "Embedding",
-    "FeedForward",
-    "GatedDeltaNet",
-    "GatedMlp",
-    "GroupedQueryAttention",
-    "Head",
-    "LatentAttention",
-    "Layer",
-    "LayerNorm",
-    "LightningAttention",
-    "Mamba",
-    "Mamba2",
-    "MaskedDiffusion",
-    "Mixer",
-    "MixtureOfExperts",
-    "Mlp",
-    "Norm",
-    "NormedResidualLayer",
-    "ParallelLayer",
-    "PostNormLayer",
-    "Rename",
-    "Renames",
-    "RmsNorm",
-    "Rope",
-    "Routing",
-    "UnweightedRmsNorm",
-]
+__all__ = ["AnyLayer", "DecoderSpec", "Embedding", "FeedForward", "Head", "Layer", "MaskedDiffusion", "Mixer"]
+__all__ += ["NormedResidualLayer", "ParallelLayer", "PostNormLayer", "Rename", "Renames"]
+__all__ += ["ClampedSwiGlu", "GroupedQueryAttention", "LatentAttention", "MixtureOfExperts", "Routing"]
+__all__ += ["Activation", "GatedMlp", "LayerNorm", "Mlp", "Norm", "RmsNorm", "Rope", "UnweightedRmsNorm"]
+__all__ += ["GatedDeltaNet", "LightningAttention", "Mamba", "Mamba2"]
 
 Mixer = GroupedQueryAttention | LatentAttention | RecurrentMixer
 FeedForward = GatedMlp | Mlp | MixtureOfExperts

@@ -88,9 +88,8 @@ class ChatTemplate:
         except RaisedError as error:
             raise RequestError(str(error), param="messages") from error
         except Exception as error:  # whatever an untrusted template does wrong is this request's error
-            raise RequestError(
-                f"the chat template fails on these messages: {_reason(error)}", param="messages"
-            ) from error
+            message = f"the chat template fails on these messages: {_reason(error)}"
+            raise RequestError(message, param="messages") from error
         return "".join(pieces)
 
 
@@ -111,16 +110,12 @@ def _compile(sandbox: ChatSandbox, name: str, source: str) -> jinja2.Template:
         return sandbox.compile_template(source)
     except Exception as error:  # jinja2's errors, and Python's for code too deep or too long to compile
         line = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise ModelLoadError(
-            f"chat template {name!r} cannot be used{line}: {_reason(error)}; fix the template"
-        ) from error
+        why = _reason(error)
+        raise ModelLoadError(f"chat template {name!r} cannot be used{line}: {why}; fix the template") from error
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error for the caller.
-
-    For errors that are not jinja2's only the kind: their text can hold addresses.
-    """
+    """Return an error's text for the caller; only its kind where it is not jinja2's: such texts can hold addresses."""
     if isinstance(error, (RefusedError, jinja2.UndefinedError, jinja2.TemplateSyntaxError)):
         return str(error)[:300]
     return type(error).__name__

@@ -62,39 +62,42 @@ class IncrementalDetokenizer:
         self._unsettled = ""  # text that `_utf8` gave since the last boundary, where bytes are joined
         self._known = "" if self._joins_bytes else tokenizer.decode(self._window, skip_special_tokens=False)
         self._num_known = len(self._window)
-        self._matcher = _StopMatcher(stop, include_stop)
+        self._matcher = _StopMatcher(stop, include_stop) if stop else None
         self._min_tokens = min_tokens
         self.num_tokens = 0
 
     @property
     def stop_found(self) -> str | None:
-        return self._matcher.found
+        return None if self._matcher is None else self._matcher.found
 
     def feed(self, ids: Iterable[int]) -> str:
         """Take output ids, in order; return the text that is now certain. Takes none after a stop string was found."""
-        text = ""
-        for token_id in ids:
-            text += self.push(token_id)
-        return text
+        return "".join([self.push(token_id) for token_id in ids])
 
     def push(self, token_id: int) -> str:
         """Take one output id, as `feed` does."""
         matcher = self._matcher
-        if matcher.found is not None:
+        if matcher is not None and matcher.found is not None:
             return ""
         self.num_tokens += 1
-        return matcher.push(self._take(token_id), armed=self.num_tokens >= self._min_tokens)
+        text = self._take(token_id)
+        return text if matcher is None else matcher.push(text, armed=self.num_tokens >= self._min_tokens)
 
     def flush(self) -> str:
         """End of the output: return what was held back, unfinished bytes as U+FFFD."""
         if self.stop_found is not None:
             return ""
         rest = self._unsettled + self._utf8.decode(b"", final=True) if self._joins_bytes else self._settle()
+        if self._matcher is None:
+            return rest
         return self._matcher.push(rest, armed=self.num_tokens >= self._min_tokens) + self._matcher.flush()
 
     def _take(self, token_id: int) -> str:
         """Append one id to the window; the new text if its end is a settled boundary, else nothing yet."""
         if self._joins_bytes:
+            piece = self._tokenizer.piece(token_id)
+            if isinstance(piece, str) and not self._is_open:
+                return piece
             return "" if token_id in self._skip else self._join(self._tokenizer.token_bytes(token_id))
         if token_id in self._skip or self._tokenizer.token(token_id) is None:
             return ""
@@ -107,8 +110,6 @@ class IncrementalDetokenizer:
         return self._settle() if settled else ""
 
     def _join(self, token_bytes: bytes) -> str:
-        if not self._is_open and token_bytes.isascii():
-            return token_bytes.decode("ascii")
         text = self._unsettled + self._utf8.decode(token_bytes)
         self._is_open = bool(self._utf8.getstate()[0])
         self._unsettled = text if self._is_open else ""
@@ -163,8 +164,6 @@ class _StopMatcher:
 
     def push(self, text: str, *, armed: bool) -> str:
         """Add text; return what no stop string can claim any more. Unarmed, no match may end in `text`."""
-        if not self._stop:
-            return text
         num_old = len(self._held)
         text = self._held + text
         match = self._first_complete(text, num_old) if armed else None

@@ -62,16 +62,9 @@ class _Reader:
                 parts = self._sentencepiece()
             case _:
                 raise ConfigError(f"{KEYS}model {kind[:80]!r} is not supported; supported: gpt2, llama")
+        as_written = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         added = [
-            {
-                "id": token_id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind != USER_DEFINED,
-            }
+            {"id": token_id, "content": token, "special": kind != USER_DEFINED, **as_written}
             for token_id, (token, kind) in enumerate(zip(self._tokens, self._types))
             if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token
         ]
@@ -105,10 +98,8 @@ class _Reader:
         if min(cuts, default=1) < 0:
             raise ConfigError(f"{KEYS}merges: {merges[cuts.index(-1)][:40]!r} is not two tokens with a space between")
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        words = [
-            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-            for pattern in kind.patterns
-        ]
+        split = {"type": "Split", "behavior": "Isolated", "invert": False}
+        words = [{**split, "pattern": {"Regex": pattern}} for pattern in kind.patterns]
         return {
             "normalizer": {"type": "NFC"} if kind.nfc else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, byte_level]},
@@ -130,12 +121,9 @@ class _Reader:
             unknown = self._types.index(UNKNOWN)
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
         first = {"type": "Prepend", "prepend": "▁"}
-        decoders = [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
-        ]
+        marks = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+        decoders = [marks, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
         return {
             "normalizer": {"type": "Sequence", "normalizers": [first, spaces]} if prefix else spaces,
             "pre_tokenizer": None,
@@ -156,9 +144,8 @@ class _Reader:
         scores = self._numbers("scores")
         if scores is None or not all(map(math.isfinite, scores)):
             raise ConfigError(f"{KEYS}scores must be a finite number for every token")
-        pieces = {
-            token: score for token, kind, score in zip(self._tokens, self._types, scores) if kind in (NORMAL, UNUSED)
-        }
+        scored = zip(self._tokens, self._types, scores)
+        pieces = {token: score for token, kind, score in scored if kind in (NORMAL, UNUSED)}
         if sum(map(len, pieces)) > MAX_MERGED_CHARS:
             raise ConfigError(f"{KEYS}tokens has more than {MAX_MERGED_CHARS} characters")
         merges = [

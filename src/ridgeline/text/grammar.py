@@ -97,17 +97,15 @@ class GrammarState:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(
-                f"the grammar gave up, make it simpler: {_in_one_line(self._matcher.get_error())}",
-                param="structured_outputs",
-            )
+            why = _in_one_line(self._matcher.get_error())
+            raise RequestError(f"the grammar gave up, make it simpler: {why}", param="structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A compiled grammar; `start` gives every output a state of its own, all in one thread."""
 
-    matcher: "LLMatcher"
+    matcher: Any  # an LLMatcher: what reads the hints of a request need not import llguidance
     vocab_size: int
     eos_ids: frozenset[int]
 
@@ -127,10 +125,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Return the grammar of a request, maybe one that was compiled before.
-
-        Raises RequestError for what is too large, wrong, or not supported.
-        """
+        """Return a request's grammar, known or new. Raises RequestError for one too large, wrong, or not supported."""
         name, text = _grammar_text(params)
         with self._lock:
             if (known := self._compiled.get(text)) is not None:
@@ -166,10 +161,8 @@ class GrammarCompiler:
         try:
             return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids))
         except ValueError as error:
-            raise RequestError(
-                f"structured output does not know this model's kind of tokenizer: {str(error)[:200]}",
-                param="structured_outputs",
-            ) from error
+            message = f"structured output does not know this model's kind of tokenizer: {str(error)[:200]}"
+            raise RequestError(message, param="structured_outputs") from error
 
 
 def _grammar_text(params: StructuredOutputsParams) -> tuple[str, str]:
@@ -245,11 +238,8 @@ def _require_size(name: str, text: str, limit: int) -> None:
 
 
 def _refused(name: str, why: str) -> RequestError:
-    return RequestError(
-        f"{name} cannot be followed: {why[:MAX_MESSAGE_CHARS]}",
-        param=name,
-        code="unsupported_schema" if name == "json" else "unsupported_grammar",
-    )
+    code = "unsupported_schema" if name == "json" else "unsupported_grammar"
+    return RequestError(f"{name} cannot be followed: {why[:MAX_MESSAGE_CHARS]}", param=name, code=code)
 
 
 def _in_one_line(text: str) -> str:

@@ -25,6 +25,9 @@ _DEEPSEEK_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
+_DEEPSEEK_LLM = ["[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN, r"\p{N}+"]
+_SYMBOL_OR_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+_DEEPSEEK_V3 = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", rf"{_SYMBOL_OR_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +55,8 @@ _BY_PATTERNS: Sequence[tuple[str, PreTokenizer]] = (
     ("gpt-4o", PreTokenizer([_GPT4O])),
     ("llama4", PreTokenizer([_GPT4O], ignore_merges=True, add_bos=True)),
     ("tekken", PreTokenizer([_TEKKEN], ignore_merges=True, add_bos=True)),
-    (
-        "deepseek-llm",
-        PreTokenizer(
-            ["[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN, r"\p{N}+"]
-        ),
-    ),
+    ("deepseek-llm", PreTokenizer(_DEEPSEEK_LLM)),
     ("deepseek-coder", PreTokenizer(["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"])),
-    (
-        "deepseek-v3",
-        PreTokenizer(
-            [
-                r"\p{N}{1,3}",
-                "[一-龥぀-ゟ゠-ヿ]+",
-                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-                rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
-            ]
-        ),
-    ),
+    ("deepseek-v3", PreTokenizer(_DEEPSEEK_V3)),
 )
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: kind for names, kind in _BY_PATTERNS for name in names.split()}

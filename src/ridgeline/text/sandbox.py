@@ -26,15 +26,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from ridgeline.text.template_limits import (
-    RefusedError,
-    limit,
-    measure_filter,
-    measure_format,
-    measure_method,
-    measure_operator,
-    size_bytes,
-)
+from ridgeline.text import template_limits as limits
+from ridgeline.text.template_limits import RefusedError, limit, size_bytes
 
 MAX_NODES = 50_000
 MAX_LOOP_DEPTH = 16  # Python compiles at most 20 nested loops
@@ -54,10 +47,7 @@ class RaisedError(jinja2.TemplateError):
 
 
 class ChatSandbox(ImmutableSandboxedEnvironment):
-    """Environment with what Hugging Face chat templates use, within the limits of `template_limits`.
-
-    A render must pass a Budget as the variable BUDGET_KEY.
-    """
+    """Environment of Hugging Face chat templates, within `template_limits`; a render must pass a Budget, BUDGET_KEY."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -83,7 +73,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        measure_operator(operator, left, right)
+        limits.measure_operator(operator, left, right)
         return _charge(context, super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
@@ -91,7 +81,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         _charge(__context, [args, named])
         is_method = isinstance(__obj, (types.BuiltinMethodType, types.MethodType))
         if is_method and not isinstance(__obj.__self__, LoopContext):
-            args = measure_method(__obj, args, named)
+            args = limits.measure_method(__obj, args, named)
         return _charge(__context, super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -100,7 +90,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            measure_format(value.__self__, "{", [args, kwargs])
+            limits.measure_format(value.__self__, "{", [args, kwargs])
             return wrapped(*args, **kwargs)
 
         return checked
@@ -216,7 +206,7 @@ def _guarded_filter(plain: ImmutableSandboxedEnvironment, name: str) -> Callable
 
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        value = measure_filter(name, value, [*args, *kwargs.values()])
+        value = limits.measure_filter(name, value, [*args, *kwargs.values()])
         result = plain.call_filter(name, value, args, kwargs, context=context, eval_ctx=context.eval_ctx)
         return _charge(context, result)
 
@@ -227,7 +217,7 @@ def _guarded_test(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[.
     @pass_context
     def run(context: Context, value: Any, *args: Any) -> Any:
         if name == "divisibleby":
-            measure_operator("%", value, *args)
+            limits.measure_operator("%", value, *args)
         return _charge(context, plain.call_test(name, value, args, context=context, eval_ctx=context.eval_ctx))
 
     return run

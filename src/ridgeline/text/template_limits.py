@@ -111,10 +111,7 @@ def measure_format(text: str, sign: str, values: object) -> None:
 
 
 def measure_method(method: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """Check a method of a builtin type before it runs; refuse those templates do not need.
-
-    Return the arguments to use.
-    """
+    """Check a builtin type's method before it runs, refuse those templates do not need; return the arguments to use."""
     owner, name = method.__self__, method.__name__
     if name not in next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), ()):
         raise RefusedError(f"calls {type(owner).__name__}.{name}, which chat templates cannot")

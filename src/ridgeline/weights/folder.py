@@ -153,10 +153,9 @@ def download(hub_id: str, revision: str | None) -> Path:
         )
     except (OSError, ValueError, HFValidationError, httpx.HTTPError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MissingModelError(
-            f"{hub_id!r} is not a local folder and could not be fetched from the Hugging Face hub: {reason[:300]} "
-            f"{_meant(hub_id)}Check the name, the network and your access to the model, or give the path of a folder."
-        ) from error
+        failed = f"is not a local folder and could not be fetched from the Hugging Face hub: {reason[:300]}"
+        advice = "Check the name, the network and your access to the model, or give the path of a folder."
+        raise MissingModelError(f"{hub_id!r} {failed} {_meant(hub_id)}{advice}") from error
     return Path(path)
 
 
@@ -240,10 +239,8 @@ def _token_ids(value: object, vocab_size: object) -> tuple[int, ...]:
     for token_id in ids:
         in_vocabulary = not isinstance(vocab_size, int) or (isinstance(token_id, int) and token_id < vocab_size)
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 or not in_vocabulary:
-            raise ConfigError(
-                f"eos_token_id={str(value)[:120]} is invalid; it must be a token id below vocab_size={vocab_size}, "
-                "or a list of them"
-            )
+            known = f"a token id below vocab_size={vocab_size}, or a list of them"
+            raise ConfigError(f"eos_token_id={str(value)[:120]} is invalid; it must be {known}")
     return tuple(cast("list[int]", ids))
 
 

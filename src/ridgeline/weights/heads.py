@@ -1,7 +1,4 @@
-"""Open published EAGLE heads, of every version: a folder with a config.json and one safetensors file.
-
-Called by `engine/companion.py`.
-"""
+"""Open EAGLE heads of every version: a folder with config.json and a safetensors file, for engine/companion.py."""
 
 import re
 from collections.abc import Mapping
@@ -85,12 +82,10 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
         token_ids_V = np.arange(head.vocab_size) + checkpoint.tensor(modules["d2t"]).astype(np.int64)
     elif head.vocab_size != target.vocab_size:
         raise ModelLoadError(f"{folder.path} lacks d2t, the model's ids of the {head.vocab_size:,} tokens it drafts")
-    stored = {
-        f"{MODULES[module]}.{part}": modules[short]
-        for short in modules
-        for module, _, part in [short.rpartition(".")]
-        if module in MODULES
-    }
+    if not head.own_head and head.vocab_size != target.vocab_size:
+        raise ModelLoadError(f"{folder.path} lacks lm_head.weight, for the {head.vocab_size:,} tokens it drafts")
+    split = ((*short.rpartition("."), name) for short, name in modules.items())
+    stored = {f"{MODULES[module]}.{part}": name for module, _, part, name in split if module in MODULES}
     source = HeadSource(folder.path, *lower_eagle(head, target), head.layers, token_ids_V, checkpoint, stored)
     known = {*stored.values(), *(modules[name] for name in ("d2t", "t2d") if name in modules)}
     check_tensors(source, known, target.vocab_size)
@@ -133,10 +128,9 @@ def _read(config: ConfigReader, num_layers: int, modules: Mapping[str, str]) -> 
 def check_sizes(path: Path, hidden_size: int, num_tokens: int, target: DecoderSpec, target_name: str) -> None:
     """Raise ConfigError unless a head of this hidden size and vocabulary is one for `target`."""
     if (hidden_size, num_tokens) != (target.hidden_size, target.vocab_size):
-        raise ConfigError(
-            f"{path} cannot draft for {target_name}: it is for a model of hidden size {hidden_size:,} and "
-            f"{num_tokens:,} tokens, and this one has {target.hidden_size:,} and {target.vocab_size:,}"
-        )
+        own = f"it is for a model of hidden size {hidden_size:,} and {num_tokens:,} tokens"
+        other = f"this one has {target.hidden_size:,} and {target.vocab_size:,}"
+        raise ConfigError(f"{path} cannot draft for {target_name}: {own}, and {other}")
 
 
 def check_tensors(source: HeadSource, known: set[str], num_tokens: int) -> None:

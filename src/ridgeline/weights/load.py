@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ridgeline.core.dtypes import FLOAT32, Array, assign, contiguous, equal, float32, to_dtype
+from ridgeline.core.dtypes import FLOAT32, Array, all_finite, assign, contiguous, equal, float32, to_dtype
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.program.opset import float32_weights
@@ -25,11 +25,7 @@ from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
 
 # Buffers that old checkpoints carry: rotary frequencies and causal masks, both computed here.
 IGNORED_SUFFIXES = (
-    ".rotary_emb.inv_freq",
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
+    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
     *(".k_scale", ".v_scale", ".q_scale"),  # of another program's fp8 cache; keys and values are cached as asked for
 )
 MAX_LISTED = 10
@@ -115,7 +111,11 @@ class StreamedWeights(Mapping[str, Array]):
 
     def _read(self, stored: str, source: Source, target: str, part: slice) -> Array:
         rows = source.rows(self._program, target, part)
-        return source.arranged(self.checkpoint.read(stored, source.stored_row_dim, rows))
+        array = self.checkpoint.read(stored, source.stored_row_dim, rows)
+        if not all_finite(array):
+            file = self.checkpoint.entries[stored].file
+            raise ModelLoadError(f"{file}: tensor {stored!r} has NaN or infinity; the file is damaged")
+        return source.arranged(array)
 
 
 def prequantized(folder: ModelFolder, spec: DecoderSpec, program: Program) -> StreamedWeights | None:
@@ -173,24 +173,16 @@ def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence
     entries = checkpoint.entries
     named = Counter(target for rename in {s.rename for s in sources.values()} for target in rename.targets)
     allowed = set(sources) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
-    unread = tuple(rename.source for rename in renames if not rename.targets)
-    present = {name: (entries[name], source.shape(program)) for name, source in sources.items() if name in entries}
+    others, unread = entries.keys() - allowed, tuple(rename.source for rename in renames if not rename.targets)
+    present = [name for name in sources if name in entries]
+    shapes = {name: (entries[name].shape, sources[name].shape(program)) for name in present}
+    dtypes = {name: entries[name].dtype for name in present}
     problems = {
         "missing": [name for name in sources if name not in entries],
-        "unexpected": [
-            name
-            for name in entries
-            if name not in allowed and not name.startswith(unread) and not name.endswith(IGNORED_SUFFIXES)
-        ],
+        "unexpected": [x for x in others if not x.startswith(unread) and not x.endswith(IGNORED_SUFFIXES)],
         "stored in two ways": [name for name, count in named.items() if count > 1],
-        "of another shape": [
-            f"{name} {list(entry.shape)} instead of {list(shape)}"
-            for name, (entry, shape) in present.items()
-            if entry.shape != shape
-        ],
-        "of a type other than f32, f16, bf16": [
-            f"{name} {entry.dtype}" for name, (entry, _) in present.items() if entry.dtype not in FLOATS
-        ],
+        "of another shape": [f"{name} {list(a)} instead of {list(b)}" for name, (a, b) in shapes.items() if a != b],
+        "of a type other than f32, f16, bf16": [f"{x} {dtypes[x]}" for x in dtypes if dtypes[x] not in FLOATS],
     }
     text = "; ".join(f"{len(found)} {what}: {_listed(sorted(found))}" for what, found in problems.items() if found)
     if text:
@@ -206,10 +198,8 @@ def _check_tied(checkpoint: Tensors, renames: Sequence[Rename]) -> None:
     head, embedding = (checkpoint.read(name, 0, WHOLE) for name in names)
     embedding = to_dtype(embedding, head.dtype)
     if not equal(head, embedding) and not np.array_equal(float32(head), float32(embedding)):
-        raise ModelLoadError(
-            f"{checkpoint.path}: {names[0]} differs from {names[1]}, but config.json ties them; "
-            "set tie_word_embeddings to false"
-        )
+        what = f"{names[0]} differs from {names[1]}, but config.json ties them"
+        raise ModelLoadError(f"{checkpoint.path}: {what}; set tie_word_embeddings to false")
 
 
 def _listed(names: Sequence[str]) -> str:

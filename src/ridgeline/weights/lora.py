@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ridgeline.core.dtypes import Array, assign, float32
+from ridgeline.core.dtypes import Array, all_finite, assign, float32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.program.op import Program
 from ridgeline.program.passes.adapt import adapter_weights
@@ -30,15 +30,11 @@ MAX_RANK = 1024
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
-    "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "lora_bias": (False, None),
-    "alora_invocation_tokens": (None,),
-    "trainable_token_indices": (None,),
-    "layer_replication": (None, []),
-    "use_qalora": (False, None),
-    "target_parameters": (None, []),
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora"), (False, None)),
+    **dict.fromkeys(("modules_to_save", "layer_replication", "target_parameters"), (None, [])),
+    **dict.fromkeys(("alora_invocation_tokens", "trainable_token_indices"), (None,)),
 }
+Scale = Callable[[str, int], float]  # of a module and its rank
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.(?:default\.)?weight")
 
 
@@ -65,7 +61,10 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
         match = _FACTOR.fullmatch(key.removeprefix(PREFIX))
         if match is None or tensor.ndim != 2:
             raise ModelLoadError(f"{folder / TENSORS}: {key!r} {list(tensor.shape)} is no factor of a linear layer")
-        halves.setdefault(match["module"], {})[match["factor"]] = float32(tensor)
+        factor = float32(tensor)
+        if not all_finite(factor):
+            raise ModelLoadError(f"{folder / TENSORS}: tensor {key!r} has NaN or infinity; the file is damaged")
+        halves.setdefault(match["module"], {})[match["factor"]] = factor
     sources = {rename.source: rename for rename in expand(families.renames(spec), spec)}
     factors: dict[str, tuple[Array, Array]] = {}
     scale = _scale(config, folder / CONFIG)
@@ -89,8 +88,7 @@ def stacked(adapters: Sequence[Adapter], dtype: np.dtype[Any]) -> Mapping[str, A
             if pair is not None:
                 assign(a_ArI[index, : pair[0].shape[0]], pair[0])
                 assign(b_AOr[index, :, : pair[1].shape[1]], pair[1])
-        for name, factor in zip(adapter_weights(target), (a_ArI, b_AOr)):
-            weights[name] = factor
+        weights.update(zip(adapter_weights(target), (a_ArI, b_AOr)))
     return weights
 
 
@@ -103,7 +101,7 @@ def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
     return largest
 
 
-def _scale(config: Mapping[str, object], path: Path) -> Callable[[str, int], float]:
+def _scale(config: Mapping[str, object], path: Path) -> Scale:
     """Return what the product of a module and its rank is multiplied by: alpha / r, or alpha / sqrt(r) with rsLoRA."""
     alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
@@ -120,12 +118,7 @@ def _scale(config: Mapping[str, object], path: Path) -> Callable[[str, int], flo
 
 
 def _fitted(
-    path: Path,
-    module: str,
-    pair: Mapping[str, Array],
-    rename: Rename | None,
-    program: Program,
-    scale: Callable[[str, int], float],
+    path: Path, module: str, pair: Mapping[str, Array], rename: Rename | None, program: Program, scale: Scale
 ) -> Mapping[str, tuple[Array, Array]]:
     """Return the factors on each of the program's weights that the module is made of."""
     linears = {op.weights[0] for op in program.ops if op.kind == "linear"}
@@ -136,10 +129,8 @@ def _fitted(
     a, b = pair["A"], pair["B"]
     shape = (sum(program.weights[target][0] for target in rename.targets), program.weights[rename.targets[0]][1])
     if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != shape or not 1 <= a.shape[0] <= MAX_RANK:
-        raise ModelLoadError(
-            f"{path}: {module} has factors {list(a.shape)} and {list(b.shape)}, which do not make a layer "
-            f"{list(shape)} of rank 1 to {MAX_RANK}"
-        )
+        found = f"{module} has factors {list(a.shape)} and {list(b.shape)}"
+        raise ModelLoadError(f"{path}: {found}, which do not make a layer {list(shape)} of rank 1 to {MAX_RANK}")
     scaled, source = b * scale(module, a.shape[0]), Source(replace(rename, transpose=False))
     return {target: (a, take_ranges(scaled, 0, source.rows(program, target, slice(None)))) for target in rename.targets}
 

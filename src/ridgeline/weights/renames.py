@@ -49,11 +49,8 @@ class Source:
         first, end, _ = part.indices(size * groups)
         if size == 1:
             return [slice(begin + first * step, begin + (end - 1) * step + 1, step)]
-        return [
-            slice(at + max(first - group * size, 0), at + min(end - group * size, size))
-            for group in range(first // size, -(-end // size))
-            for at in (group * step + begin,)
-        ]
+        places = ((group * step + begin, group * size) for group in range(first // size, -(-end // size)))
+        return [slice(at + max(first - before, 0), at + min(end - before, size)) for at, before in places]
 
     def arranged(self, stored: Array) -> Array:
         """Return rows of the checkpoint's tensor as the program has them."""
@@ -76,15 +73,10 @@ def expand(renames: Sequence[Rename], spec: DecoderSpec) -> Sequence[Rename]:
         if "{i}" not in rename.source:
             expanded.append(rename)
             continue
-        expanded += [
-            replace(
-                rename,
-                source=rename.source.replace("{i}", str(i)),
-                targets=tuple(target.replace("{i}", str(i)) for target in rename.targets),
-            )
-            for i, layer in enumerate(spec.layers)
-            if isinstance(layer.feed_forward, MixtureOfExperts) or not rename.experts
-        ]
+        for number, layer in enumerate(spec.layers):
+            if isinstance(layer.feed_forward, MixtureOfExperts) or not rename.experts:
+                source, *targets = (name.replace("{i}", str(number)) for name in (rename.source, *rename.targets))
+                expanded.append(replace(rename, source=source, targets=tuple(targets)))
     stacks = {target for rename in expanded if rename.experts for target in rename.targets}
     return [rename for rename in expanded if rename.experts or stacks.isdisjoint(rename.targets)]
 

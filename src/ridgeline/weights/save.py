@@ -41,10 +41,8 @@ def stored_tensors(rename: Rename, targets: Sequence[Array]) -> Mapping[str, Arr
     """Return `targets` under the name or names of `rename`: their rows one after the other within each group."""
     if "{e}" in rename.source:
         each = replace(rename, source="", experts=False)
-        return {
-            rename.source.replace("{e}", str(expert)): stored_tensors(each, experts)[""]
-            for expert, experts in enumerate(zip(*targets, strict=True))
-        }
+        experts = enumerate(zip(*targets, strict=True))
+        return {rename.source.replace("{e}", str(i)): stored_tensors(each, own)[""] for i, own in experts}
     dim = Source(rename).row_dim
     before, after = targets[0].shape[:dim], targets[0].shape[dim + 1 :]
     parts = [target.reshape(*before, rename.groups, -1, *after) for target in targets]

@@ -1,3 +1,1 @@
-"""Implement the native CPU backend: the program as a tape of C++ instructions. Needs the compiled module
-`ridgeline._native`.
-"""
+"""Run programs on CPUs, as tapes of C++ instructions. Needs the compiled module `ridgeline._native`."""

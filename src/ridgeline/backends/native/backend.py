@@ -1,5 +1,4 @@
-"""Define what the native backend offers: which models it runs, in which formats and instructions, and what memory that
-takes.
+"""Define what the native backend offers: which models it runs, in which formats and instructions, in what memory.
 
 Imported on every start, also where the native code is missing: what needs it is imported where it is used.
 """
@@ -7,29 +6,15 @@ Imported on every start, also where the native code is missing: what needs it is
 import math
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from ridgeline.backends import host
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
-from ridgeline.backends.host import (
-    ELEMENT_BYTES,
-    available_bytes,
-    choose_dtype,
-    choose_threads,
-    describe_quantize,
-    retain_freed_memory,
-)
 from ridgeline.backends.native.kinds import NATIVE_KINDS, NATIVE_OPS
-from ridgeline.backends.native.settings import (
-    KV_KINDS,
-    LAYOUT_VERSION,
-    NativeSettings,
-    matrix_bytes,
-    prequantized_formats,
-    settings_of,
-)
+from ridgeline.backends.native.settings import KvKind, NativeSettings, matrix_bytes, prequantized_formats, settings_of
 from ridgeline.backends.probe import NativeModule, find_native
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
@@ -52,6 +37,8 @@ if TYPE_CHECKING:
     from ridgeline.backends.native.packs.store import PackStore
     from ridgeline.backends.step import Executable
 
+KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
+LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 MAX_HEAD_DIM = 576  # of the attention kernels
 MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
 MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
@@ -59,44 +46,37 @@ MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed
 log = get_logger("native")
 
 
+@dataclass(eq=False)
 class NativePlan:
-    """A tape's settings and the sizes that follow from them. `prequantized` are matrices that stay as the file has
-    them.
-    """
+    """A tape's settings and the sizes that follow. `prequantized` are matrices that stay as the file has them."""
 
-    def __init__(
-        self,
-        model: ModelSource,
-        config: EngineConfig,
-        settings: NativeSettings,
-        choices: Mapping[str, Choice],
-        prequantized: StreamedWeights | None,
-    ) -> None:
-        self.settings, self.choices = settings, choices
-        self._model, self._config, self._prequantized = model, config, prequantized
+    model: ModelSource
+    config: EngineConfig
+    settings: NativeSettings
+    choices: Mapping[str, Choice]
+    prequantized: StreamedWeights | None
 
     @property
     def weight_bytes(self) -> int:
         """Memory of the packed weights, padding not counted."""
-        program, quantize = self._model.program, self._config.quantize
-        element_bytes = ELEMENT_BYTES[self.settings.dtype]
+        program, quantize = self.model.program, self.config.quantize
+        element_bytes = host.ELEMENT_BYTES[self.settings.dtype]
         latent = [LatentSizes.of_op(program, op) for op in program.ops if op.kind == "latent_attention"]
         plain = int(weight_bytes(program, element_bytes))
         plain += sum(sizes.absorbed_entries for sizes in latent) * element_bytes
-        if self._prequantized is not None:
-            forms = {name: self._prequantized.formats[name] for name in self.settings.prequantized}
+        if self.prequantized is not None:
+            forms = {name: self.prequantized.formats[name] for name in self.settings.prequantized}
         elif quantize.scheme is not None:
             forms = dict.fromkeys(quantized_names(program, embeddings=quantize.embeddings), chosen_format(quantize))
         else:
             return plain
         shapes = {name: program.weights[name] for name in forms}
-        return plain + sum(
-            forms[name].num_bytes(shape) - math.prod(shape) * element_bytes for name, shape in shapes.items()
-        )
+        more = (forms[name].num_bytes(shape) - math.prod(shape) * element_bytes for name, shape in shapes.items())
+        return plain + sum(more)
 
     @property
     def available_bytes(self) -> int:
-        return available_bytes()
+        return host.available_bytes()
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
@@ -113,33 +93,33 @@ class NativePlan:
     def _measured(self) -> "MeasuredTape":
         from ridgeline.backends.native.measure import MeasuredTape
 
-        program = self._model.program
+        program = self.model.program
         sizes = [self.state_size(state) for state in program.states]
-        return MeasuredTape(program, self.settings, sizes, self._config.cache.block_size)
+        return MeasuredTape(program, self.settings, sizes, self.config.cache.block_size)
 
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Build the tape over weights that an earlier start packed, or that are packed now and cached for the next."""
         from ridgeline.backends.native.executable import NativeExecutable
 
-        retain_freed_memory()
+        host.retain_freed_memory()
         store = self._open_store(program)
         pool = beside.pool if isinstance(beside, NativeExecutable) else None
         try:
             executable = NativeExecutable(
-                program, self._load, layout, self.settings, store, prequantized=self._prequantized, pool=pool
+                program, self._load, layout, self.settings, store, prequantized=self.prequantized, pool=pool
             )
             if store is not None:
                 store.commit()
         finally:
             if store is not None:
                 store.close()
-        if self._config.backend.tuning == "auto":
+        if self.config.backend.tuning == "auto":
             _check_bandwidth(self.settings, executable)
         return executable
 
     def _load(self) -> Mapping[str, Array]:
         """Return the checkpoint's tensors, each read when it is asked for: memory holds what is packed of them."""
-        model, dtype = self._model, DTYPES[self.settings.dtype]
+        model, dtype = self.model, DTYPES[self.settings.dtype]
         if model.tensors is not None:
             return model.tensors(dtype)
         weights = StreamedWeights(model.folder, model.spec, model.base, dtype)
@@ -149,12 +129,12 @@ class NativePlan:
 
     def _open_store(self, program: Program) -> "PackStore | None":
         """Return the folder of cached packed weights; None: no cache."""
-        if self._model.adapters or not self._config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
+        if self.model.adapters or not self.config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
             return None
         from ridgeline.backends.native.memory import checksums
         from ridgeline.backends.native.packs.store import PackName, PackStore
 
-        folder = self._model.folder
+        folder = self.model.folder
         try:
             name = PackName.of(folder.path, folder.weight_files(), pack_settings(self.settings, program))
             sums = partial(checksums, num_threads=self.settings.num_threads)
@@ -183,7 +163,7 @@ class NativeBackend:
         """Return that the code is missing, or what of the model its kernels do not have."""
         if self._native.module is None:
             return f"this installation has no native code: {self._native.reason}"
-        if choose_dtype(config.model.dtype, model.folder.config)[0] == "float16":
+        if host.choose_dtype(config.model.dtype, model.folder.config)[0] == "float16":
             return "it does not compute in float16"
         if lacking := sorted({op.kind for op in model.program.ops} - NATIVE_OPS):
             return f"it has no kernel for this model's {', '.join(lacking)}"
@@ -199,20 +179,20 @@ class NativeBackend:
         """
         from ridgeline.backends.native.tuning.choose import Chooser
 
-        dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
+        dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
         if kv_dtype == "int8":
             _check_int8(model.program)
         level, why_level = _choose_level(config.backend.isa, self._native.module)
-        num_threads, why_threads = choose_threads(config)
+        num_threads, why_threads = host.choose_threads(config)
         as_stored = config.quantize.scheme is None and model.tensors is None
         stored = prequantized(model.folder, model.spec, model.base) if as_stored else None
         forms = stored.formats if stored is not None else {}
-        formats = prequantized_formats(forms, model.base, chosen_inputs(config.quantize.inputs))
+        formats = prequantized_formats(forms, model.base, chosen_inputs(config.quantize.inputs), dtype)
         stored = stored if formats else None
-        quantized = describe_quantize(config.quantize)
+        quantized = host.describe_quantize(config.quantize)
         if stored is not None:
-            quantized = Choice("as stored", f"{len(formats)} matrices keep the file's integers")
+            quantized = Choice("as stored", f"{len(formats)} matrices keep the file's numbers")
         if decoded := Counter(decoded_matrices(forms, model.base).values()):
             told = [f"{count} are dequantized to {dtype}: {why}" for why, count in decoded.items()]
             quantized = Choice(quantized.value, "; ".join((*([quantized.reason] if stored is not None else []), *told)))
@@ -221,11 +201,12 @@ class NativeBackend:
             **({"deterministic": Choice("on", "as asked")} if config.backend.deterministic else {}),
             "kv_dtype": Choice(kv_dtype, "the model's dtype" if config.cache.kv_dtype == "auto" else "as asked"),
             "quantize": quantized,
-            **describe_inputs(config.quantize.inputs, has_integers=bool(config.quantize.scheme or formats)),
             "threads": why_threads,
             "dtype": why_dtype,
         }
         settings = settings_of(config, level, num_threads, dtype, KV_KINDS[kv_dtype], formats)
+        has_integers = any(form.inputs in ("int8", "int16") for form in (settings.matrices, *formats.values()))
+        choices |= describe_inputs(config.quantize.inputs, has_integers=has_integers)
         chooser, matrices = Chooser(level, num_threads), matrix_bytes(settings, model.program)
         variants, why = chooser.choose(config.backend.tuning, matrices, deterministic=settings.deterministic)
         return NativePlan(model, config, replace(settings, variants=variants), {**choices, "kernels": why}, stored)
@@ -262,10 +243,8 @@ def _check_int8(program: Program) -> None:
         raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
     head_dim = max((_key_entries(state) for state in program.states), default=0)
     if head_dim > MAX_INT8_HEAD_DIM:
-        raise ConfigError(
-            f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}: use "
-            "bfloat16 or float32"
-        )
+        limit = f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}"
+        raise ConfigError(f"{limit}: use bfloat16 or float32")
 
 
 def _check_bandwidth(settings: NativeSettings, executable: "NativeExecutable") -> None:

@@ -16,7 +16,7 @@ from ridgeline.backends.native.memory import CacheMemory, address
 from ridgeline.backends.native.settings import MatrixFormats, NativeSettings
 from ridgeline.backends.native.weights import NativeWeights, in_order, interleaved
 from ridgeline.core.dtypes import Array, float32
-from ridgeline.program.op import FEATURES, KvState, Op, Program, dims_of
+from ridgeline.program.op import FEATURES, Op, Program, dims_of
 from ridgeline.program.ops.dense import MATRIX_OPS, NormAttrs
 from ridgeline.program.ops.recurrent import RecurrentAttrs
 from ridgeline.program.passes.fuse import Group, fuse
@@ -103,12 +103,6 @@ class Compiler:
     def vector(self, name: str) -> int:
         """Return the address of weight `name` as float32 entries."""
         return self.weights.vector(name, lambda: self.weights.tensor(name))
-
-    def kv_state(self, index: int) -> KvState:
-        """Return KV state number `index` of the program."""
-        state = self.program.states[index]
-        assert isinstance(state, KvState)
-        return state
 
     def state_part(self, attrs: RecurrentAttrs) -> _native.StatePart:
         """Return where a recurrent op keeps its state of a sequence."""

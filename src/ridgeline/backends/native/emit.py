@@ -13,18 +13,9 @@ from ridgeline import _native
 from ridgeline.backends.native.compile import Compiler, Emitter, Place
 from ridgeline.backends.native.kinds import KINDS_BY_FILE
 from ridgeline.core.dtypes import DTYPES
-from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, Op, dims_of
+from ridgeline.program.op import LOGIT_ROWS, POSITIONS, TOKEN_IDS, Attrs, KvState, Op, dims_of
+from ridgeline.program.ops import dense
 from ridgeline.program.ops.attention import AttentionAttrs, CacheWriteAttrs, RopeAnglesAttrs, RopeAttrs
-from ridgeline.program.ops.dense import (
-    NORMS,
-    ActivationAttrs,
-    AddRowAttrs,
-    EmbedAttrs,
-    NormAttrs,
-    ScaleAttrs,
-    SliceAttrs,
-    SoftcapAttrs,
-)
 from ridgeline.program.opset import OPSET
 from ridgeline.program.passes.fuse import Group
 
@@ -54,10 +45,10 @@ def _product(
 
 def _leading_norm(group: Group, reader: Op) -> Op | None:
     """Return the norm of the group that `reader` reads."""
-    return next((op for op in _ops(group, *NORMS) if op.outputs[0] == reader.inputs[0]), None)
+    return next((op for op in _ops(group, *dense.NORMS) if op.outputs[0] == reader.inputs[0]), None)
 
 
-def embed(compiler: Compiler, op: Op, attrs: EmbedAttrs) -> None:
+def embed(compiler: Compiler, op: Op, attrs: dense.EmbedAttrs) -> None:
     out = compiler.output(op)
     ids = {TOKEN_IDS: "tokens", POSITIONS: "positions"}[op.inputs[0]]
     table = op.weights[0]
@@ -81,7 +72,7 @@ def rope_angles(compiler: Compiler, op: Op, attrs: RopeAnglesAttrs) -> None:
     compiler.tape.rope_angles(list(attrs.frequencies), attrs.scale, cos.buffer, sin.buffer)
 
 
-def rmsnorm(compiler: Compiler, op: Op, attrs: NormAttrs) -> None:
+def rmsnorm(compiler: Compiler, op: Op, attrs: dense.NormAttrs) -> None:
     (x,) = compiler.inputs(op)
     compiler.tape.normalize(compiler.norm(op), x, compiler.output(op), _head_dim(compiler, op.inputs[0]))
 
@@ -108,7 +99,7 @@ def linear_add(compiler: Compiler, group: Group) -> None:
 
 def norm_gated(compiler: Compiler, group: Group) -> None:
     act = group.ops[-1]
-    assert isinstance(act.attrs, ActivationAttrs)
+    assert isinstance(act.attrs, dense.ActivationAttrs)
     linears = {op.outputs[0]: op for op in _ops(group, "linear")}
     gate_up = [linears[name] for name in act.inputs]
     out, function = compiler.new(act.outputs[0]), act.attrs.function
@@ -117,7 +108,7 @@ def norm_gated(compiler: Compiler, group: Group) -> None:
 
 def norm_activated(compiler: Compiler, group: Group) -> None:
     linear, act = group.ops[-2:]
-    assert isinstance(act.attrs, ActivationAttrs)
+    assert isinstance(act.attrs, dense.ActivationAttrs)
     out = compiler.new(act.outputs[0])
     _product(compiler, group, [linear], out, epilogue="activate", activation=act.attrs.function)
 
@@ -142,7 +133,7 @@ def norm_head(compiler: Compiler, group: Group) -> None:
     select = _ops(group, "select_rows")
     x = compiler.place((select[0] if select else norm or head).inputs[0])
     softcap = _ops(group, "softcap")
-    cap = softcap[0].attrs.cap if softcap and isinstance(softcap[0].attrs, SoftcapAttrs) else 0.0
+    cap = softcap[0].attrs.cap if softcap and isinstance(softcap[0].attrs, dense.SoftcapAttrs) else 0.0
     matrix, bias = compiler.matrix([head])
     compiler.tape.linear(matrix, compiler.norm(norm), x.buffer, None, select=bool(select), bias=bias, softcap=cap)
 
@@ -157,7 +148,7 @@ def norm_qkv(compiler: Compiler, group: Group) -> None:
     compiler.places[q_name] = q
     memory, cache_group = compiler.cache.kv[write.attrs.state]
     at_once = [_emit_but_last_steps(compiler, chain[1:], place) for chain, place in ((queries, q), (keys, k))]
-    q_norm, k_norm = (compiler.norm(next((op for op in steps if op.kind in NORMS), None)) for steps in at_once)
+    q_norm, k_norm = (compiler.norm(next((op for op in steps if op.kind in dense.NORMS), None)) for steps in at_once)
     ropes = [op for op in at_once[0] if op.kind == "rope"]
     rotation = _rotation(compiler, ropes[0]) if ropes else (None, None, False, 0)
     compiler.tape.heads(q.buffer, k.buffer, v.buffer, memory, cache_group, q_norm, k_norm, *rotation)
@@ -183,7 +174,7 @@ def _emit_steps(compiler: Compiler, steps: Sequence[Op], place: Place) -> None:
     """Emit norms and ropes of queries or keys, in place."""
     for op in steps:
         head_dim = _head_dim(compiler, op.inputs[0])
-        if op.kind in NORMS:
+        if op.kind in dense.NORMS:
             compiler.tape.normalize(compiler.norm(op), place.buffer, place.buffer, head_dim)
         elif op.kind == "rope":
             compiler.tape.rotate(place.buffer, place.buffer, head_dim, *_rotation(compiler, op))
@@ -227,16 +218,14 @@ def _chain(group: Group, linear: Op) -> list[Op]:
 def attention(compiler: Compiler, op: Op, attrs: AttentionAttrs) -> None:
     q, out = compiler.place(op.inputs[0]), compiler.output(op)
     memory, cache_group = compiler.cache.kv[attrs.state]
-    slopes = attrs.alibi_slopes
-    spec = _native.AttentionSpec(
-        q.width // compiler.kv_state(attrs.state).head_dim,
-        attrs.scale,
-        attrs.window or 0,
-        attrs.softcap or 0.0,
-        sinks=compiler.vector(op.weights[0]) if op.weights else 0,
-        slopes=compiler.weights.vector(f"{op.label}.slopes", lambda: np.array(slopes, np.float32)) if slopes else 0,
-        float32=compiler.settings.multiplies_bf16_in_float32,
-    )
+    slopes, state = attrs.alibi_slopes, compiler.program.states[attrs.state]
+    assert isinstance(state, KvState)
+    sinks, at = compiler.vector(op.weights[0]) if op.weights else 0, 0
+    if slopes:
+        at = compiler.weights.vector(f"{op.label}.slopes", lambda: np.array(slopes, np.float32))
+    how = (q.width // state.head_dim, attrs.scale, attrs.window or 0, attrs.softcap or 0.0)
+    wide = compiler.settings.multiplies_bf16_in_float32
+    spec = _native.AttentionSpec(*how, sinks=sinks, slopes=at, float32=wide)
     compiler.tape.attention(spec, memory, cache_group, q.buffer, out)
 
 
@@ -245,12 +234,12 @@ def split_heads(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     compiler.places[op.outputs[0]] = compiler.place(op.inputs[0])
 
 
-def slice(compiler: Compiler, op: Op, attrs: SliceAttrs) -> None:
+def slice(compiler: Compiler, op: Op, attrs: dense.SliceAttrs) -> None:
     """Name columns of the same memory; emit nothing."""
     compiler.places[op.outputs[0]] = compiler.slice(compiler.place(op.inputs[0]), attrs.offset, attrs.size)
 
 
-def scale(compiler: Compiler, op: Op, attrs: ScaleAttrs) -> None:
+def scale(compiler: Compiler, op: Op, attrs: dense.ScaleAttrs) -> None:
     (x,) = compiler.inputs(op)
     compiler.tape.scale(attrs.factor, x, compiler.output(op))
 
@@ -268,19 +257,19 @@ def add(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     compiler.tape.add(x, y, compiler.output(op))
 
 
-def add_row(compiler: Compiler, op: Op, attrs: AddRowAttrs) -> None:
+def add_row(compiler: Compiler, op: Op, attrs: dense.AddRowAttrs) -> None:
     (table,), row = op.weights, attrs.row
     address = compiler.weights.vector(f"{table}.{row}", lambda: compiler.weights.tensor(table)[row])
     (x,) = compiler.inputs(op)
     compiler.tape.add_row(x, address, compiler.output(op))
 
 
-def activation(compiler: Compiler, op: Op, attrs: ActivationAttrs) -> None:
+def activation(compiler: Compiler, op: Op, attrs: dense.ActivationAttrs) -> None:
     (x,) = compiler.inputs(op)
     compiler.tape.activate(attrs.function, x, compiler.output(op))
 
 
-def gated_activation(compiler: Compiler, op: Op, attrs: ActivationAttrs) -> None:
+def gated_activation(compiler: Compiler, op: Op, attrs: dense.ActivationAttrs) -> None:
     gate, up = compiler.inputs(op)
     compiler.tape.gate(attrs.function, gate, up, compiler.output(op))
 
@@ -308,6 +297,4 @@ def _emitter(file: str, kind: str) -> Emitter:
     return emit_op if kind in OPSET else emit
 
 
-EMITTERS: Mapping[str, Emitter] = {
-    kind: _emitter(file, kind) for file, kinds in KINDS_BY_FILE.items() for kind in kinds
-}
+EMITTERS: Mapping[str, Emitter] = {kind: _emitter(file, kind) for file, each in KINDS_BY_FILE.items() for kind in each}

@@ -25,9 +25,8 @@ def experts(compiler: Compiler, op: Op, attrs: ExpertsAttrs) -> None:
     gate_up, (down,) = expert_matrices(op)
     gate_up_bias = down_bias = 0
     if biases := list(op.weights[3:]):
-        gate_up_bias = compiler.weights.vector(
-            f"{'+'.join(gate_up)}.bias", lambda: _interleaved_bias(compiler, biases[:2])
-        )
+        name = f"{'+'.join(gate_up)}.bias"
+        gate_up_bias = compiler.weights.vector(name, lambda: _interleaved_bias(compiler, biases[:2]))
         down_bias = compiler.weights.vector(biases[2], lambda: _padded_bias(compiler, biases[2]))
     matrices = (compiler.program.weights[down][0], _matrix(compiler, gate_up), _matrix(compiler, [down]))
     act, out = attrs.activation, compiler.output(op)

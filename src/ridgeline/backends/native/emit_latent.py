@@ -45,9 +45,8 @@ def _matrices(compiler: Compiler, name: str, sizes: LatentSizes) -> tuple[_nativ
     order = _by_panels(heads, [nope, value])
     # The lengths of a span choose the form, and only this one would see inputs of 8 bits.
     finer = replace(form, inputs="int16") if form.inputs == "int8" else form
-    return absorb, compiler.weights.rows(
-        f"{name}.expand", lambda _: compiler.weights.tensor(name), order, sizes.latent_dim, finer
-    )
+    read, weights = compiler.weights.tensor, compiler.weights
+    return absorb, weights.rows(f"{name}.expand", lambda _: read(name), order, sizes.latent_dim, finer)
 
 
 def _as_stored(weight: Array, form: MatrixFormat) -> Array:

@@ -48,9 +48,8 @@ class NativeExecutable:
         self.pool = pool or _native.Pool(settings.num_threads)
         self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
         self._cache = allocate_cache(program, layout, settings.kv)
-        self._weights = NativeWeights(
-            load, settings.level, settings.num_threads, store, prequantized, settings.variants
-        )
+        how = (settings.level, settings.num_threads, store, prequantized, settings.variants)
+        self._weights = NativeWeights(load, *how)
         compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
         self.parts: Sequence[Part] = compiler.compile(native)
         self._features = compiler.features
@@ -98,8 +97,7 @@ class NativeExecutable:
         """Compute the step, update the cache, and sample the tokens of `step.sampling`."""
         if self._features is not None:
             assert features_TW is not None, "this program reads features"
-            logits, ids = self._room(len(step.logit_rows_R)), np.empty(len(step.sampling.logit_row), np.int64)
-            self._tape.run(step.block, logits, 0, 0, ids)  # sizes the buffers
+            self._tape.run(step.block, self._room(len(step.logit_rows_R)), 0, 0)  # sizes the buffers
             self._rows(self._features, step)[:] = features_TW
         return self._run(step, None)
 
@@ -110,7 +108,7 @@ class NativeExecutable:
         return output, self._timings.of(seconds.tolist())
 
     def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
-        for group, source, target in step.copies_C3.tolist():
+        for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
             for state in self._layout.groups[group].states:
                 if state in self._cache.kv:
                     self._cache.kv[state][0].copy_block(source, target)
@@ -119,8 +117,8 @@ class NativeExecutable:
                         part[target] = part[source]
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
-        self._warmer.stay_ahead(max((int(group.write_slots_T.max(initial=0)) for group in step.groups), default=0))
+        highest_slot = self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
+        self._warmer.stay_ahead(highest_slot)
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]

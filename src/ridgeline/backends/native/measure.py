@@ -1,5 +1,4 @@
-"""Define what a tape will take, asked of the tape itself: compiled without weights and cache, it can be measured and
-not run.
+"""Define what a tape will take by asking it: compiled without weights and cache, it can be measured and not run.
 
 Called by `backend.py` before anything is loaded. The sizes are those of the C++ that allocates; none is said here.
 """
@@ -50,9 +49,8 @@ class MeasuredTape:
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return the most that a step within `limits` allocates beside weights and cache, its logits included."""
         logits_bytes = limits.num_rows * self._logits_width * FLOAT32_BYTES
-        return logits_bytes + self._tape.workspace_bytes(
-            limits.num_tokens, limits.num_seqs, limits.num_rows, limits.context, self._num_threads
-        )
+        most = (limits.num_tokens, limits.num_seqs, limits.num_rows, limits.context)
+        return logits_bytes + self._tape.workspace_bytes(*most, self._num_threads)
 
 
 class _Nothing:

@@ -36,9 +36,7 @@ def allocate(num_bytes: int) -> np.ndarray:
 
 
 class Arena:
-    """Memory that is never given back, for parts of any size side by side: a huge page holds the end of one and the
-    beginning of the next.
-    """
+    """Memory that is never given back, for parts of any size: a huge page holds one's end and the next's beginning."""
 
     def __init__(self) -> None:
         self._free = np.empty(0, dtype=np.uint8)

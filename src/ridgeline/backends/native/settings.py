@@ -18,13 +18,9 @@ from ridgeline.quant.inputs import chosen_inputs, input_group, why_decoded
 if TYPE_CHECKING:
     from ridgeline.cost.roofline import WeightKind
 
-LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
-
-FOUR_BITS = ("int4", "int4_minima", "int4_super_minima", "mxfp4", "nvfp4")  # kinds of matrices
+FOUR_BITS = ("int4", "int4_minima", "int4_super_minima", "mxfp4", "nvfp4", "nf4", "fp4")  # kinds of matrices
 KvKind = Literal["f32", "bf16", "int8"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
-
-KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +47,8 @@ class MatrixFormat:
 
     @property
     def input_group(self) -> int:
-        """Consecutive inputs that share a scale; of floats, which have none, 0."""
-        return input_group(self.group, self.inputs) if self.inputs in ("int16", "int8") else 0
+        """Consecutive inputs that share a scale; of floats, which have none, those whose weights do."""
+        return input_group(self.group, self.inputs) if self.inputs in ("int16", "int8") else self.group
 
     @property
     def stored_format(self) -> StoredFormat:
@@ -73,14 +69,21 @@ def kind_name(form: MatrixFormat) -> str:
 
 
 def matrix_format(
-    form: StoredFormat, inputs: InputKind, *, stored: bool = False, scheme: str = ""
+    form: StoredFormat, inputs: InputKind, dtype: DtypeName = "bfloat16", *, stored: bool = False, scheme: str = ""
 ) -> MatrixFormat | None:
-    """Return the format in which native matrices hold what `form` stores exactly; None where there is none."""
+    """Return the format in which native matrices hold what `form` stores exactly; None where there is none.
+
+    8-bit floats are multiplied by inputs of `dtype`.
+    """
     if why_decoded(form):
         return None
     kind: WeightKind
     if form.code == "e2m1":
         kind = "mxfp4" if form.scale == "e8m0" else "nvfp4"
+    elif form.code in ("nf4", "fp4"):
+        kind = form.code
+    elif form.code == "e4m3":
+        kind, inputs = form.code, _plain(dtype).inputs
     elif form.scale == "product":
         kind = "int4_super_minima" if form.bits == 4 else "int8_super" if form.zero == "fixed" else "int8_super_minima"
     elif form.bits == 8:
@@ -126,7 +129,7 @@ class NativeSettings:
         return _plain(self.dtype)
 
 
-def _plain(dtype: Literal["float32", "bfloat16"]) -> MatrixFormat:
+def _plain(dtype: DtypeName) -> MatrixFormat:
     kind = "bf16" if dtype == "bfloat16" else "f32"
     return MatrixFormat(kind=kind, inputs=kind)
 
@@ -141,7 +144,7 @@ def settings_of(
 ) -> NativeSettings:
     """Return the settings that `config` asks for; `prequantized` are the formats of single weights."""
     assert dtype != "float16"
-    plain, quantized = _plain(dtype), _quantized_format(config.quantize)
+    plain, quantized = _plain(dtype), _quantized_format(config.quantize, dtype)
     outer = quantized if config.quantize.embeddings else None
     return NativeSettings(
         level=level,
@@ -156,12 +159,12 @@ def settings_of(
     )
 
 
-def _quantized_format(quantize: QuantizeConfig) -> MatrixFormat | None:
+def _quantized_format(quantize: QuantizeConfig, dtype: DtypeName) -> MatrixFormat | None:
     """Raise ConfigError for a scheme whose matrices this backend cannot hold."""
     if quantize.scheme is None:
         return None
     form = chosen_format(quantize)
-    matrices = matrix_format(form, chosen_inputs(quantize.inputs), scheme=quantize.scheme)
+    matrices = matrix_format(form, chosen_inputs(quantize.inputs), dtype, scheme=quantize.scheme)
     if matrices is None:
         raise ConfigError(f"quantize={quantize.scheme}: the native backend has no matrices of {form}")
     return matrices
@@ -205,9 +208,9 @@ def matrix_bytes(settings: NativeSettings, program: Program) -> Mapping[MatrixFo
 
 
 def prequantized_formats(
-    forms: Mapping[str, StoredFormat], program: Program, inputs: InputKind
+    forms: Mapping[str, StoredFormat], program: Program, inputs: InputKind, dtype: DtypeName
 ) -> Mapping[str, MatrixFormat]:
     """Return the weights that native matrices hold as a checkpoint stores them, of those that it stores in `forms`."""
     found = prequantized_matrices(forms, program)
-    formats = {name: matrix_format(form, inputs, stored=True) for name, form in found.items()}
+    formats = {name: matrix_format(form, inputs, dtype, stored=True) for name, form in found.items()}
     return {name: form for name, form in formats.items() if form is not None}

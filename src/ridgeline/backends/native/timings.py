@@ -22,9 +22,7 @@ KV_PRODUCTS: Mapping[KvKind, InputKind] = {"f32": "f32", "bf16": "bf16", "int8":
 
 
 class TapeTimings:
-    """Knows what each part of a tape computes, worked out once: a step that is timed should cost no more than its
-    clocks.
-    """
+    """Knows what each part of a tape computes, worked out once: a timed step should cost no more than its clocks."""
 
     def __init__(self, program: Program, settings: NativeSettings, parts: Sequence[Part]) -> None:
         formats = MatrixFormats(settings, program)

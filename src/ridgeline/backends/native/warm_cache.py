@@ -14,9 +14,8 @@ class CacheWarmer:
         self.native = _native.MemoryWarmer()
         self._block_size, self._ready_blocks = layout.block_size, 0
         groups = (layout.groups[group] for _, group in cache.kv.values())
-        self._states = [
-            blocks.reshape(group.num_blocks, -1) for group, blocks in zip(groups, cache.blocks, strict=True)
-        ]
+        states = zip(groups, cache.blocks, strict=True)
+        self._states = [blocks.reshape(group.num_blocks, -1) for group, blocks in states]
 
     def stay_ahead(self, highest_slot: int) -> None:
         """Take memory past a slot, on another thread, where half of what is ahead is used up."""

@@ -14,6 +14,7 @@ from ridgeline import _native
 from ridgeline.backends.native.memory import Arena, address
 from ridgeline.backends.native.settings import MatrixFormat, Variants, kind_name
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Array, contiguous, float32, to_dtype
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.quant import StoredMatrix, quantize
 from ridgeline.quant.stored import joined
 from ridgeline.weights.load import StreamedWeights
@@ -24,7 +25,7 @@ MIN_PANELS_PER_TASK = 8
 KINDS: Mapping[np.dtype[Any], str] = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
 Tensors = Mapping[str, Array]
-Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+Rows = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # values, scales, zero points
 
 
 class Store(Protocol):
@@ -105,8 +106,7 @@ class NativeWeights:
         def kind_of() -> np.ndarray:
             return np.frombuffer(KINDS[self.tensor(name).dtype].encode(), dtype=np.uint8)
 
-        part = self._part(f"{name}.table", rows)
-        kind = self._part(f"{name}.kind", kind_of)
+        part, kind = self._part(f"{name}.table", rows), self._part(f"{name}.kind", kind_of)
         return address(part), bytes(kind).decode()
 
     def matrix(
@@ -131,7 +131,10 @@ class NativeWeights:
         def stored(expert: int) -> Rows:
             if form.stored:
                 assert self._prequantized is not None
-                return _rows(joined([self._prequantized.matrix(source, expert) for source in sources]))
+                whole = joined([self._prequantized.matrix(source, expert) for source in sources])
+                if form.kind == "e4m3" and ((whole.codes & 127) == 127).any():
+                    raise ModelLoadError(f"{' or '.join(sources)} has a NaN, which no kernel holds; download it again")
+                return _rows(whole)
             rows = [tensor[expert] if tensor.ndim == 3 else tensor for tensor in tensors()]
             return self._quantize(rows[0] if len(rows) == 1 else np.concatenate(rows), form)
 
@@ -168,7 +171,7 @@ class NativeWeights:
                 num_bytes = describe(0).num_bytes
                 memory = self._memory.take(num_experts * num_bytes)
                 for expert in range(num_experts):
-                    self._pack(describe(address(memory) + expert * num_bytes), *make(expert), order)
+                    self._pack(describe(address(memory) + expert * num_bytes), make(expert), order)
                 return memory
 
             self._matrices[name] = describe(address(self._part(f"{name}.{form.kind}", packed)))
@@ -197,21 +200,14 @@ class NativeWeights:
             case _:
                 return _rows(quantize(form.scheme_name, rows_NK, form.stored_format, self._threads.map))
 
-    def _pack(
-        self,
-        matrix: _native.Matrix,
-        values: np.ndarray,
-        scales: np.ndarray | None,
-        zero_points: np.ndarray | None,
-        order: np.ndarray,
-    ) -> None:
+    def _pack(self, matrix: _native.Matrix, rows: Rows, order: np.ndarray) -> None:
         padded = np.full(matrix.num_panels * PANEL, -1, dtype=np.int64)
         padded[: len(order)] = order
         step = max(MIN_PANELS_PER_TASK, matrix.num_panels // 16)
 
         def pack(begin: int) -> None:
             end = min(begin + step, matrix.num_panels)
-            _native.pack(self._level, matrix, values, scales, zero_points, padded, begin, end)
+            _native.pack(self._level, matrix, *rows, padded, begin, end)
 
         list(self._threads.map(pack, range(0, matrix.num_panels, step)))
 

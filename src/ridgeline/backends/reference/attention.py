@@ -7,20 +7,21 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 FEW_ROWS = 8  # up to this many query rows per key head, bfloat16: two batched products beat SDPA's loop over heads
 
 
 def grouped_attention(
-    q_SQND: torch.Tensor,
-    k_SKLD: torch.Tensor,
-    v_SKLD: torch.Tensor,
-    mask_SQL: torch.Tensor,
+    q_SQND: Tensor,
+    k_SKLD: Tensor,
+    v_SKLD: Tensor,
+    mask_SQL: Tensor,
     scale: float,
     softcap: float | None,
-    bias_SNQL: torch.Tensor | None = None,
-    sinks_N: torch.Tensor | None = None,
-) -> torch.Tensor:
+    bias_SNQL: Tensor | None = None,
+    sinks_N: Tensor | None = None,
+) -> Tensor:
     """Compute softmax(scale * q k^T, soft-capped, plus bias and mask) v, [S, Q, N, D of the values] in q's dtype.
 
     `sinks_N` are further logits of every query, without a value.
@@ -51,9 +52,7 @@ def grouped_attention(
     return out.reshape(num_seqs, num_queries, num_heads, -1)
 
 
-def alibi_SNQL(
-    slopes_N: Sequence[float] | None, query_positions_SQ: torch.Tensor, key_positions_SL: torch.Tensor
-) -> torch.Tensor | None:
+def alibi_SNQL(slopes_N: Sequence[float] | None, query_positions_SQ: Tensor, key_positions_SL: Tensor) -> Tensor | None:
     """Compute the ALiBi bias of each head's logits, float32; None without slopes."""
     if slopes_N is None:
         return None
@@ -61,18 +60,18 @@ def alibi_SNQL(
     return torch.tensor(slopes_N)[:, None, None] * distance_SQL[:, None]
 
 
-def mask_of(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def mask_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 0 where `visible`, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
 
 
 def visible_keys_SQL(
-    query_positions_SQ: torch.Tensor,
-    key_positions_SL: torch.Tensor,
-    kv_length_S: torch.Tensor,
-    bidirectional_block_S: torch.Tensor,
+    query_positions_SQ: Tensor,
+    key_positions_SL: Tensor,
+    kv_length_S: Tensor,
+    bidirectional_block_S: Tensor,
     window: int | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return which keys each query sees: those of its own sequence up to the end of its block, within the window.
 
     The queries of a span attend to everything before and inside their block of `bidirectional_block_S` positions,

@@ -1,24 +1,12 @@
-"""The reference backend offers every model in plain torch, on any machine, with none of the native
-options.
-
-torch is imported by `open`.
-"""
+"""The reference backend: every model in plain torch, which `open` imports, on any machine, without native options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ridgeline.backends import host
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
-from ridgeline.backends.host import (
-    ELEMENT_BYTES,
-    DtypeName,
-    available_bytes,
-    choose_dtype,
-    choose_threads,
-    describe_quantize,
-    retain_freed_memory,
-)
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
 from ridgeline.core.errors import TORCH_IS_MISSING
@@ -30,7 +18,7 @@ from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
-from ridgeline.quant.inputs import describe_inputs
+from ridgeline.quant.inputs import describe_inputs, has_integer_inputs
 from ridgeline.weights.load import load_weights, prequantized
 
 if TYPE_CHECKING:
@@ -43,30 +31,30 @@ class ReferencePlan:
 
     model: ModelSource
     config: EngineConfig
-    dtype: DtypeName
+    dtype: host.DtypeName
     num_threads: int
     choices: Mapping[str, Choice]
     integers: Mapping[str, StoredFormat]  # the matrices whose inputs are rounded, as they are stored
 
     @property
     def weight_bytes(self) -> int:
-        return int(weight_bytes(self.model.program, ELEMENT_BYTES[self.dtype]))
+        return int(weight_bytes(self.model.program, host.ELEMENT_BYTES[self.dtype]))
 
     @property
     def available_bytes(self) -> int:
-        return available_bytes()
+        return host.available_bytes()
 
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
-        return KvStateSize(state.bytes_per_token(ELEMENT_BYTES[self.dtype]), state.window)
+        return KvStateSize(state.bytes_per_token(host.ELEMENT_BYTES[self.dtype]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return 0: torch does not tell."""
         return 0
 
     def pieces(self) -> Sequence[OpTiming]:
-        size, is_bf16 = ELEMENT_BYTES[self.dtype], self.dtype == "bfloat16"
+        size, is_bf16 = host.ELEMENT_BYTES[self.dtype], self.dtype == "bfloat16"
         element = ElementBytes(size, size, size)
 
         def inputs(op: Op) -> InputKind:
@@ -83,7 +71,7 @@ class ReferencePlan:
         from ridgeline.quant import dequantized_weights
         from ridgeline.weights.lora import stacked
 
-        retain_freed_memory()
+        host.retain_freed_memory()
         torch.set_num_threads(self.num_threads)
         program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
         model, dtype, quantize = self.model, DTYPES[self.dtype], self.config.quantize
@@ -110,25 +98,24 @@ class ReferenceBackend:
         """Return that torch is missing, or the first option that only faster backends have."""
         if find_spec("torch") is None:
             return TORCH_IS_MISSING
-        dtype, _ = choose_dtype(config.model.dtype, model.folder.config)
+        dtype, _ = host.choose_dtype(config.model.dtype, model.folder.config)
         lacking = {
             f"isa={config.backend.isa}": config.backend.isa is not None,
             "deterministic": config.backend.deterministic,
             f"tuning={config.backend.tuning}": config.backend.tuning not in ("auto", "default"),
             f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
         }
-        return next(
-            (f"{option} needs the native backend; leave it out" for option, asked in lacking.items() if asked), None
-        )
+        asked = [option for option, is_asked in lacking.items() if is_asked]
+        return f"{asked[0]} needs the native backend; leave it out" if asked else None
 
     def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
-        dtype, why_dtype = choose_dtype(config.model.dtype, model.folder.config)
-        num_threads, why_threads = choose_threads(config)
+        dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
+        num_threads, why_threads = host.choose_threads(config)
         why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
         integers = _integers(model, config.quantize)
         choices = {
             "kv_dtype": Choice(dtype, why_kv),
-            "quantize": describe_quantize(config.quantize),
+            "quantize": host.describe_quantize(config.quantize),
             **describe_inputs(config.quantize.inputs, has_integers=bool(integers)),
             "threads": why_threads,
             "dtype": why_dtype,
@@ -143,6 +130,8 @@ def _integers(model: ModelSource, quantize: QuantizeConfig) -> Mapping[str, Stor
     """Return the matrices that a scheme rounds, or that the checkpoint stores as integers."""
     if quantize.scheme is not None:
         names = quantized_names(model.program, embeddings=quantize.embeddings)
-        return dict.fromkeys(names, chosen_format(quantize))
-    stored = prequantized(model.folder, model.spec, model.base) if model.tensors is None else None
-    return {} if stored is None else prequantized_matrices(stored.formats, model.base)
+        forms = dict.fromkeys(names, chosen_format(quantize))
+    else:
+        stored = prequantized(model.folder, model.spec, model.base) if model.tensors is None else None
+        forms = {} if stored is None else prequantized_matrices(stored.formats, model.base)
+    return {name: form for name, form in forms.items() if has_integer_inputs(form)}

@@ -6,6 +6,7 @@ Every token of a [B, T] batch gets logits, and gradients flow to the weights.
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret
@@ -19,14 +20,12 @@ class DenseMemory:
     `visible_TT`: which keys each token sees, where that is not what causal attention sees.
     """
 
-    def __init__(
-        self, states: Sequence[State], batch: int, num_tokens: int, visible_TT: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, states: Sequence[State], batch: int, num_tokens: int, visible_TT: Tensor | None = None) -> None:
         self._states, self._batch, self._num_tokens, self._visible_TT = states, batch, num_tokens, visible_TT
-        self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
+        self._entries: dict[int, tuple[Tensor, ...]] = {}
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
-    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
+    def write(self, state: int, *entries_TKD: Tensor) -> None:
         self._entries[state] = tuple(x.unflatten(0, (self._batch, -1)).transpose(1, 2) for x in entries_TKD)
 
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
@@ -47,12 +46,12 @@ class DenseMemory:
     def spans(self) -> Sequence[slice]:
         return [slice(i * self._num_tokens, (i + 1) * self._num_tokens) for i in range(self._batch)]
 
-    def load(self, state: int, part: int) -> torch.Tensor:
+    def load(self, state: int, part: int) -> Tensor:
         sizes = self._states[state]
         assert isinstance(sizes, RecurrentState)
         return torch.zeros(self._batch, *sizes.parts[part])
 
-    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+    def store(self, state: int, part: int, value_S: Tensor) -> None:
         """Discard the state: the sequences end with the run."""
 
     def log(self, state: int, part: int) -> None:
@@ -62,7 +61,7 @@ class DenseMemory:
 class DenseModel(torch.nn.Module):
     """The program as a torch module whose parameters are the program's weights."""
 
-    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.program = program
         self._parameter_names = {name: name.replace(".", "/") for name in program.weights}  # torch forbids dots
@@ -74,22 +73,19 @@ class DenseModel(torch.nn.Module):
         return {name: self.get_parameter(attribute) for name, attribute in self._parameter_names.items()}
 
     def forward(
-        self,
-        token_ids_BT: torch.Tensor,
-        positions_T: torch.Tensor | None = None,
-        visible_TT: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, token_ids_BT: Tensor, positions_T: Tensor | None = None, visible_TT: Tensor | None = None
+    ) -> Tensor:
         """Compute `dense_logits`."""
         return dense_logits(self.program, self.named_weights(), token_ids_BT, positions_T, visible_TT)
 
 
 def dense_logits(
     program: Program,
-    weights: Mapping[str, torch.Tensor],
-    token_ids_BT: torch.Tensor,
-    positions_T: torch.Tensor | None = None,
-    visible_TT: torch.Tensor | None = None,
-) -> torch.Tensor:
+    weights: Mapping[str, Tensor],
+    token_ids_BT: Tensor,
+    positions_T: Tensor | None = None,
+    visible_TT: Tensor | None = None,
+) -> Tensor:
     """Compute the logits of every token of whole sequences, float32 [B, T, V]; `token_ids_BT` is int64.
 
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
-import torch
+from torch import Tensor
 
 from ridgeline.backends.reference import ops
 from ridgeline.backends.reference.memory import ReferenceOp, StepMemory
@@ -17,8 +17,8 @@ REFERENCE_OPS: Mapping[str, ReferenceOp] = {
 
 
 def interpret(
-    program: Program, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], memory: StepMemory
-) -> dict[str, torch.Tensor]:
+    program: Program, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], memory: StepMemory
+) -> dict[str, Tensor]:
     """Run the program's ops in order and return what is left: the result, the taps, and inputs that no op reads."""
     values = dict(inputs)
     for _ in interpret_each(program, weights, values, memory):
@@ -27,14 +27,13 @@ def interpret(
 
 
 def interpret_each(
-    program: Program, weights: Mapping[str, torch.Tensor], values: dict[str, torch.Tensor], memory: StepMemory
+    program: Program, weights: Mapping[str, Tensor], values: dict[str, Tensor], memory: StepMemory
 ) -> Iterator[Op]:
     """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed."""
     lives = liveness([(op,) for op in program.ops], program.result, *program.taps)
     for op, ends in zip(program.ops, lives.ends, strict=True):
-        outputs = REFERENCE_OPS[op.kind](
-            op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], memory
-        )
+        inputs, own = [values[name] for name in op.inputs], [weights[name] for name in op.weights]
+        outputs = REFERENCE_OPS[op.kind](op.attrs, inputs, own, memory)
         values.update(zip(op.outputs, outputs, strict=True))
         for name in ends:
             del values[name]

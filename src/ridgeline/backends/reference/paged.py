@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret, interpret_each
@@ -28,9 +29,9 @@ from ridgeline.program.pricing import ElementBytes
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
 
-
-StateMemory = tuple[torch.Tensor, ...]
+StateMemory = tuple[Tensor, ...]
 """Blocks of one state: keys and values, latents, or the parts of a recurrent state."""
+Memories = Mapping[int, StateMemory]  # by state
 
 
 class ReferenceExecutable:
@@ -83,13 +84,11 @@ class ReferenceExecutable:
             since = time.perf_counter()
         return self._output(values), timings
 
-    def _output(self, values: Mapping[str, torch.Tensor]) -> StepOutput:
+    def _output(self, values: Mapping[str, Tensor]) -> StepOutput:
         taps = [values[name].float().numpy() for name in self._program.taps]
         return StepOutput(values[self._program.result].float().numpy(), taps=taps)
 
-    def _start(
-        self, step: StepBatch, features_TW: Array | None = None
-    ) -> tuple[dict[str, torch.Tensor], "_PagedMemory"]:
+    def _start(self, step: StepBatch, features_TW: Array | None = None) -> tuple[dict[str, Tensor], "_PagedMemory"]:
         """Return the program's inputs and its keys and values for one step."""
         self._copy_blocks(step)
         inputs = {name: torch.from_numpy(array) for name, array in step.inputs().items()}
@@ -104,7 +103,7 @@ class ReferenceExecutable:
                     memory[target] = memory[source]
 
 
-def _gather(memory: torch.Tensor, tables_SB: torch.Tensor) -> torch.Tensor:
+def _gather(memory: Tensor, tables_SB: Tensor) -> Tensor:
     """Gather keys or values of sequences out of a state's blocks, [S, K, L, D]."""
     _, heads, size, head_dim = memory.shape
     num_seqs, num_blocks = tables_SB.shape
@@ -114,24 +113,17 @@ def _gather(memory: torch.Tensor, tables_SB: torch.Tensor) -> torch.Tensor:
 
 
 class _PagedMemory:
-    """Implements StepMemory of one step over the cache tensors. Tables and masks are made once per window and shared by
-    layers.
-    """
+    """StepMemory of one step over the cache tensors. Tables and masks are made once per window, for all layers."""
 
     def __init__(
-        self,
-        memories: Mapping[int, StateMemory],
-        logs: Mapping[int, StateMemory],
-        group_of: Mapping[int, int],
-        layout: CacheLayout,
-        step: StepBatch,
+        self, memories: Memories, logs: Memories, group_of: Mapping[int, int], layout: CacheLayout, step: StepBatch
     ) -> None:
         self._logs = logs
         self._memories, self._group_of, self._layout, self._step = memories, group_of, layout, step
-        self._writes: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._batches: dict[tuple[int, int | None], list[tuple[torch.Tensor, CachedSpans]]] = {}
+        self._writes: dict[int, tuple[Tensor, ...]] = {}
+        self._batches: dict[tuple[int, int | None], list[tuple[Tensor, CachedSpans]]] = {}
 
-    def write(self, state: int, *entries_TKD: torch.Tensor) -> None:
+    def write(self, state: int, *entries_TKD: Tensor) -> None:
         group = self._group_of[state]
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
@@ -148,12 +140,12 @@ class _PagedMemory:
     def spans(self) -> Sequence[slice]:
         return self._step.spans()
 
-    def load(self, state: int, part: int) -> torch.Tensor:
+    def load(self, state: int, part: int) -> Tensor:
         value_S = self._memories[state][part][self._slots_S(state)]
         value_S[torch.from_numpy(self._step.kv_length_S == self._step.span_length_S)] = 0
         return value_S
 
-    def store(self, state: int, part: int, value_S: torch.Tensor) -> None:
+    def store(self, state: int, part: int, value_S: Tensor) -> None:
         self._memories[state][part][self._slots_S(state)] = value_S
 
     def log(self, state: int, part: int) -> InputLog | None:
@@ -161,25 +153,22 @@ class _PagedMemory:
             return None
         return InputLog(self._logs[state][part], self._step, self._step.groups[self._group_of[state]])
 
-    def _slots_S(self, state: int) -> torch.Tensor:
+    def _slots_S(self, state: int) -> Tensor:
         """Return the block of each span that holds its recurrent state: its table's only one."""
         return torch.from_numpy(self._step.groups[self._group_of[state]].tables_SB[:, 0])
 
-    def _span_batches(self, group: int, window: int | None) -> list[tuple[torch.Tensor, CachedSpans]]:
+    def _span_batches(self, group: int, window: int | None) -> list[tuple[Tensor, CachedSpans]]:
         if (group, window) not in self._batches:
             lengths = self._step.span_length_S
             members: dict[tuple[int, int], list[int]] = {}
             for span, length in enumerate(lengths.tolist()):
                 alone = span if length > MAX_BATCHED_QUERIES else -1
                 members.setdefault((length, alone), []).append(span)
-            self._batches[group, window] = [
-                self._span_batch(group, np.asarray(spans), length, window) for (length, _), spans in members.items()
-            ]
+            batches = [(np.asarray(spans), length) for (length, _), spans in members.items()]
+            self._batches[group, window] = [self._span_batch(group, *each, window) for each in batches]
         return self._batches[group, window]
 
-    def _span_batch(
-        self, index: int, spans: IntArray, length: int, window: int | None
-    ) -> tuple[torch.Tensor, CachedSpans]:
+    def _span_batch(self, index: int, spans: IntArray, length: int, window: int | None) -> tuple[Tensor, CachedSpans]:
         """Return the blocks of spans that attend in one call, and all else of them but what the blocks hold."""
         step, group, size = self._step, self._step.groups[index], self._layout.block_size
         first_S, end_S = group.first_token_S[spans], step.kv_length_S[spans]
@@ -207,14 +196,14 @@ def _allocate(state: State, num_blocks: int, block_size: int, dtype: torch.dtype
             return tuple(torch.zeros(num_blocks, *shape) for shape in state.parts)
 
 
-def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate blocks, the last one zero. The others take no physical memory before they are written."""
     memory = torch.empty(shape, dtype=dtype)
     memory[-1] = 0
     return memory
 
 
-def _writes(group: GroupStep, block_size: int) -> tuple[torch.Tensor, ...]:
+def _writes(group: GroupStep, block_size: int) -> tuple[Tensor, ...]:
     """Return the blocks and the places in them where a step's tokens go, and the blocks that get their first token."""
     blocks_T, offsets_T = np.divmod(group.write_slots_T, block_size)
     return tuple(torch.from_numpy(each) for each in (blocks_T, offsets_T, blocks_T[offsets_T == 0]))

@@ -61,15 +61,11 @@ def roundings_of(integers: Mapping[str, StoredFormat], asked: InputBits) -> Mapp
 
 def with_rounded_inputs(program: Program, roundings: Mapping[str, InputRounding]) -> Program:
     """Return the program with the inputs of the matrices named in `roundings` rounded."""
-    return replace(
-        program,
-        ops=tuple(
-            replace(op, attrs=RoundedInputs(op.attrs, tuple(map(roundings.get, op.weights))))
-            if op.kind in MATRIX_KINDS and not roundings.keys().isdisjoint(op.weights)
-            else op
-            for op in program.ops
-        ),
-    )
+    ops = list(program.ops)
+    for at, op in enumerate(ops):
+        if op.kind in MATRIX_KINDS and not roundings.keys().isdisjoint(op.weights):
+            ops[at] = replace(op, attrs=RoundedInputs(op.attrs, tuple(map(roundings.get, op.weights))))
+    return replace(program, ops=tuple(ops))
 
 
 def rounded(x_TK: torch.Tensor, attrs: Attrs, weight: int = 0) -> torch.Tensor:

@@ -32,20 +32,15 @@ def workload_kinds() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def workload_class(kind: str) -> type[Workload]:
-    """Return the class of one kind. Raises ConfigError for an unknown one."""
-    if kind not in workload_kinds():
-        raise ConfigError(f"unknown workload {kind!r}; choose one of {', '.join(workload_kinds())}")
-    return importlib.import_module(f"{__name__}.{kind}").WORKLOAD
-
-
 def parse_workload(text: str) -> Workload:
     """Build a workload from `kind` or `kind:option=value,...`, such as `fixed:input_tokens=512,output_tokens=64`.
 
     Raises ConfigError for an unknown kind or option, or a value of the wrong type.
     """
     kind, _, rest = text.partition(":")
-    cls = workload_class(kind)
+    if kind not in workload_kinds():
+        raise ConfigError(f"unknown workload {kind!r}; choose one of {', '.join(workload_kinds())}")
+    cls: type[Workload] = importlib.import_module(f"{__name__}.{kind}").WORKLOAD
     known = _options_of(cls)
     options: dict[str, str] = {}
     for item in filter(None, rest.split(",")):

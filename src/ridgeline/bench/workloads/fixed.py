@@ -18,13 +18,9 @@ class Fixed(Workload):
 
     def requests(self) -> list[BenchRequest]:
         """Return prompts that share no prefix but by chance."""
-        return [
-            BenchRequest(
-                prompt=random_tokens(self.seed, index, self.input_tokens, self.vocab_size),
-                max_tokens=self.output_tokens,
-            )
-            for index in range(self.num_requests)
-        ]
+        streams = range(self.num_requests)
+        prompts = [random_tokens(self.seed, stream, self.input_tokens, self.vocab_size) for stream in streams]
+        return [BenchRequest(prompt=prompt, max_tokens=self.output_tokens) for prompt in prompts]
 
 
 WORKLOAD = Fixed

@@ -27,18 +27,14 @@ class SharedPrefix(Workload):
 
     def requests(self) -> list[BenchRequest]:
         """Draw prefixes from streams 0..num_prefixes-1, suffixes from the later ones."""
-        prefixes = [
-            random_tokens(self.seed, index, self.prefix_tokens, self.vocab_size) for index in range(self.num_prefixes)
-        ]
+
+        def tokens(stream: int, count: int) -> list[int]:
+            return random_tokens(self.seed, stream, count, self.vocab_size)
+
+        prefixes = [tokens(index, self.prefix_tokens) for index in range(self.num_prefixes)]
         order = lengths_rng(self.seed).permutation(self.num_requests).tolist()
-        return [
-            BenchRequest(
-                prompt=prefixes[index % self.num_prefixes]
-                + random_tokens(self.seed, self.num_prefixes + index, self.suffix_tokens, self.vocab_size),
-                max_tokens=self.output_tokens,
-            )
-            for index in order
-        ]
+        pairs = ((prefixes[i % self.num_prefixes], tokens(self.num_prefixes + i, self.suffix_tokens)) for i in order)
+        return [BenchRequest(prompt=prefix + suffix, max_tokens=self.output_tokens) for prefix, suffix in pairs]
 
 
 WORKLOAD = SharedPrefix

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Literal
 
 import msgspec
@@ -17,6 +16,7 @@ import msgspec
 from ridgeline.core.errors import ConfigError
 from ridgeline.cost.hardware import InputKind
 
+FOLDER = resources.files(__name__)
 CHANNEL_BYTES = 8  # a memory channel moves 64 bits a transfer
 
 
@@ -51,20 +51,16 @@ class Datasheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def times(self, count: int) -> "Datasheet":
         """Return `count` of these devices as one."""
-        return msgspec.structs.replace(
-            self,
-            name=f"{self.name}:{count}",
-            title=f"{count} × {self.title}",
-            memory_bytes=None if self.memory_bytes is None else count * self.memory_bytes,
-            bytes_per_s=count * self.bytes_per_s,
-            ops_per_s={kind: count * peak for kind, peak in self.ops_per_s.items()},
-            count=count,
-        )
+        names = {"name": f"{self.name}:{count}", "title": f"{count} × {self.title}", "count": count}
+        memory_bytes = None if self.memory_bytes is None else count * self.memory_bytes
+        ops = {kind: count * peak for kind, peak in self.ops_per_s.items()}
+        speeds = {"bytes_per_s": count * self.bytes_per_s, "ops_per_s": ops}
+        return msgspec.structs.replace(self, **names, **speeds, memory_bytes=memory_bytes)
 
 
 def names() -> list[str]:
     """Return the names of all datasheets: the files of this folder."""
-    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
 
 
 def datasheet(name: str) -> Datasheet:
@@ -80,11 +76,7 @@ def datasheet(name: str) -> Datasheet:
 
 @cache
 def _read(name: str) -> Datasheet:
-    written = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    written = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     if channels := written.pop("memory_channels", None):
         written["bytes_per_s"] = channels["count"] * channels["transfers_per_s"] * CHANNEL_BYTES
     return msgspec.convert({"name": name, **written}, type=Datasheet)
-
-
-def _folder() -> Traversable:
-    return resources.files(__name__)

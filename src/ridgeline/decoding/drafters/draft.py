@@ -15,18 +15,8 @@ from itertools import takewhile
 
 import numpy as np
 
+from ridgeline.core import step
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import (
-    BlockCopy,
-    BlockTable,
-    SampledToken,
-    SampleRow,
-    Span,
-    StepPlan,
-    StepResult,
-    Vectors,
-    Weights,
-)
 from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
 from ridgeline.decoding.rejection import PROPOSAL
 from ridgeline.decoding.strategy import SequenceView, row_after, sample_row
@@ -56,10 +46,10 @@ class _Chain:
 
     view: SequenceView
     num_tokens: int
-    row: SampleRow
-    features_1W: Vectors | None = None  # what a head reads beside the last token
+    row: step.SampleRow
+    features_1W: step.Vectors | None = None  # what a head reads beside the last token
     token_ids: list[int] = field(default_factory=list[int])
-    weights: list[Weights] = field(default_factory=list[Weights])  # of each, where they are told
+    weights: list[step.Weights] = field(default_factory=list[step.Weights])  # of each, where they are told
 
 
 class DraftModel:
@@ -79,13 +69,13 @@ class DraftModel:
             return 0
         return max(self._companion.max_model_len - len(view.token_ids) + 1, 0)  # the last one is never computed
 
-    def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
+    def observe(self, running: Sequence[SequenceView], plan: step.StepPlan, result: step.StepResult) -> None:
         """Do nothing: the text says it all."""
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
         members = {request.view.seq_id for request in asked}
-        spans: list[Span] = []
-        copies: list[BlockCopy] = []
+        spans: list[step.Span] = []
+        copies: list[step.BlockCopy] = []
         chains: list[_Chain] = []
         room = self._companion.max_step_tokens
         for index, (view, num_tokens, by_rejection) in enumerate(asked):
@@ -119,13 +109,13 @@ class DraftModel:
         """Return the tokens whose keys and values are in the cache, or will be."""
         return view.token_ids
 
-    def _features(self, spans: Sequence[Span]) -> Vectors | None:
+    def _features(self, spans: Sequence[step.Span]) -> step.Vectors | None:
         """Return what is read beside the tokens of `spans`."""
         return None
 
     def _catch_up(
-        self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[BlockCopy]
-    ) -> Span | None:
+        self, view: SequenceView, num_tokens: int, max_tokens: int, members: set[int], copies: list[step.BlockCopy]
+    ) -> step.Span | None:
         """Return the known tokens to compute, at most `max_tokens`, with their blocks and those of the draft reserved.
 
         None where the sequence has to do without drafts for now.
@@ -141,7 +131,7 @@ class DraftModel:
             if not self._evict(members):
                 return None
         copies.extend(copied)
-        return Span(seq_id, start, token_ids[start:end], int(end == known))
+        return step.Span(seq_id, start, token_ids[start:end], int(end == known))
 
     def _resident(self, view: SequenceView, members: set[int]) -> _Resident | None:
         """Return the sequence as the cache has it now, what was drafted and came about included."""
@@ -162,9 +152,8 @@ class DraftModel:
             self._release(seq_id)
             return None
         came = token_ids[resident.num_computed : len(token_ids) - 1]  # the newest token's row is needed anew
-        right = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(resident.drafted[: self._max_right], came))
-        )
+        pairs = zip(resident.drafted[: self._max_right], came)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if right:
             resident.num_computed += right
             self._cache.commit(seq_id, token_ids, resident.num_computed)
@@ -172,7 +161,7 @@ class DraftModel:
         resident.drafted.clear()
         return resident
 
-    def _row(self, view: SequenceView, row: int, by_rejection: bool) -> SampleRow:
+    def _row(self, view: SequenceView, row: int, by_rejection: bool) -> step.SampleRow:
         """Return the row that decides the first token of a draft."""
         asked, params = sample_row(view, row), self._residents[view.seq_id].params
         return asked._replace(
@@ -198,14 +187,14 @@ class DraftModel:
     def _follow(self, chains: list[_Chain]) -> None:
         """Compute a token of every chain a step, until all are as long as asked."""
         followed, block_size = 0, self._cache.layout.block_size
-        tables: tuple[tuple[BlockTable, ...], ...] = ()
+        tables: tuple[tuple[step.BlockTable, ...], ...] = ()
         last: list[_Chain] = []
         while chains := [chain for chain in chains if 0 < len(chain.token_ids) < chain.num_tokens]:
-            spans: list[Span] = []
+            spans: list[step.Span] = []
             for chain in chains:
                 seq_id, drafted = chain.view.seq_id, chain.token_ids
                 start = len(self._text(chain.view)) + len(drafted) - 1
-                spans.append(Span(seq_id, start, (drafted[-1],), 1))
+                spans.append(step.Span(seq_id, start, (drafted[-1],), 1))
                 self._residents[seq_id].drafted.append(drafted[-1])
             if len(chains) != len(last):
                 followed = 0
@@ -221,19 +210,18 @@ class DraftModel:
 
     def _run(
         self,
-        spans: Sequence[Span],
-        copies: Sequence[BlockCopy],
+        spans: Sequence[step.Span],
+        copies: Sequence[step.BlockCopy],
         chains: Sequence[_Chain],
-        rows: Sequence[SampleRow],
-        tables: tuple[tuple[BlockTable, ...], ...],
+        rows: Sequence[step.SampleRow],
+        tables: tuple[tuple[step.BlockTable, ...], ...],
         followed: int,
-        features_TW: Vectors | None,
+        features_TW: step.Vectors | None,
     ) -> int:
         """Compute a step, extend the chains by what was sampled in it, and return its number."""
         self._step += 1
-        plan = StepPlan(
-            self._step, tuple(spans), tables, tuple(copies), tuple(rows), follows=followed, features_TW=features_TW
-        )
+        computed = (self._step, tuple(spans), tables, tuple(copies), tuple(rows))
+        plan = step.StepPlan(*computed, follows=followed, features_TW=features_TW)
         result = self._companion.compute(plan)
         ends = np.cumsum([span.num_tokens for span in spans])[[span.num_logit_rows > 0 for span in spans]]
         for tap_TH in result.taps:
@@ -260,11 +248,11 @@ class DraftModel:
             self._cache.release(seq_id)
 
 
-def _below(weights: Weights, vocab_size: int) -> Weights:
+def _below(weights: step.Weights, vocab_size: int) -> step.Weights:
     """Return the distribution given that the token is in the common vocabulary."""
     num_common = int(np.searchsorted(weights.token_ids_N, vocab_size))
-    return Weights(weights.token_ids_N[:num_common], weights.weights_N[:num_common])
+    return step.Weights(weights.token_ids_N[:num_common], weights.weights_N[:num_common])
 
 
-def _is_sound(token: SampledToken, vocab_size: int) -> bool:
+def _is_sound(token: step.SampledToken, vocab_size: int) -> bool:
     return token.error is None and token.token_id < vocab_size

@@ -50,10 +50,8 @@ class Medusa:
         best_BJ = logits.reshape(len(ready), self._companion.num_heads, -1).argmax(axis=2)
         if token_ids_V is not None:
             best_BJ = token_ids_V[best_BJ]
-        return {
-            request.view.seq_id: Drafted(row[: request.num_tokens])
-            for request, row in zip(ready, best_BJ.tolist(), strict=True)
-        }
+        drafts = zip(ready, best_BJ.tolist(), strict=True)
+        return {request.view.seq_id: Drafted(row[: request.num_tokens]) for request, row in drafts}
 
     def forget(self, view: SequenceView) -> None:
         self._hidden.pop(view.seq_id, None)

@@ -1,14 +1,12 @@
-"""Define what a logits processor is, and the registry: each file `some_name.py` of this folder holds one class
-`SomeName`.
+"""Define logits processors, and their registry: each file `some_name.py` of this folder holds one class `SomeName`.
 
-The order of all of them, and what each does, is in the docstring of `ridgeline.decoding`.
-Must not import engine or server.
+Their order, and what each does, is in the docstring of `ridgeline.decoding`. Must not import engine or server.
 """
 
 import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
@@ -21,8 +19,8 @@ FIRST_NARROWED = 50
 class Processor(Protocol):
     """Changes logits of the rows that use it and of no other. Holds no state between calls."""
 
-    order: ClassVar[int]
-    in_step: ClassVar[bool]  # a backend that samples tokens within the step applies it there
+    order: int
+    in_step: bool  # a backend that samples tokens within the step applies it there
 
     def uses(self, row: SampleRow) -> bool:
         """Tell whether `apply` could change this row; `apply` is only called when some row says yes."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -12,8 +11,8 @@ from ridgeline.core.step import SampleRow
 
 
 class Allowed:
-    order: ClassVar[int] = 5
-    in_step: ClassVar[bool] = True
+    order = 5
+    in_step = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.allowed is not None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
@@ -10,8 +9,8 @@ from ridgeline.decoding.cells import cells
 
 
 class BannedIds:
-    order: ClassVar[int] = 15
-    in_step: ClassVar[bool] = False
+    order = 15
+    in_step = False
 
     def uses(self, row: SampleRow) -> bool:
         return bool(row.banned_ids)

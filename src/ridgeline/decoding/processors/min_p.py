@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from array_api_compat import array_namespace, device
 
@@ -11,8 +10,8 @@ from ridgeline.core.step import SampleRow
 
 
 class MinP:
-    order: ClassVar[int] = 70
-    in_step: ClassVar[bool] = True
+    order = 70
+    in_step = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.min_p > 0.0

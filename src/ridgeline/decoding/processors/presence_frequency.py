@@ -1,7 +1,6 @@
 """Apply OpenAI's presence and frequency penalties, over the output alone."""
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from ridgeline.decoding.cells import Values, cells
 
 
 class PresenceFrequency:
-    order: ClassVar[int] = 40
-    in_step: ClassVar[bool] = False
+    order = 40
+    in_step = False
 
     def uses(self, row: SampleRow) -> bool:
         penalized = row.params.presence_penalty != 0.0 or row.params.frequency_penalty != 0.0

@@ -1,7 +1,6 @@
 """Apply the repetition penalty over prompt and output (Keskar et al., "CTRL", arXiv:1909.05858)."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from array_api_compat import array_namespace
 
@@ -11,19 +10,15 @@ from ridgeline.decoding.cells import cells
 
 
 class Repetition:
-    order: ClassVar[int] = 30
-    in_step: ClassVar[bool] = False
+    order = 30
+    in_step = False
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.repetition_penalty != 1.0
 
     def apply(self, logits_RV: Array, rows: Sequence[SampleRow]) -> Array:
-        edits = (
-            (i, token_ids, row.params.repetition_penalty)
-            for i, row in enumerate(rows)
-            if self.uses(row)
-            for token_ids in (row.prompt_ids, row.output_ids)
-        )
+        used = ((i, row, row.params.repetition_penalty) for i, row in enumerate(rows) if self.uses(row))
+        edits = ((i, ids, penalty) for i, row, penalty in used for ids in (row.prompt_ids, row.output_ids))
         rows_E, ids_E, penalties_E = cells(edits, logits_RV)
         seen_E = logits_RV[rows_E, ids_E]
         # A token seen twice is written twice with the same value, so nothing needs to be made unique.

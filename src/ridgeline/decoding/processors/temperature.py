@@ -1,7 +1,6 @@
 """Divides by the temperature; 1 is the model's own distribution."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from array_api_compat import array_namespace, device
 
@@ -10,8 +9,8 @@ from ridgeline.core.step import SampleRow
 
 
 class Temperature:
-    order: ClassVar[int] = 60
-    in_step: ClassVar[bool] = True
+    order = 60
+    in_step = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.temperature != 1.0 and not row.params.greedy

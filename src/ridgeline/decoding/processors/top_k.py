@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import SampleRow
@@ -10,8 +9,8 @@ from ridgeline.decoding.largest import largest
 
 
 class TopK:
-    order: ClassVar[int] = 50
-    in_step: ClassVar[bool] = True
+    order = 50
+    in_step = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.top_k > 0

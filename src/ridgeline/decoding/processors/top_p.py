@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from array_api_compat import array_namespace
 
@@ -12,8 +11,8 @@ from ridgeline.decoding.random_sample import integer_weights
 
 
 class TopP:
-    order: ClassVar[int] = 80
-    in_step: ClassVar[bool] = True
+    order = 80
+    in_step = True
 
     def uses(self, row: SampleRow) -> bool:
         return row.params.top_p < 1.0

@@ -34,20 +34,17 @@ def choose_strategy(
 ) -> Strategy:
     """Build the strategy that a model and its use ask for; `without_rollback`: its kinds of memory that have none.
 
-    `companion` is the model of a drafter that is asked for.
-
-    Drafts are verified also with speculation off, for requests that bring a prediction, but by models whose states
-    need a log for that; with auto a model that cannot verify any has none. Raises ConfigError where drafts are asked
-    for that the model cannot verify.
+    `companion` is the model of a drafter that is asked for. Drafts are verified also with speculation off, for requests
+    that bring a prediction, but by models whose states need a log for that; with auto a model that cannot verify any
+    has none. Raises ConfigError where drafts are asked for that the model cannot verify.
     """
     kind = "embed" if embeds else "diffusion" if spec.diffusion is not None else "speculative"
     if kind == "speculative" and without_rollback:
         kind = "autoregressive"
     if config.speculation.speculate not in ("off", "auto") and kind != "speculative":
-        why = {
-            "embed": "this model embeds text, so there is nothing to draft",
-            "diffusion": "this model fills in masks, so there is nothing to draft",
-        }.get(kind, f"{' and '.join(without_rollback)} states have no log to take drafts back")
+        why = f"{' and '.join(without_rollback)} states have no log to take drafts back"
+        if kind != "autoregressive":
+            why = f"this model {'embeds text' if embeds else 'fills in masks'}, so there is nothing to draft"
         raise ConfigError(f"speculate={config.speculation.speculate}: {why}; leave it off")
     if kind == "speculative":
         from ridgeline.decoding.strategies import speculative  # it needs this package first

@@ -142,14 +142,8 @@ class MaskedDiffusion(Autoregressive):
 
 
 def _span(view: SequenceView, token_ids: Sequence[int], bidirectional_block: int, num_rows: int = 0) -> Span:
-    return Span(
-        view.seq_id,
-        view.num_computed,
-        token_ids,
-        num_rows,
-        bidirectional_block=bidirectional_block,
-        adapter=view.request.adapter,
-    )
+    start, adapter = view.num_computed, view.request.adapter
+    return Span(view.seq_id, start, token_ids, num_rows, bidirectional_block=bidirectional_block, adapter=adapter)
 
 
 def _options(view: SequenceView) -> DiffusionParams:

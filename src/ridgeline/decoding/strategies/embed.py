@@ -30,20 +30,14 @@ class Embed(Autoregressive):
         self._sums: dict[int, Vectors] = {}  # by sequence, [H]: of the outputs so far, or the one that is wanted
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
-        start, end = view.num_computed, min(view.num_computed + max_tokens, len(view.request.prompt_ids))
-        if self._whole and end < len(view.request.prompt_ids):
+        start, request = view.num_computed, view.request
+        end = min(start + max_tokens, len(request.prompt_ids))
+        if self._whole and end < len(request.prompt_ids):
             return None
-        tokens = view.request.prompt_ids[start:end]
-        num_rows = _num_rows(view, start, end)
-        bidirectional_block = len(tokens) if self._whole else 1
+        tokens, num_rows = request.prompt_ids[start:end], _num_rows(view, start, end)
+        block = len(tokens) if self._whole else 1
         return Span(
-            view.seq_id,
-            start,
-            tokens,
-            num_rows,
-            bidirectional_block=bidirectional_block,
-            pooled=True,
-            adapter=view.request.adapter,
+            view.seq_id, start, tokens, num_rows, bidirectional_block=block, pooled=True, adapter=request.adapter
         )
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:

@@ -16,7 +16,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig, proposer_names
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
-from ridgeline.decoding.draft_control import DraftControl, Probes
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, build_drafter
 from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
@@ -25,7 +25,8 @@ from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
-MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step that follows
+PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
+MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step before
 
 log = get_logger("engine")
 
@@ -60,7 +61,7 @@ class Speculative(Autoregressive):
     verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`).
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
-    `clock` gives monotonic seconds: a step's time is that since the last one was taken in, drafting included.
+    `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
     """
 
     rolls_back = True
@@ -79,7 +80,7 @@ class Speculative(Autoregressive):
         self._method, self._drafter = drafter or ("", None)
         self._rejects = rejects
         self._failures = 0  # of the drafter, in a row
-        self._probes = Probes()
+        self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
         self._control = control
         self._clock = clock
@@ -89,12 +90,14 @@ class Speculative(Autoregressive):
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
         self._asked = False  # whether a sequence that runs is drafted for
-        self._began_s = self._observed_s = 0.0
+        self._num_right = 0  # drafted tokens of this step that were accepted
+        self._began_s = self._asking_s = self._observed_s = 0.0
+        self._untold: tuple[int, int] | None = None  # sequences and drafted tokens of the last step, which is not over
 
     @property
     def one_token(self) -> bool:
-        """Whether nobody asks for drafts, or they do not pay now: steps go on as without them until they are tried."""
-        return not self._asked or (self._control is not None and self._control.rests)
+        """Whether nothing is drafted for the step that begins: it goes on as without drafts."""
+        return not self._drafts
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
@@ -106,17 +109,26 @@ class Speculative(Autoregressive):
             except Exception:
                 self._failures = MAX_FAILURES
                 log.exception("hidden states could not be taken in, and what drafts from them is left alone")
-        self._asked = any(self._asks(view) for view in running)
+        control = self._control
+        if control is not None and self._untold is not None:
+            self._tell(control, *self._untold)
+        self._asked = not (control is not None and control.rests()) and any(map(self._asks, running))
         if not self._asked:
             return
-        self._began_s = self._clock()
-        if self.one_token:
-            return
-        if any(len(view.token_ids) - view.num_computed != 1 for view in running):
-            return
+        self._began_s, self._asking_s, self._num_right = self._clock(), 0.0, 0
+        is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
         budget = min(room.num_tokens, room.num_rows)
-        if budget <= 0:
-            return
+        if not is_busy and budget > 0 and (control is None or control.asks(len(running))):
+            self._draft(running, room.num_tokens, budget)
+
+    def _tell(self, control: DraftControl, num_decodes: int, extra: int) -> None:
+        """Tell the control of the last step, which took until now unless nobody wanted one since."""
+        self._untold, now_s = None, self._clock()
+        end_s = now_s if now_s - self._observed_s < MAX_BETWEEN_STEPS_S else self._observed_s
+        control.step(num_decodes, extra, self._num_right, end_s - self._began_s, self._asking_s)
+
+    def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
+        """Make drafts for the step that begins, at most `budget` tokens."""
         drafts: dict[int, Draft] = {}
         unguessed: dict[int, DraftRequest] = {}
         for view in running:
@@ -127,21 +139,21 @@ class Speculative(Autoregressive):
         guesses = {key: _Guess(draft.kind, len(draft.token_ids)) for key, draft in drafts.items()}
         guesses |= {key: _Guess((self._method, 0), request.num_tokens) for key, request in unguessed.items()}
         lengths = self._lengths(guesses, len(running), budget)
-        for key, length in lengths.items():
-            if key in drafts:
-                self._drafts[key] = drafts[key]._replace(token_ids=drafts[key].token_ids[:length])
         for view in running:
-            if view.seq_id in drafts and view.seq_id not in self._drafts:
-                self._set_aside(view, drafts[view.seq_id])
+            if (draft := drafts.get(view.seq_id)) is not None:
+                if length := lengths.get(view.seq_id):
+                    self._drafts[view.seq_id] = draft._replace(token_ids=draft.token_ids[:length])
+                else:
+                    self._set_aside(view, draft)
+        self._asking_s = self._clock() - self._began_s
         if unguessed and self._drafter is not None:
             asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
-            if self._control is not None and self._probes.due(len(asked) > 0):
+            self._num_rounds += 1
+            if self._control is not None and self._num_rounds % PROBE_ROUNDS == 0:  # nothing is learnt of no draft
                 self._lengthen(asked, unguessed)
             if asked:
-                found = self._drafted(self._drafter, asked, room.num_tokens)
-                self._drafts |= {
-                    key: Draft(drafted.token_ids, 0, self._method, drafted.weights) for key, drafted in found.items()
-                }
+                for key, found in self._drafted(self._drafter, asked, max_catch_up).items():
+                    self._drafts[key] = Draft(found.token_ids, 0, self._method, found.weights)
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
@@ -151,9 +163,8 @@ class Speculative(Autoregressive):
         guess = draft.token_ids[: max_tokens - span.num_tokens]
         if view.grammar is not None:
             guess = view.grammar.fitting(guess)
-        return span._replace(
-            token_ids=[*span.token_ids, *guess], num_logit_rows=1 + len(guess), num_optional=len(guess)
-        )
+        tokens, num_guessed = [*span.token_ids, *guess], len(guess)
+        return span._replace(token_ids=tokens, num_logit_rows=1 + num_guessed, num_optional=num_guessed)
 
     def rows(self, view: SequenceView, span: Span, first_row: int) -> Sequence[SampleRow]:
         if not span.num_optional:
@@ -180,6 +191,7 @@ class Speculative(Autoregressive):
         while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
             right += 1
         draft = self._drafts[view.seq_id]
+        self._num_right += right
         self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
             self._control.acceptance.observe(view.seq_id, draft.kind, num_drafted, right)
@@ -190,12 +202,9 @@ class Speculative(Autoregressive):
         self._last = (plan, result) if result.taps else None
         if not self._asked:
             return
-        now_s = self._clock()
-        idle_s = self._began_s - self._observed_s
-        since_s = self._began_s if idle_s > MAX_BETWEEN_STEPS_S else self._observed_s
-        self._observed_s = now_s
-        if self._control is not None and all(span.num_logit_rows == span.num_tokens for span in plan.spans):
-            self._control.step(plan.num_tokens, now_s - since_s)
+        if plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans):
+            self._untold = len(plan.spans), plan.num_tokens - len(plan.spans)
+            self._observed_s = self._clock()
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.pop(view.seq_id, None)
@@ -234,8 +243,10 @@ class Speculative(Autoregressive):
         return (self._always or bool(view.request.prediction_ids)) and (asked is None or asked.enabled)
 
     def _set_aside(self, view: SequenceView, draft: Draft) -> None:
-        """Note a draft that is not verified, to compare it with what comes."""
-        self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))[1].append(draft)
+        """Note a draft that is not verified, to compare it with what comes, unless one is still to be compared."""
+        known, drafts = self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))
+        if known == len(view.token_ids):
+            drafts.append(draft)
 
     def _room(self, view: SequenceView) -> int:
         """Return how many tokens a draft may have."""
@@ -244,10 +255,8 @@ class Speculative(Autoregressive):
             return 0
         asked = view.request.params.speculation
         most = asked.num_speculative_tokens if asked is not None else None
-        return min(
-            self._max_draft_tokens if most is None else min(self._max_draft_tokens, most),
-            view.request.max_tokens - num_output - 1,
-        )
+        rest = view.request.max_tokens - num_output - 1
+        return min(self._max_draft_tokens, rest, rest if most is None else most)
 
     def _by_rejection(self, view: SequenceView) -> bool:
         """Tell whether the drafter's tokens are verified by rejection: nobody can ask for the same output again.
@@ -287,9 +296,12 @@ class Speculative(Autoregressive):
 
     def _learn_in_hindsight(self, view: SequenceView) -> None:
         """Check how a draft would have fared that was too unlikely to pay: it costs nothing, and texts change."""
-        if self._control is None or (unverified := self._unverified.pop(view.seq_id, None)) is None:
+        if self._control is None or (unverified := self._unverified.get(view.seq_id)) is None:
             return
         known, drafts = unverified
+        if len(view.token_ids) - known < max(len(draft.token_ids) for draft in drafts):
+            return  # more of it is still to come
+        del self._unverified[view.seq_id]
         for draft in drafts:
             came = view.token_ids[known : known + len(draft.token_ids)]
             right = next((i for i, token in enumerate(came) if token != draft.token_ids[i]), len(came))

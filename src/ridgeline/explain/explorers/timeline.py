@@ -23,15 +23,8 @@ def explore(
     """Sum the passes of the request."""
     weight_bytes = 2 * parameters
     prefill = limit(card, flops=weight_bytes * prompt, weight_bytes=weight_bytes)
-    passes = [
-        limit(
-            card,
-            flops=weight_bytes,
-            weight_bytes=weight_bytes,
-            kv_bytes=kv_bytes(prompt + made, layers, kv_heads, head_dim),
-        ).seconds
-        for made in range(1, output)
-    ]
+    caches = [kv_bytes(prompt + made, layers, kv_heads, head_dim) for made in range(1, output)]
+    passes = [limit(card, flops=weight_bytes, weight_bytes=weight_bytes, kv_bytes=kv).seconds for kv in caches]
     total = prefill.seconds + sum(passes)
     step = f"(weights {weight_bytes:.4g} B + KV) ÷ bandwidth"
     figures = (

@@ -34,7 +34,7 @@ def table_gain(some: int = 64, many: int = 256, card: str = H100) -> Values:
 
 def table_why(sequence_bytes: float = SEQUENCE_BYTES, card: str = H100) -> Values:
     """Divide the bandwidth by the KV bytes of a sequence: the limit of large batches."""
-    return {"sequence_bytes": sequence_bytes, "most_per_s": bandwidth(card) / sequence_bytes}
+    return {"most_per_s": bandwidth(card) / sequence_bytes}
 
 
 def table_config(model: str = "llama-2-13b", context: int = 1024, card: str = H100) -> Values:
@@ -44,14 +44,8 @@ def table_config(model: str = "llama-2-13b", context: int = 1024, card: str = H1
         limit(card, flops=cost.flops, weight_bytes=cost.weight_bytes, kv_bytes=cost.kv_read_bytes).seconds
         for cost in costs
     )
-    read = costs[0].weight_bytes
-    return {
-        "parameters": lowered(model).num_parameters,
-        "read_bytes": read,
-        "one_s": one,
-        "some_s": some,
-        "many_s": many,
-    }
+    parameters, read = lowered(model).num_parameters, costs[0].weight_bytes
+    return {"parameters": parameters, "read_bytes": read, "one_s": one, "some_s": some, "many_s": many}
 
 
 def batch_cost(
@@ -67,7 +61,6 @@ def batch_cost(
     return {
         "saved": 1 - share(context * token),
         "most": 1 - 1 / batch,
-        "context": context,
         "context_85": weight_bytes * (left - 1) / (batch - left) / token,
     }
 
@@ -90,13 +83,7 @@ def two_h100(parameters: float = 70e9, context: int = 1024, cards: int = 2, card
 
 def tp_pp(stages: int = 4, micro: int = 4, layers: int = 80, hidden: int = 8192) -> Values:
     """Count the all-reduces of a step, two a layer, and the share of a pipeline's time in which it is full."""
-    return {
-        "stages": stages,
-        "micro": micro,
-        "fill": micro / (micro + stages - 1),
-        "reduces": 2 * layers,
-        "reduce_bytes": 2 * hidden,
-    }
+    return {"fill": micro / (micro + stages - 1), "reduces": 2 * layers, "reduce_bytes": 2 * hidden}
 
 
 def diagnosis(
@@ -106,18 +93,14 @@ def diagnosis(
     token = kv_bytes(context, 40, 40, 128)
 
     def per_s(count: int, each: float, kv: float) -> float:
-        return (
-            count
-            / limit(card, flops=2 * parameters * count, weight_bytes=parameters * each, kv_bytes=count * kv).seconds
-        )
+        step = limit(card, flops=2 * parameters * count, weight_bytes=parameters * each, kv_bytes=count * kv)
+        return count / step.seconds
 
     int4 = bytes_per_weight("int4", 1, 128)
     small = kv_bytes(context, 40, 40, 128, element_bytes=1)
     kv_batch = int((memory(card) - 2 * parameters) / small)
     base, batched, halved = per_s(1, 2, token), per_s(batch, 2, token), per_s(kv_batch, 2, small)
     return {
-        "context": context,
-        "batch": batch,
         "batching": batched / base,
         "kv_batch": kv_batch,
         "kv": halved / batched,

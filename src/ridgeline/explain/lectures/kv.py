@@ -17,24 +17,20 @@ def kv_70b_prod(batch: int = 64, context: int = 32_768, weights: float = 140e9, 
     """Multiply the bytes of a token by all tokens."""
     size = kv_bytes(batch * context, 80, 8, 128)
     claimed = kv_bytes(claimed_batch * context, 80, 8, 128)
-    return {"kv_bytes": size, "times": size / weights, "claimed_bytes": claimed, "claimed_batch": claimed_batch}
+    return {"kv_bytes": size, "times": size / weights, "claimed_bytes": claimed}
 
 
 def kv_8b(model: str = "llama-3-8b", context: int = 131_072) -> Values:
     """Sum the states and the weights of the model's program."""
     found = lowered(model)
-    return {
-        "token_bytes": kv_bytes_of(found, 1, 2),
-        "kv_bytes": kv_bytes_of(found, context, 2),
-        "weight_bytes": weight_bytes(found, 2),
-        "context": context,
-    }
+    token, whole = (kv_bytes_of(found, tokens, 2) for tokens in (1, context))
+    return {"token_bytes": token, "kv_bytes": whole, "weight_bytes": weight_bytes(found, 2)}
 
 
 def kv_70b_mha(context: int = 32_768, heads: int = 64, kv_heads: int = 8) -> Values:
     """Multiply with all heads, and with those that keep keys."""
     mha, gqa = (kv_bytes(context, 80, count, 128) for count in (heads, kv_heads))
-    return {"mha_bytes": mha, "gqa_bytes": gqa, "kv_heads": kv_heads}
+    return {"mha_bytes": mha, "gqa_bytes": gqa}
 
 
 def gqa(heads: int = 64, kv_heads: int = 8) -> Values:
@@ -45,7 +41,7 @@ def gqa(heads: int = 64, kv_heads: int = 8) -> Values:
 def gqa_mqa(heads: int = 64, kv_heads: int = 8) -> Values:
     """Divide the query heads by the KV heads."""
     whole = kv_bytes(1, 1, heads, 128)
-    return {"gqa": whole / kv_bytes(1, 1, kv_heads, 128), "mqa": whole / kv_bytes(1, 1, 1, 128), "kv_heads": kv_heads}
+    return {"gqa": whole / kv_bytes(1, 1, kv_heads, 128), "mqa": whole / kv_bytes(1, 1, 1, 128)}
 
 
 def paging(mean: int = 400, longest: int = 2048, block: int = 16, block_large: int = 32) -> Values:
@@ -54,13 +50,8 @@ def paging(mean: int = 400, longest: int = 2048, block: int = 16, block_large: i
     def waste(reserved: float) -> float:
         return reserved / (mean + reserved)
 
-    return {
-        "reserved": 1 - mean / longest,
-        "paged": waste((block - 1) / 2),
-        "paged_large": waste((block_large - 1) / 2),
-        "block": block,
-        "block_large": block_large,
-    }
+    paged, paged_large = (waste((tokens - 1) / 2) for tokens in (block, block_large))
+    return {"reserved": 1 - mean / longest, "paged": paged, "paged_large": paged_large}
 
 
 def variants(
@@ -86,7 +77,6 @@ def variants(
         "gqa": entries(kv_heads),
         "mla": latent / 2,
         "mla_ratio": 2 * entries(heads) / latent,
-        "deepseek_heads": deepseek_heads,
         "deepseek_ratio": 2 * entries(deepseek_heads) / latent,
         "deepseek_bytes": deepseek_layers * latent,
         "sliding": (context + 6 * min(window, context)) / (7 * context),

@@ -17,18 +17,13 @@ def formats_70b(model: str = "llama-3-70b", group: int = 128, consumer_bytes: fl
     parameters = lowered(model).num_parameters
     kinds: tuple[WeightKind, ...] = ("f32", "bf16", "int8")
     sizes = {f"{kind}_bytes": parameters * bytes_per_weight(kind, 8192) for kind in kinds}
-    return {**sizes, "int4_bytes": parameters * _int4(group), "group": group, "consumer_bytes": consumer_bytes}
+    return {**sizes, "int4_bytes": parameters * _int4(group), "consumer_bytes": consumer_bytes}
 
 
 def latency_formats(inputs: int = 8192, group: int = 128, small: int = 32) -> Values:
     """Divide the bytes of a weight in bf16 by those of each dtype with its scale."""
-    bf16 = bytes_per_weight("bf16", inputs)
-    return {
-        "fp8": bf16 / 1,
-        "int8": bf16 / bytes_per_weight("int8", inputs),
-        "int4": bf16 / _int4(group),
-        "int4_small": bf16 / _int4(small),
-    }
+    bf16, int8 = bytes_per_weight("bf16", inputs), bytes_per_weight("int8", inputs)
+    return {"fp8": bf16 / 1, "int8": bf16 / int8, "int4": bf16 / _int4(group), "int4_small": bf16 / _int4(small)}
 
 
 def awq(group: int = 128) -> Values:

@@ -37,21 +37,15 @@ def b64(batch: int = 64, inputs: int = 4096, outputs: int = 11008, card: str = H
 def attn_prefill(tokens: int = 4096) -> Values:
     """Divide the FLOPs of both products by the bytes of queries, keys, values and outputs."""
     pairs, keys = visible_keys(tokens, tokens, None)
-    return {
-        "unmasked": attention_intensity(tokens * tokens, tokens, keys),
-        "causal": attention_intensity(pairs, tokens, keys),
-    }
+    unmasked, causal = (attention_intensity(count, tokens, keys) for count in (tokens * tokens, pairs))
+    return {"unmasked": unmasked, "causal": causal}
 
 
 def attn_decode(context: int = 4096, sharing: int = 8, card: str = H100) -> Values:
     """Divide the FLOPs of one query by the bytes of the keys and values that it reads."""
     pairs, keys = visible_keys(1, context, None)
-    return {
-        "alone": attention_intensity(pairs, 1, keys),
-        "shared": attention_intensity(pairs, 1, keys, sharing),
-        "sharing": sharing,
-        "ridge": ridge(card),
-    }
+    alone, shared = (attention_intensity(pairs, 1, keys, heads) for heads in (1, sharing))
+    return {"alone": alone, "shared": shared, "ridge": ridge(card)}
 
 
 def flash(tokens: int = 4096, head_dim: int = 128, passes: int = 4, card: str = H100) -> Values:
@@ -59,20 +53,16 @@ def flash(tokens: int = 4096, head_dim: int = 128, passes: int = 4, card: str = 
     operands = 4 * tokens * head_dim * 2
     naive = passes * tokens * tokens * 2 + operands
     flops = 4 * head_dim * visible_keys(tokens, tokens, None)[0]
-    return {
-        "flash_bytes": operands,
-        "naive_bytes": naive,
-        "ratio": naive / operands,
-        "flash_s": limit(card, flops=flops, weight_bytes=operands).seconds,
-        "naive_s": limit(card, flops=flops, weight_bytes=naive).seconds,
-    }
+    flash_s, naive_s = (limit(card, flops=flops, weight_bytes=moved).seconds for moved in (operands, naive))
+    ratio = naive / operands
+    return {"flash_bytes": operands, "naive_bytes": naive, "ratio": ratio, "flash_s": flash_s, "naive_s": naive_s}
 
 
 def intensity_n(requests: int = 64, context: int = 4096, inputs: int = 4096, outputs: int = 11008) -> Values:
     """Compare a product, whose weights all requests share, with attention, whose keys they do not."""
     one, many = (linear_intensity(count, inputs, outputs) for count in (1, requests))
     attention = attention_intensity(context, 1, context)
-    return {"one": one, "many": many, "requests": requests, "attention": attention, "ratio": many / one}
+    return {"one": one, "many": many, "attention": attention, "ratio": many / one}
 
 
 def out_vs_in(
@@ -88,10 +78,4 @@ def out_vs_in(
     def ratio(batch: int) -> float:
         return (2 * parameters + batch * sequence_bytes) / bandwidth(card) / batch / token_in_s
 
-    return {
-        "alone": ratio(1),
-        "some": ratio(some_batch),
-        "many": ratio(many_batch),
-        "some_batch": some_batch,
-        "many_batch": many_batch,
-    }
+    return {"alone": ratio(1), "some": ratio(some_batch), "many": ratio(many_batch)}

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any, Literal
 
 from ridgeline.explain.exploration import Provenance
@@ -59,13 +60,13 @@ class Row:
     provenance: Provenance
     claims: Values
     compute: Callable[..., Values]
-    given: Mapping[str, Input]
+    given: dict[str, Input]
 
     @property
     def inputs(self) -> Mapping[str, Input]:
         """The inputs, in plain units."""
         parameters = inspect.signature(self.compute).parameters
-        return {name: parameter.default for name, parameter in parameters.items()} | dict(self.given)
+        return {name: parameter.default for name, parameter in parameters.items()} | self.given
 
     @property
     def derivation(self) -> str:
@@ -73,8 +74,10 @@ class Row:
         return (self.compute.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     def values(self, **changed: Input) -> Values:
-        """Return the values, for other inputs where some are given."""
-        return self.compute(**{**self.given, **changed})
+        """Return what is computed, for other inputs where some are given, and the inputs that the sentence names."""
+        inputs, named = {**self.inputs, **changed}, {name for _, name, *_ in Formatter().parse(self.right)}
+        numbers = {name: each for name, each in inputs.items() if name in named and isinstance(each, (int, float))}
+        return {**numbers, **self.compute(**inputs)}
 
     def sentence(self, **changed: Input) -> str:
         """Return what is right, with the values filled in."""
@@ -86,15 +89,5 @@ class Row:
 
     def as_json(self) -> Mapping[str, Any]:
         """Return everything as plain data."""
-        return {
-            "id": self.id,
-            "texts": self.texts,
-            "says": self.says,
-            "claims": dict(self.claims),
-            "status": self.status,
-            "right": self.sentence(),
-            "inputs": dict(self.inputs),
-            "values": dict(self.values()),
-            "provenance": self.provenance,
-            "derivation": self.derivation,
-        }
+        names = ("id", "texts", "says", "claims", "status", "inputs", "provenance", "derivation")
+        return {name: getattr(self, name) for name in names} | {"right": self.sentence(), "values": self.values()}

@@ -22,7 +22,6 @@ def spec_toy(
         "b": float(counts[1] / draws),
         "accepted": float(np.minimum(target, draft).sum()),
         "measured_accepted": float(is_accepted.mean()),
-        "draws": draws,
         "chi2": float(((counts - draws * target) ** 2 / (draws * target)).sum()),
         "critical": 10.83,  # one degree of freedom, one in a thousand
     }
@@ -36,13 +35,9 @@ def spec_tokens(drafts: int = 4, acceptance: float = 0.9) -> Values:
 def spec_speedup(drafts: int = 4, acceptance: float = 0.8, draft_ratio: float = 0.11) -> Values:
     """Divide the tokens of a round by its cost, and try the numbers of drafts to 16."""
     best = max(range(1, 17), key=lambda count: speedup((acceptance,) * count, draft_ratio))
-    return {
-        "tokens": tokens_per_round((acceptance,) * drafts),
-        "cost": 1 + drafts * draft_ratio,
-        "speedup": speedup((acceptance,) * drafts, draft_ratio),
-        "best": best,
-        "best_speedup": speedup((acceptance,) * best, draft_ratio),
-    }
+    here, at_best = (speedup((acceptance,) * count, draft_ratio) for count in (drafts, best))
+    tokens, cost = tokens_per_round((acceptance,) * drafts), 1 + drafts * draft_ratio
+    return {"tokens": tokens, "cost": cost, "speedup": here, "best": best, "best_speedup": at_best}
 
 
 def spec_range(drafts: int = 4, low: float = 0.7, high: float = 0.9) -> Values:
@@ -52,16 +47,10 @@ def spec_range(drafts: int = 4, low: float = 0.7, high: float = 0.9) -> Values:
 
 def spec_cost(drafts: int = 4, parameters: float = 70e9, card: str = H100) -> Values:
     """Compare the positions of a verifying step with those of a plain one."""
-    verified = drafts + 1
-    times = [limit(card, flops=2 * parameters * rows, weight_bytes=2 * parameters).seconds for rows in (1, verified)]
-    return {
-        "verified": verified,
-        "plain": 1,
-        "ratio": verified,
-        "plain_s": times[0],
-        "step_s": times[1],
-        "share": verified / ridge(card),
-    }
+    verified, size = drafts + 1, 2 * parameters
+    plain_s, step_s = (limit(card, flops=size * rows, weight_bytes=size).seconds for rows in (1, verified))
+    counts = {"verified": verified, "plain": 1, "ratio": verified}
+    return {**counts, "plain_s": plain_s, "step_s": step_s, "share": verified / ridge(card)}
 
 
 def spec_code(drafts: int = 4) -> Values:

@@ -16,15 +16,11 @@ def decode_floor(weight_bytes: float = 140e9, card: str = H100) -> Values:
 
 def ttft_100(parameters: float = 70e9, tokens: int = 100, card: str = H100) -> Values:
     """Take the larger of reading the weights and of two FLOPs for each weight and token."""
-    flops, weight_bytes = 2 * parameters * tokens, 2 * parameters
-    cards = ceil(weight_bytes / memory(card))
-    return {
-        "floor_s": limit(card, flops=flops, weight_bytes=weight_bytes).seconds,
-        "compute_s": flops / peak(card),
-        "memory_bytes": memory(card),
-        "cards": cards,
-        "cards_s": limit(f"{card}:{cards}", flops=flops, weight_bytes=weight_bytes).seconds,
-    }
+    flops, size = 2 * parameters * tokens, 2 * parameters
+    room, compute_s = memory(card), flops / peak(card)
+    cards = ceil(size / room)
+    floor_s, cards_s = (limit(name, flops=flops, weight_bytes=size).seconds for name in (card, f"{card}:{cards}"))
+    return {"floor_s": floor_s, "compute_s": compute_s, "memory_bytes": room, "cards": cards, "cards_s": cards_s}
 
 
 def thousand_users(
@@ -37,15 +33,13 @@ def thousand_users(
 ) -> Values:
     """Fill the memory beside the weights with sequences, and price a step of half the users."""
     kv, batch = kv_bytes(context, layers=80, kv_heads=8, head_dim=128), users // 2
+    step = limit(f"{card}:{group}", flops=2 * parameters * batch, weight_bytes=2 * parameters, kv_bytes=batch * kv)
     cards = group * ceil(users / batch)
     fit_int4 = int((memory(card) - parameters * bytes_per_weight("int4", 1, 128)) / kv)
     return {
-        "group": group,
         "batch": batch,
         "fit": int((group * memory(card) - 2 * parameters) / kv),
-        "step_s": limit(
-            f"{card}:{group}", flops=2 * parameters * batch, weight_bytes=2 * parameters, kv_bytes=batch * kv
-        ).seconds,
+        "step_s": step.seconds,
         "cards": cards,
         "dollars_per_h": cards * dollars_per_card_h,
         "fit_int4": fit_int4,
@@ -88,7 +82,7 @@ def ops_at_step(step: int = 500) -> Values:
 def decode_steps(tokens: int = 500, per_round: float = 3.36) -> Values:
     """Count one step for each token after the first."""
     decode = tokens - 1
-    return {"prefill": 1, "decode": decode, "per_round": per_round, "rounds": ceil(decode / per_round)}
+    return {"prefill": 1, "decode": decode, "rounds": ceil(decode / per_round)}
 
 
 def e2e_vs_ttft(tokens: int = 50, times_low: float = 5, times_high: float = 10) -> Values:
@@ -109,15 +103,10 @@ def short_prompt(parameters: float = 13e9, tokens: int = 12, card: str = H100) -
 def prefix(prefix_tokens: int = 1000, short: int = 10, long: int = 100) -> Values:
     """Divide the tokens of the prompt by those that no earlier request had."""
     most, least = ((prefix_tokens + question) / question for question in (short, long))
-    return {"most": most, "least": least, "short": short, "long": long}
+    return {"most": most, "least": least}
 
 
 def reasoning(short: float = 1e4, long: float = 1e6, weight_bytes: float = 140e9, card: str = H100) -> Values:
     """Multiply the floor of a step, and the KV bytes of a token, by the tokens."""
-    step_s, token_bytes = limit(card, weight_bytes=weight_bytes).seconds, kv_bytes(1, 80, 8, 128)
-    return {
-        "short_s": short * step_s,
-        "long_s": long * step_s,
-        "short_bytes": short * token_bytes,
-        "long_bytes": long * token_bytes,
-    }
+    step_s, kv = limit(card, weight_bytes=weight_bytes).seconds, kv_bytes(1, 80, 8, 128)
+    return {"short_s": short * step_s, "long_s": long * step_s, "short_bytes": short * kv, "long_bytes": long * kv}

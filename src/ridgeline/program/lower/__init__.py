@@ -7,35 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import recurrent
 from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_experts, lower_gated_mlp, lower_mlp
 from ridgeline.program.lower.latent import lower_latent_attention
-from ridgeline.program.lower.recurrent import (
-    lower_gated_delta_net,
-    lower_lightning_attention,
-    lower_mamba,
-    lower_mamba2,
-)
 from ridgeline.program.op import LOGIT_ROWS, LOGITS, POSITIONS, TOKEN_IDS, Program
 from ridgeline.program.ops.dense import AddRowAttrs, EmbedAttrs, ScaleAttrs, SoftcapAttrs
+from ridgeline.spec.attention import GroupedQueryAttention, LatentAttention
+from ridgeline.spec.experts import MixtureOfExperts
+from ridgeline.spec.parts import GatedMlp, Mlp, Norm
+from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2
 from ridgeline.spec.spec import (
     AnyLayer,
     DecoderSpec,
     FeedForward,
-    GatedDeltaNet,
-    GatedMlp,
-    GroupedQueryAttention,
     Head,
-    LatentAttention,
     Layer,
-    LightningAttention,
-    Mamba,
-    Mamba2,
     Mixer,
-    MixtureOfExperts,
-    Mlp,
-    Norm,
     NormedResidualLayer,
     ParallelLayer,
     PostNormLayer,
@@ -63,12 +52,10 @@ def _embed(b: Builder) -> str:
     spec = b.spec
     table = b.weight("embed.weight", spec.vocab_size, spec.hidden_size)
     (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale))
-    if spec.embedding.num_positions:
-        if b.context_length > spec.embedding.num_positions:
-            raise ConfigError(
-                f"context length {b.context_length} exceeds the {spec.embedding.num_positions} learned positions"
-            )
-        table = b.weight("positions.weight", spec.embedding.num_positions, spec.hidden_size)
+    if num_positions := spec.embedding.num_positions:
+        if b.context_length > num_positions:
+            raise ConfigError(f"context length {b.context_length} exceeds the {num_positions} learned positions")
+        table = b.weight("positions.weight", num_positions, spec.hidden_size)
         (p,) = b.emit("embed", "positions", (POSITIONS,), (table,), EmbedAttrs(1.0))
         (x,) = b.emit("add", "embed.sum", (x, p))
     if spec.embedding.num_types:
@@ -136,7 +123,7 @@ def _scaled(b: Builder, prefix: str, factor: float, x: str) -> str:
 def lower_head(b: Builder, head: Head, x: str) -> None:
     """Add the logits of `x` over the vocabulary of the builder's spec."""
     x = _scaled(b, "head.scale", head.scale, x)
-    table = "embed.weight" if head.tied else b.weight("head.weight", b.spec.vocab_size, b.spec.hidden_size)
+    table = b.weight("embed.weight" if head.tied else "head.weight", b.spec.vocab_size, b.spec.hidden_size)
     weights = (table, b.weight("head.bias", b.spec.vocab_size)) if head.bias else (table,)
     if head.softcap is None:
         b.emit("lm_head", LOGITS, (x,), weights)
@@ -156,10 +143,10 @@ LAYERS: Mapping[type[AnyLayer], Lowering] = {
 }
 PARTS: Mapping[type[Mixer | FeedForward], tuple[str, Lowering]] = {
     GroupedQueryAttention: ("attn", lower_attention),
-    Mamba: ("mamba", lower_mamba),
-    Mamba2: ("mamba", lower_mamba2),
-    GatedDeltaNet: ("delta", lower_gated_delta_net),
-    LightningAttention: ("lightning", lower_lightning_attention),
+    Mamba: ("mamba", recurrent.lower_mamba),
+    Mamba2: ("mamba", recurrent.lower_mamba2),
+    GatedDeltaNet: ("delta", recurrent.lower_gated_delta_net),
+    LightningAttention: ("lightning", recurrent.lower_lightning_attention),
     LatentAttention: ("attn", lower_latent_attention),
     GatedMlp: ("ffn", lower_gated_mlp),
     Mlp: ("ffn", lower_mlp),

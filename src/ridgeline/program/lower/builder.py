@@ -32,15 +32,8 @@ class Builder:
 
     def program(self, taps: tuple[str, ...] = ()) -> Program:
         """Return the program written so far, with values that are retained."""
-        return Program(
-            tuple(self._ops),
-            self.shapes,
-            self._weights,
-            tuple(self._states),
-            self.spec.vocab_size,
-            self.context_length,
-            taps,
-        )
+        ops, states = tuple(self._ops), tuple(self._states)
+        return Program(ops, self.shapes, self._weights, states, self.spec.vocab_size, self.context_length, taps)
 
     def width(self, x: str) -> int:
         """Return the entries in the last dimension of value `x`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import Attrs, Dim, Plain, Shape, dims_of
+from ridgeline.program.op import Attrs, Plain, Shape, dims_of
 from ridgeline.program.pricing import (
     OpCost,
     Operands,
@@ -128,10 +128,6 @@ def _same_width(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightS
     return (inputs[0],)
 
 
-def _rows_of_table(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    return ((*inputs[0], weights[0][1]),)
-
-
 def _linear_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
     out_features, in_features = weights[0]
     if inputs[0][-1] != in_features:
@@ -158,14 +154,9 @@ def _side_by_side(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[Weigh
     return ((rows, width + other_width),)
 
 
-def _selected_rows(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
-    rows: Dim = inputs[1][0]
-    return ((rows, *inputs[0][1:]),)
-
-
 ROWS: Mapping[str, OpRow] = {
     # ids [T], table [V,H] -> scale * rows [T,H]
-    "embed": OpRow(EmbedAttrs, 1, (1,), _rows_of_table, _embed_cost),
+    "embed": OpRow(EmbedAttrs, 1, (1,), lambda _, inputs, weights: ((*inputs[0], weights[0][1]),), _embed_cost),
     # x [..,H], product of weights [H] -> [..,H]
     "rmsnorm": OpRow(NormAttrs, 1, (0, 1, 2), _norm_shape, pointwise(4)),
     # x [..,H], w [H], b [H]? -> [..,H]
@@ -189,7 +180,7 @@ ROWS: Mapping[str, OpRow] = {
     # gate, up -> act(gate) * up
     "gated_activation": OpRow(ActivationAttrs, 2, (0,), _same_pair, pointwise(9)),
     # x [T,H], rows [R] -> [R,H]
-    "select_rows": OpRow(Plain, 2, (0,), _selected_rows, _select_rows_cost),
+    "select_rows": OpRow(Plain, 2, (0,), lambda _, inputs, __: ((*inputs[1], *inputs[0][1:]),), _select_rows_cost),
     # x [R,H], w [V,H], b [V]? -> fp32 [R,V]
     "lm_head": OpRow(Plain, 1, (1, 2), _linear_shape, _matmul_cost, True),
     # x -> c * tanh(x / c)

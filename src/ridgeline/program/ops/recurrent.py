@@ -85,28 +85,17 @@ def _recurrence(state: Callable[[Operands], int], flops_per_entry: float) -> Cal
     return cost
 
 
-def _conv_state(x: Operands) -> int:
-    channels, taps = x.weights[0]
-    return channels * (taps - 1)
-
-
 def _conv_cost(x: Operands) -> OpCost:
     """Count a multiply-add for each tap, of which one is the token itself; the activation after it."""
     assert isinstance(x.attrs, CausalConvAttrs)
     once = 2 if x.attrs.activation is None else 10
-    return _recurrence(_conv_state, 2)(x) + OpCost(flops=once * elements(x.outputs[0]))
+    return _taps_cost(x) + OpCost(flops=once * elements(x.outputs[0]))
 
 
-def _scan_state(x: Operands) -> int:
-    return elements(x.weights[0])
-
-
-def _ssd_state(x: Operands) -> int:
-    return elements(x.inputs[0][1:]) * x.inputs[2][-1]
-
-
-def _key_value_state(x: Operands) -> int:
-    return x.inputs[1][-1] * elements(x.inputs[2][1:])
+_taps_cost = _recurrence(lambda x: x.weights[0][0] * (x.weights[0][1] - 1), 2)
+_scan_cost = _recurrence(lambda x: elements(x.weights[0]), 10)
+_ssd_cost = _recurrence(lambda x: elements(x.inputs[0][1:]) * x.inputs[2][-1], 5)
+_delta_cost, _retention_cost = (_recurrence(lambda x: x.inputs[1][-1] * elements(x.inputs[2][1:]), n) for n in (7, 5))
 
 
 def _conv_shape(attrs: Attrs, inputs: Sequence[Shape], weights: Sequence[WeightShape]) -> tuple[Shape, ...]:
@@ -174,13 +163,13 @@ ROWS: Mapping[str, OpRow] = {
     # x [T,C], w [C,W], b [C]? -> act(each channel over its last W tokens) [T,C]; keeps [C,W-1]
     "causal_conv": OpRow(CausalConvAttrs, 1, (1, 2), _conv_shape, _conv_cost),
     # x, dt [T,I], B, C [T,N], A_log [I,N], D [I] -> [T,I]; keeps [I,N]
-    "selective_scan": OpRow(RecurrentAttrs, 4, (2,), _scan_shape, _recurrence(_scan_state, 10), float32_weights=True),
+    "selective_scan": OpRow(RecurrentAttrs, 4, (2,), _scan_shape, _scan_cost, float32_weights=True),
     # x [T,H,P], dt [T,H], B, C [T,G,N], A_log, D, dt_bias [H] -> [T,H*P]; keeps [H,P,N]
-    "ssd": OpRow(SsdAttrs, 4, (3,), _ssd_shape, _recurrence(_ssd_state, 5), float32_weights=True),
+    "ssd": OpRow(SsdAttrs, 4, (3,), _ssd_shape, _ssd_cost, float32_weights=True),
     # q, k [T,Hk,K], v [T,H,V], a, b [T,H], A_log, dt_bias [H] -> [T,H*V]; keeps [H,K,V]
-    "delta_rule": OpRow(RecurrentAttrs, 5, (2,), _delta_shape, _recurrence(_key_value_state, 7), float32_weights=True),
+    "delta_rule": OpRow(RecurrentAttrs, 5, (2,), _delta_shape, _delta_cost, float32_weights=True),
     # q, k [T,H,K], v [T,H,V] -> [T,H*V]; keeps [H,K,V]
-    "retention": OpRow(RetentionAttrs, 3, (0,), _retention_shape, _recurrence(_key_value_state, 5)),
+    "retention": OpRow(RetentionAttrs, 3, (0,), _retention_shape, _retention_cost),
     # x, z [T,W], w [W], or [group] for all groups -> x by norm and silu(z) [T,W]
     "gated_norm": OpRow(GatedNormAttrs, 2, (1,), _gated_norm_shape, pointwise(13)),
 }

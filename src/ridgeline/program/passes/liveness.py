@@ -25,7 +25,5 @@ def liveness(parts: Sequence[Sequence[Op]], *retained: str) -> Liveness:
     last_reader = {name: number for number, ops in enumerate(parts) for op in ops for name in op.inputs}
     last_reader |= dict.fromkeys(retained, len(parts))
     touched = [dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs)) for ops in parts]
-    ends = tuple(
-        tuple(name for name in names if last_reader.get(name, -1) <= number) for number, names in enumerate(touched)
-    )
-    return Liveness(ends, last_reader)
+    ends = [tuple(x for x in names if last_reader.get(x, -1) <= number) for number, names in enumerate(touched)]
+    return Liveness(tuple(ends), last_reader)

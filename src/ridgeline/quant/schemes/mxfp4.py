@@ -25,8 +25,6 @@ def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:
     """Round every group by the better of two powers of two."""
     largest = np.abs(grouped(weight_NK, GROUP)).max(axis=2)
     exponent = np.frexp(largest)[1] - 1 - LARGEST_EXPONENT
-    candidates = [
-        np.where(np.isfinite(largest), np.ldexp(np.float32(1), np.clip(e, -E8M0_BIAS, E8M0_BIAS)), np.float32(np.nan))
-        for e in (exponent, exponent + 1)
-    ]
+    powers = (np.ldexp(np.float32(1), np.clip(e, -E8M0_BIAS, E8M0_BIAS)) for e in (exponent, exponent + 1))
+    candidates = [np.where(np.isfinite(largest), power, np.float32(np.nan)) for power in powers]
     return rounded(weight_NK, form, candidates)

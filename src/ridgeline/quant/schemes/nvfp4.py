@@ -32,8 +32,6 @@ def quantize_by(weight_NK: Float32s, form: StoredFormat, outer_N1: Float32s) -> 
     unit_N1 = times_outer(np.ones_like(outer_N1), outer_N1)
     divisor = np.where(unit_N1 == 0, np.float32(np.inf), unit_N1)
     largest = np.abs(grouped(weight_NK, GROUP)).max(axis=2)
-    candidates = [
-        np.minimum(largest / divisor / np.float32(most), LARGEST_SCALE).astype(FLOAT8_E4M3).astype(np.float32)
-        for most in (LARGEST, 4)
-    ]
+    scales = (np.minimum(largest / divisor / np.float32(most), LARGEST_SCALE) for most in (LARGEST, 4))
+    candidates = [scale.astype(FLOAT8_E4M3).astype(np.float32) for scale in scales]
     return rounded(weight_NK, form, candidates, outer_N1)

@@ -31,7 +31,6 @@ _NAMES = {"content": ("text", "text"), "reasoning": ("thinking", "thinking"), "c
 async def create_message(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/messages. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, 0)
     values = await read_json(http, _BODY)
     service.reserve(note, 1)
     body = await asyncio.to_thread(converted, values, MessagesRequest)
@@ -74,9 +73,8 @@ class ContentReader:
     def _events(self, step: Step) -> bytes:
         kind, name = _NAMES[step.kind]
         if step.what == "begin":
-            own = (
-                {"id": CALL_PREFIX + step.call_id, "name": step.text, "input": {}} if kind == "tool_use" else {name: ""}
-            )
+            call = {"id": CALL_PREFIX + step.call_id, "name": step.text, "input": {}}
+            own: dict[str, Any] = call if kind == "tool_use" else {name: ""}
             self.content.append({"type": kind} | own | ({"signature": ""} if kind == "thinking" else {}))
             return self._event("start", content_block=self.content[-1])
         if step.what == "more":
@@ -120,8 +118,6 @@ class _Message:
         reader: ContentReader | None = None
         async with aclosing(self.reply.deltas()) as deltas:
             async for _, delta in deltas:
-                if not delta.token_ids and delta.finish is None:
-                    continue
                 events = b""
                 if reader is None:
                     reader = ContentReader(self.reply.form)

@@ -46,7 +46,6 @@ _DECODER = msgspec.json.Decoder(CHAT_BODY)
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/chat/completions. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, 0)
     body = await read_json(http, _DECODER)
     service.reserve(note, body.n or 1, body.cache_salt)
     chat = await asyncio.to_thread(_prepare, service, note, body)
@@ -66,7 +65,7 @@ def prepared(
     model = service.require_model(body.model)
     refuse_unsupported(body)
     usage_chunk = include_usage(body)
-    own = structured_outputs(body)
+    own, named = structured_outputs(body), field_of(body)
     dialogue = dialogue_of(service, body, constrained=own is not None)
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
     params = sampling_params(
@@ -78,11 +77,9 @@ def prepared(
     )
     if dialogue.forced is not None:
         if own is not None and body.response_format is None:
-            raise RequestError(
-                f"{field_of(body)} and tool_choice both say what the output must be", param="tool_choice"
-            )
+            raise RequestError(f"{named} and tool_choice both say what the output must be", param="tool_choice")
         params = replace(params, structured_outputs=StructuredOutputsParams(grammar=dialogue.forced))
-    with blamed_on(field_of(body) if dialogue.forced is None else "tools"):
+    with blamed_on(named if dialogue.forced is None else "tools"):
         request = service.intake.request(
             prompt_ids,
             params,
@@ -106,13 +103,12 @@ def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    top = body.top_logprobs
+    if top is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-    if not 0 <= (body.top_logprobs or 0) <= MAX_LOGPROBS:
-        raise RequestError(
-            f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}", param="top_logprobs"
-        )
-    return (body.top_logprobs or 0) if body.logprobs else None
+    if not 0 <= (top or 0) <= MAX_LOGPROBS:
+        raise RequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}", param="top_logprobs")
+    return (top or 0) if body.logprobs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +134,6 @@ class _Chat:
         readers: dict[int, OutputReader] = {}
         async with aclosing(self.reply.deltas()) as deltas:
             async for _, delta in deltas:
-                if not delta.token_ids and delta.finish is None:
-                    continue
                 opening = b""
                 reader = readers.get(delta.index)
                 if reader is None:
@@ -217,8 +211,7 @@ def _delta(piece: Piece) -> ChatDelta:
             return ChatDelta(reasoning_content=piece.text)
         case "call":
             function = FunctionCall(name=piece.text)
-            return ChatDelta(
-                tool_calls=[ToolCall(index=piece.call, id=piece.call_id, type="function", function=function)]
-            )
+            call = ToolCall(index=piece.call, id=piece.call_id, type="function", function=function)
         case "arguments":
-            return ChatDelta(tool_calls=[ToolCall(index=piece.call, function=FunctionCall(arguments=piece.text))])
+            call = ToolCall(index=piece.call, function=FunctionCall(arguments=piece.text))
+    return ChatDelta(tool_calls=[call])

@@ -32,7 +32,6 @@ _DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
 async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, 0)
     body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
     completion = await asyncio.to_thread(_prepare, service, note, body)
@@ -124,9 +123,8 @@ class _Completion:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the response."""
-        choices = [
-            choice for index, output in enumerate(outputs) for choice in self._choices(index, output)
-        ]  # outputs of one prompt stand together, as in OpenAI's API
+        # Outputs of one prompt stand together, as in OpenAI's API.
+        choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         return msgspec.json.encode(self.reply.whole("text_completion", choices))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -176,14 +174,10 @@ class _ChoiceWriter:
         self._echo = None if completion.echoes is None else completion.echoes[prompt]
         self._with_ids = bool(completion.body.return_token_ids)
         self._first = True
-        num_top = completion.body.logprobs
-        self._logprobs = (
-            None
-            if num_top is None
-            else CompletionLogprobsWriter(
-                completion.names, with_top=num_top > 0, skip_special=request.params.skip_special_tokens
-            )
-        )
+        self._logprobs: CompletionLogprobsWriter | None = None
+        if (num_top := completion.body.logprobs) is not None:
+            skip = request.params.skip_special_tokens
+            self._logprobs = CompletionLogprobsWriter(completion.names, with_top=num_top > 0, skip_special=skip)
 
     def choice(
         self, number: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]

@@ -46,9 +46,8 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
         reasoning = None if constrained else service.reasoning  # a grammar begins with the first token
         is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
         return Dialogue(prompt, OutputFormat(calls, tools, reasoning, is_open))
-    schemas = {
-        name: (tools[name].function.parameters or _NO_ARGUMENTS, bool(tools[name].function.strict)) for name in wanted
-    }
+    functions = {name: tools[name].function for name in wanted}
+    schemas = {name: (each.parameters or _NO_ARGUMENTS, bool(each.strict)) for name, each in functions.items()}
     parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
     forced = forced_calls(calls, schemas, service.tokenizer, parallel=parallel)
     return Dialogue(prompt, OutputFormat(calls, tools), forced)
@@ -129,15 +128,12 @@ def _message(message: ChatMessage, where: str, called: dict[str, str], template:
     """Convert a message for templates: text content, and `system` for what OpenAI now calls `developer`."""
     refuse_unsupported(message, where)
     role = "system" if message.role == "developer" else message.role
+    is_lost = role == "tool" and message.tool_call_id not in called
     wrong = (
         ("role", role == "function", "must be 'tool', with a tool_call_id"),
         ("content", message.content is None and role != "assistant", "is missing"),
         ("tool_calls", bool(message.tool_calls) and role != "assistant", "are for the role assistant alone"),
-        (
-            "tool_call_id",
-            role == "tool" and message.tool_call_id not in called,
-            "must be of a call in an earlier message",
-        ),
+        ("tool_call_id", is_lost, "must be of a call in an earlier message"),
     )
     for name, is_wrong, why in wrong:
         if is_wrong:

@@ -38,7 +38,6 @@ _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 async def create_embedding(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, 0)
     body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.input))
     model = service.require_model(body.model)
@@ -77,14 +76,8 @@ def _prepare(service: Service, body: EmbeddingRequest) -> list[Request]:
 
 
 def _write(body: EmbeddingRequest, model: str, vectors: list[Vectors], num_tokens: int) -> bytes:
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _encoded(_shortened(v_H, body.dimensions), body.encoding_format),
-        }
-        for index, v_H in enumerate(vectors)
-    ]
+    encoded = [_encoded(_shortened(v_H, body.dimensions), body.encoding_format) for v_H in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
 

@@ -42,11 +42,8 @@ def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") ->
         value = getattr(fields, name)
         # == alone would let 0 pass for False
         if value is not None and not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
-            raise RequestError(
-                f"{where}{name} with this value is not supported; leave it out",
-                param=f"{where}{name}",
-                code="unsupported_field",
-            )
+            message = f"{where}{name} with this value is not supported; leave it out"
+            raise RequestError(message, param=f"{where}{name}", code="unsupported_field")
 
 
 def sampling_params(
@@ -65,9 +62,8 @@ def sampling_params(
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     for name, params in (("diffusion", DiffusionParams), ("speculation", SpeculationParams)):
         if (part := values[name]) is not None:
-            given[name] = params(
-                **{key: value for key, value in msgspec.structs.asdict(part).items() if value is not None}
-            )
+            fields_given = msgspec.structs.asdict(part).items()
+            given[name] = params(**{key: value for key, value in fields_given if value is not None})
     given["structured_outputs"] = structured_outputs(fields)
     return default_params(generation, **given)
 

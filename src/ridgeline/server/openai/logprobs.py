@@ -8,14 +8,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 from ridgeline.core.step import TokenLogprob
-from ridgeline.server.openai.protocol import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    TopLogprob,
-)
+from ridgeline.server.openai import protocol
 from ridgeline.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # what OpenAI writes for a token that cannot be chosen; JSON has no infinity
@@ -42,36 +35,32 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> protocol.ChatLogprobs:
     """Return one entry per token, in order."""
-    return ChatLogprobs(
-        [
-            ChatTokenLogprob(
-                names.name(entry.token_id),
-                max(entry.logprob, LOWEST),
-                list(names.raw(entry.token_id)),
-                [TopLogprob(names.name(i), max(value, LOWEST), list(names.raw(i))) for i, value in entry.top],
-            )
-            for entry in logprobs
-        ]
-    )
+
+    def spelled(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        return names.name(token_id), max(logprob, LOWEST), list(names.raw(token_id))
+
+    content: list[protocol.ChatTokenLogprob] = []
+    for entry in logprobs:
+        top = [protocol.TopLogprob(*spelled(*each)) for each in entry.top]
+        content.append(protocol.ChatTokenLogprob(*spelled(entry.token_id, entry.logprob), top))
+    return protocol.ChatLogprobs(content)
 
 
-def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob | None]) -> protocol.PromptLogprobs:
     """Return candidates by token id; the first prompt token has none."""
-    positions: PromptLogprobs = []
+    positions: protocol.PromptLogprobs = []
     for entry in logprobs:
         if entry is None:
             positions.append(None)
             continue
         ranks = {token_id: (value, rank) for rank, (token_id, value) in enumerate(entry.top, start=1)}
         ranks[entry.token_id] = (entry.logprob, entry.rank)
-        positions.append(
-            {
-                str(token_id): PromptLogprob(max(value, LOWEST), rank, names.name(token_id))
-                for token_id, (value, rank) in ranks.items()
-            }
-        )
+        found: dict[str, protocol.PromptLogprob] = {}
+        for token_id, (value, rank) in ranks.items():
+            found[str(token_id)] = protocol.PromptLogprob(max(value, LOWEST), rank, names.name(token_id))
+        positions.append(found)
     return positions
 
 
@@ -95,9 +84,9 @@ class CompletionLogprobsWriter:
         if text and raw.startswith(b" ") and not text.startswith(" "):
             self._offset = -1
 
-    def write(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
+    def write(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> protocol.CompletionLogprobs:
         """Write the next tokens; None for a token that nothing predicted."""
-        lists = CompletionLogprobs([], [], [], [] if self._with_top else None)
+        lists = protocol.CompletionLogprobs([], [], [], [] if self._with_top else None)
         for token_id, entry in tokens:
             lists.text_offset.append(max(0, self._offset))
             lists.tokens.append(self._names.name(token_id))

@@ -192,27 +192,18 @@ FinishName = Literal["stop", "length", "tool_calls"]
 ObjectName = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Prompt tokens that the prefix cache served."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Tokens of the request's prediction that were verified in a step, and accepted or rejected."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
 class UsageBody(msgspec.Struct, frozen=True):
-    """Token counts of a request, over all prompts and outputs."""
+    """Token counts of a request, over all prompts and outputs.
+
+    In detail: `cached_tokens` of the prompt, which the prefix cache served; of a prediction, what was verified in a
+    step: `accepted_prediction_tokens` and `rejected_prediction_tokens`.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: Mapping[str, int]
+    completion_tokens_details: Mapping[str, int] | UnsetType = UNSET
 
 
 class TimingsBody(msgspec.Struct, frozen=True):

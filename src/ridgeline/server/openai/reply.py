@@ -15,15 +15,7 @@ from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
-from ridgeline.server.openai.protocol import (
-    Choice,
-    CompletionBody,
-    CompletionTokensDetails,
-    ObjectName,
-    PromptTokensDetails,
-    TimingsBody,
-    UsageBody,
-)
+from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, while_connected
 from ridgeline.text.outputs import OutputFormat
@@ -43,7 +35,7 @@ class Reply:
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """Yield (prompt index, delta) until all outputs have ended; closing it aborts those that have not.
+        """Yield (prompt index, delta that says something) until all outputs have ended; closing it aborts the others.
 
         Raises OverloadedError if the queue is full or the deadline passed, EngineError if a step failed.
         """
@@ -61,7 +53,8 @@ class Reply:
                 self.note.completion_tokens += len(delta.token_ids)
                 if delta.finish is not None:
                     self._finish(delta.index, delta.finish)
-                yield index, delta
+                if delta.token_ids or delta.prompt_logprobs or delta.finish is not None:
+                    yield index, delta
 
     async def outputs(self) -> list[RequestOutput]:
         """Return all outputs, whole."""
@@ -76,11 +69,12 @@ class Reply:
         """The counts so far; whole once the deltas have ended."""
         note = self.note
         total = note.prompt_tokens + note.completion_tokens
-        details: CompletionTokensDetails | UnsetType = UNSET
+        details: dict[str, int] | UnsetType = UNSET
         if any(request.prediction_ids for request in self.requests):
-            rejected = note.predicted_tokens - note.accepted_prediction_tokens
-            details = CompletionTokensDetails(note.accepted_prediction_tokens, rejected)
-        cached = PromptTokensDetails(note.cached_tokens)
+            accepted = note.accepted_prediction_tokens
+            rejected = note.predicted_tokens - accepted
+            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        cached = {"cached_tokens": note.cached_tokens}
         return UsageBody(note.prompt_tokens, note.completion_tokens, total, cached, details)
 
     def whole(self, kind: ObjectName, choices: Sequence[Choice]) -> CompletionBody:

@@ -54,7 +54,6 @@ _REPEATED: Mapping[str, object] = {  # in a response; here with what is meant wh
 async def create_response(service: Service, http: HttpRequest) -> Response:
     """Serve POST /v1/responses. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, 0)
     values = await read_json(http, _BODY)
     known = {name: value for name, value in values.items() if name in RESPONSES_BODY.__struct_fields__}
     body = await asyncio.to_thread(converted, known, RESPONSES_BODY)
@@ -149,8 +148,6 @@ class _Response:
         try:
             async with aclosing(self.reply.deltas()) as deltas:
                 async for _, delta in deltas:
-                    if not delta.token_ids and delta.finish is None:
-                        continue
                     begun = b"" if self.response else self._now("created", "in_progress") + self._now("in_progress")
                     token_ids += delta.token_ids
                     reason = None if delta.finish is None else delta.finish.reason

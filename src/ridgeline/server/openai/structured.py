@@ -12,10 +12,7 @@ from ridgeline.server.openai.protocol import ResponseFormat, SamplingFields
 
 BACKENDS = ("auto", "guidance", "xgrammar", "outlines")  # names that vLLM takes; the engine of masks is always the same
 _ALIASES: Mapping[str, str] = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
+    **{f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")},
     "json_schema": "json",
     "grammar": "grammar",
 }
@@ -28,10 +25,8 @@ def structured_outputs(body: SamplingFields) -> StructuredOutputsParams | None:
         names = " and ".join(given)
         raise RequestError(f"{names} both say what the output must be; give one of them", param=next(iter(given)))
     if body.guided_decoding_backend not in (None, *BACKENDS):
-        raise RequestError(
-            f"guided_decoding_backend must be one of {', '.join(BACKENDS)}; leave it out",
-            param="guided_decoding_backend",
-        )
+        message = f"guided_decoding_backend must be one of {', '.join(BACKENDS)}; leave it out"
+        raise RequestError(message, param="guided_decoding_backend")
     for name, values in given.items():
         if name.startswith("guided_") and body.guided_whitespace_pattern is not None:
             values["whitespace_pattern"] = body.guided_whitespace_pattern

@@ -1,16 +1,7 @@
 """Bamba: Mamba-2 in most layers, attention with half of each head rotated in a few, a gated MLP in all."""
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    MAX_LAYERS,
-    decoder,
-    even_head_dim,
-    llama_renames,
-    read_attention,
-    read_gated_mlp,
-    rms_norm,
-)
+from ridgeline.spec import common
 from ridgeline.spec.common_recurrent import check_inner, hybrid_renames, mamba2_renames
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
@@ -19,25 +10,25 @@ from ridgeline.spec.spec import DecoderSpec, GroupedQueryAttention, Layer, Mamba
 
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient")
-    norm = rms_norm(config, 1e-5)
+    norm = common.rms_norm(config, 1e-5)
     mamba, attention = _mamba(config, norm), _attention(config)
-    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    num_layers = config.integer("num_hidden_layers", high=common.MAX_LAYERS)
     attending = config.integers("attn_layer_indices", high=num_layers - 1)
-    mlp = read_gated_mlp(config, bias=config.flag("mlp_bias", False))
+    mlp = common.read_gated_mlp(config, bias=config.flag("mlp_bias", False))
     layers = [Layer(attention if i in attending else mamba, mlp, norm, norm) for i in range(num_layers)]
-    return decoder(config, layers, norm, positions=262144)
+    return common.decoder(config, layers, norm, positions=262144)
 
 
 def _attention(config: ConfigReader) -> GroupedQueryAttention:
     heads = config.integer("num_attention_heads")
-    head_dim = even_head_dim(config)
+    head_dim = common.even_head_dim(config)
     rotary_dim = config.optional_integer("attn_rotary_emb", head_dim // 2)
     if rotary_dim != head_dim // 2:
         raise ConfigError(f"config.json: attn_rotary_emb={rotary_dim}; Bamba rotates half of {head_dim} entries")
     bias = config.flag("attention_bias", False)
     kv_heads = config.optional_integer("num_key_value_heads", 8) or heads
     rope = read_rope(config, head_dim, default_partial=0.5)
-    return read_attention(config, head_dim, rope, bias=bias, num_kv_heads=kv_heads)
+    return common.read_attention(config, head_dim, rope, bias=bias, num_kv_heads=kv_heads)
 
 
 def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
@@ -49,7 +40,7 @@ def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
         num_groups=config.integer("mamba_n_groups", 1),
         state_size=config.integer("mamba_d_state", 256),
         conv_taps=config.integer("mamba_d_conv", 4, high=64),
-        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        activation=config.choice("hidden_act", common.ACTIVATIONS, "silu"),
         norm_eps=norm.eps,
         dt_limits=config.limits("time_step_limit"),
         conv_bias=config.flag("mamba_conv_bias", True),
@@ -60,4 +51,4 @@ def _mamba(config: ConfigReader, norm: RmsNorm) -> Mamba2:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    return llama_renames(*hybrid_renames(), *mamba2_renames("model.layers.{i}.mamba"))
+    return common.llama_renames(*hybrid_renames(), *mamba2_renames("model.layers.{i}.mamba"))

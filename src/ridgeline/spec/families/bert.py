@@ -25,20 +25,11 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    outside = {
-        "word_embeddings": "embed",
-        "position_embeddings": "positions",
-        "token_type_embeddings": "types",
-        "LayerNorm": "embed_norm",
-    }
-    layer = {
-        **{f"attention.self.{word}": f"attn.{word[0]}" for word in ("query", "key", "value")},
-        "attention.output.dense": "attn.o",
-        "attention.output.LayerNorm": "mixer_norm",
-        "intermediate.dense": "ffn.up",
-        "output.dense": "ffn.down",
-        "output.LayerNorm": "ffn_norm",
-    }
+    outside = {"word_embeddings": "embed", "position_embeddings": "positions", "token_type_embeddings": "types"}
+    outside["LayerNorm"] = "embed_norm"
+    layer = {f"attention.self.{word}": f"attn.{word[0]}" for word in ("query", "key", "value")}
+    layer |= {"attention.output.dense": "attn.o", "attention.output.LayerNorm": "mixer_norm"}
+    layer |= {"intermediate.dense": "ffn.up", "output.dense": "ffn.down", "output.LayerNorm": "ffn_norm"}
     names = [Rename(source, ()) for source in (*HEADS, *BUFFERS)]
     for prefix in ("bert.", ""):
         names += module_renames({f"{prefix}embeddings.{source}": to for source, to in outside.items()})

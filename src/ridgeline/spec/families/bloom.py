@@ -20,18 +20,9 @@ def read(config: ConfigReader) -> DecoderSpec:
     return decoder(config, layer, norm, positions=2048, head=TIED, embedding=Embedding(norm=norm))
 
 
-def renames(spec: DecoderSpec) -> Renames:
-    outside = {
-        "transformer.word_embeddings": "embed",
-        "transformer.word_embeddings_layernorm": "embed_norm",
-        "transformer.ln_f": "final_norm",
-        "lm_head": "head",
-    }
-    layer = {
-        "input_layernorm": "mixer_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attention.dense": "attn.o",
-        "mlp.dense_h_to_4h": "ffn.up",
-        "mlp.dense_4h_to_h": "ffn.down",
-    }
+def renames(spec: DecoderSpec, norm: str = "input_layernorm", ffn_norm: str = "post_attention_layernorm") -> Renames:
+    outside = {"transformer.word_embeddings": "embed", "transformer.word_embeddings_layernorm": "embed_norm"}
+    outside |= {"transformer.ln_f": "final_norm", "lm_head": "head"}
+    layer = {norm: "mixer_norm", ffn_norm: "ffn_norm", "self_attention.dense": "attn.o"}
+    layer |= {"mlp.dense_h_to_4h": "ffn.up", "mlp.dense_4h_to_h": "ffn.down"}
     return fused_renames(spec, outside, "transformer.h.{i}", layer, "self_attention.query_key_value")

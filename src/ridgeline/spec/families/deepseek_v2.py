@@ -4,29 +4,11 @@ import math
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    decoder,
-    expert_renames,
-    layer_renames,
-    llama_renames,
-    rms_norm,
-)
+from ridgeline.spec import common
 from ridgeline.spec.common_rope import read_rope
-from ridgeline.spec.parts import Rope, YarnRope
+from ridgeline.spec.parts import GatedMlp, RmsNorm, Rope, YarnRope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    DecoderSpec,
-    GatedMlp,
-    LatentAttention,
-    Layer,
-    MixtureOfExperts,
-    Renames,
-    RmsNorm,
-    Routing,
-)
+from ridgeline.spec.spec import DecoderSpec, LatentAttention, Layer, MixtureOfExperts, Renames, Routing
 
 LATENT_NORM = RmsNorm(1e-6)  # whatever rms_norm_eps says
 MAX_RANK = 1 << 14
@@ -49,12 +31,12 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool) -> DecoderSpec:
     """Read a DeepSeek model: latent attention, and experts beside shared ones behind the first few dense layers."""
-    norm = rms_norm(config)
-    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
+    norm = common.rms_norm(config)
+    activation = config.choice("hidden_act", common.ACTIVATIONS, "silu")
     expert_size = config.integer("moe_intermediate_size", 1407)
     dense = GatedMlp(config.integer("intermediate_size"), activation)
     experts = MixtureOfExperts(
-        num_experts=config.integer("n_routed_experts", 64, high=MAX_EXPERTS),
+        num_experts=config.integer("n_routed_experts", 64, high=common.MAX_EXPERTS),
         size=expert_size,
         activation=activation,
         routing=routing,
@@ -65,8 +47,8 @@ def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool) 
     config.ignore("ep_size", "aux_loss_alpha", "seq_aux")  # of training and of other engines
     attention = read_latent_attention(config, interleaved=interleaved)
     num_dense = config.integer("first_k_dense_replace", 0, low=0)
-    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    return decoder(
+    num_layers = config.integer("num_hidden_layers", high=common.MAX_LAYERS)
+    return common.decoder(
         config, [Layer(attention, dense if i < num_dense else experts, norm, norm) for i in range(num_layers)], norm
     )
 
@@ -107,13 +89,7 @@ def _temperature(rope: Rope) -> float:
 
 def renames(spec: DecoderSpec) -> Renames:
     compressed = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.q_rank for layer in spec.layers)
-    attention = {
-        ("q_b_proj" if compressed else "q_proj"): "q",
-        "kv_a_layernorm": "kv_norm",
-        "kv_b_proj": "kv_up",
-        "q_a_layernorm": "q_norm",
-        "q_a_proj": "q_down",
-        "kv_a_proj_with_mqa": "kv_down",
-    }
-    latent = layer_renames({f"self_attn.{source}": f"attn.{to}" for source, to in attention.items()})
-    return [*llama_renames(*latent), *expert_renames(shared="shared_experts")]
+    attention = {("q_b_proj" if compressed else "q_proj"): "q", "q_a_layernorm": "q_norm", "q_a_proj": "q_down"}
+    attention |= {"kv_a_layernorm": "kv_norm", "kv_b_proj": "kv_up", "kv_a_proj_with_mqa": "kv_down"}
+    latent = common.layer_renames({f"self_attn.{source}": f"attn.{to}" for source, to in attention.items()})
+    return [*common.llama_renames(*latent), *common.expert_renames(shared="shared_experts")]

@@ -1,19 +1,12 @@
 """Falcon: multi-query (7B), grouped (40B, 180B, Falcon 2), or a key for each query and ALiBi (RW)."""
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import ACTIVATIONS, TIED, alibi_slopes, decoder, even_head_dim, fused_renames, multi_head
+from ridgeline.spec.common import ACTIVATIONS, TIED, alibi_slopes, decoder, even_head_dim, multi_head
 from ridgeline.spec.common_rope import read_rope
+from ridgeline.spec.families import bloom
+from ridgeline.spec.parts import LayerNorm, Mlp
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import (
-    AnyLayer,
-    DecoderSpec,
-    GroupedQueryAttention,
-    Layer,
-    LayerNorm,
-    Mlp,
-    ParallelLayer,
-    Renames,
-)
+from ridgeline.spec.spec import AnyLayer, DecoderSpec, GroupedQueryAttention, Layer, ParallelLayer, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -61,12 +54,4 @@ def _read_layer(config: ConfigReader, attention: GroupedQueryAttention, mlp: Mlp
 def renames(spec: DecoderSpec) -> Renames:
     first = spec.layers[0]
     two_norms = isinstance(first, ParallelLayer) and first.ffn_norm is not None
-    outside = {"transformer.word_embeddings": "embed", "transformer.ln_f": "final_norm", "lm_head": "head"}
-    layer = {
-        "ln_attn" if two_norms else "input_layernorm": "mixer_norm",
-        "ln_mlp" if two_norms else "post_attention_layernorm": "ffn_norm",
-        "self_attention.dense": "attn.o",
-        "mlp.dense_h_to_4h": "ffn.up",
-        "mlp.dense_4h_to_h": "ffn.down",
-    }
-    return fused_renames(spec, outside, "transformer.h.{i}", layer, "self_attention.query_key_value")
+    return bloom.renames(spec, "ln_attn", "ln_mlp") if two_norms else bloom.renames(spec)

@@ -1,10 +1,11 @@
 """GPT-2: learned positions, LayerNorm with bias, a fused query-key-value projection stored transposed."""
 
+import re
 from dataclasses import replace
 
-from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, TIED, decoder, multi_head
+from ridgeline.spec.common import ACTIVATIONS, MAX_LAYERS, TIED, decoder, fused_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, Layer, LayerNorm, Mlp, Rename, Renames
+from ridgeline.spec.spec import DecoderSpec, Embedding, Layer, LayerNorm, Mlp, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -32,22 +33,16 @@ def read_gpt2(config: ConfigReader, **attention: object) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    names = [
-        Rename("transformer.wte.weight", ("embed.weight",)),
-        Rename("transformer.wpe.weight", ("positions.weight",)),
-        Rename("lm_head.weight", ("head.weight",)),
-    ]
-    norms = {"ln_1": ["mixer_norm"], "ln_2": ["ffn_norm"]}
-    matrices = {
-        "attn.c_attn": ["attn.q", "attn.k", "attn.v"],
-        "attn.c_proj": ["attn.o"],
-        "mlp.c_fc": ["ffn.up"],
-        "mlp.c_proj": ["ffn.down"],
-    }
-    for part in ("weight", "bias"):
-        names.append(Rename(f"transformer.ln_f.{part}", (f"final_norm.{part}",)))
-        for source, targets in {**norms, **matrices}.items():
-            to = tuple(f"layers.{{i}}.{target}.{part}" for target in targets)
-            is_turned = part == "weight" and source in matrices
-            names.append(Rename(f"transformer.h.{{i}}.{source}.{part}", to, transpose=is_turned))
-    return names
+    """Return the renames: all matrices of layers are stored turned around, and no queries share a key."""
+    turned = re.compile(r".*\.c_\w+\.weight")
+    named = fused_names(spec)
+    return [replace(rename, transpose=bool(turned.fullmatch(rename.source)), groups=1) for rename in named]
+
+
+def fused_names(spec: DecoderSpec) -> Renames:
+    """Return the renames as fused_renames does."""
+    at = "transformer"
+    outside = {f"{at}.wte": "embed", f"{at}.wpe": "positions", f"{at}.ln_f": "final_norm", "lm_head": "head"}
+    layer = {"ln_1": "mixer_norm", "ln_2": "ffn_norm", "attn.c_proj": "attn.o"}
+    layer |= {"mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
+    return fused_renames(spec, outside, f"{at}.h.{{i}}", layer, "attn.c_attn")

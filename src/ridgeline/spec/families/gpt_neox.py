@@ -21,11 +21,6 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 def renames(spec: DecoderSpec) -> Renames:
     outside = {"gpt_neox.embed_in": "embed", "gpt_neox.final_layer_norm": "final_norm", "embed_out": "head"}
-    layer = {
-        "input_layernorm": "mixer_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "attention.dense": "attn.o",
-        "mlp.dense_h_to_4h": "ffn.up",
-        "mlp.dense_4h_to_h": "ffn.down",
-    }
+    layer = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "ffn_norm", "attention.dense": "attn.o"}
+    layer |= {"mlp.dense_h_to_4h": "ffn.up", "mlp.dense_4h_to_h": "ffn.down"}
     return fused_renames(spec, outside, "gpt_neox.layers.{i}", layer, "attention.query_key_value")

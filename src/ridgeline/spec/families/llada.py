@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    decoder,
-    even_head_dim,
-    layer_renames,
-    module_renames,
-    multi_head,
-    rms_norm,
-)
+from ridgeline.spec import common
 from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, GatedMlp, Layer, MaskedDiffusion, Renames, Rope
 
@@ -26,20 +18,20 @@ def read(config: ConfigReader) -> DecoderSpec:
     _expect_llama_blocks(config)
     config.spell(hidden_size="d_model", num_attention_heads="n_heads", num_hidden_layers="n_layers")
     config.spell(max_position_embeddings="max_sequence_length", tie_word_embeddings="weight_tying")
-    norm = rms_norm(config, 1e-5)
-    attention = multi_head(
+    norm = common.rms_norm(config, 1e-5)
+    attention = common.multi_head(
         config,
         num_kv_heads=config.optional_integer("n_kv_heads") or config.integer("num_attention_heads"),
-        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), even_head_dim(config)),
+        rope=Rope(config.number("rope_theta", 10000.0, low=1.0), common.even_head_dim(config)),
         qkv_bias=config.flag("include_qkv_bias", False),
     )
-    mlp = GatedMlp(config.integer("mlp_hidden_size"), config.choice("activation_type", ACTIVATIONS, "silu"))
+    mlp = GatedMlp(config.integer("mlp_hidden_size"), config.choice("activation_type", common.ACTIVATIONS, "silu"))
     vocab_size = config.integer("vocab_size")
     embedding_size = config.optional_integer("embedding_size") or vocab_size
     mask_id = config.integer("mask_token_id", low=0)
     if mask_id >= embedding_size:
         raise ConfigError(f"config.json: mask_token_id {mask_id} is outside the {embedding_size} rows of the embedding")
-    spec = decoder(config, Layer(attention, mlp, norm, norm), norm)
+    spec = common.decoder(config, Layer(attention, mlp, norm, norm), norm)
     return replace(spec, vocab_size=embedding_size, diffusion=MaskedDiffusion(mask_id))
 
 
@@ -59,5 +51,5 @@ def renames(spec: DecoderSpec) -> Renames:
     layer = {"attn_norm": "mixer_norm", "ff_norm": "ffn_norm", "attn_out": "attn.o"}
     layer |= {f"{letter}_proj": f"attn.{letter}" for letter in "qkv"}
     layer |= {"ff_proj": "ffn.gate", "up_proj": "ffn.up", "ff_out": "ffn.down"}
-    outside = module_renames({f"{at}.{source}": to for source, to in names.items()})
-    return [*outside, *layer_renames(layer, at + ".blocks.{i}")]
+    outside = common.module_renames({f"{at}.{source}": to for source, to in names.items()})
+    return [*outside, *common.layer_renames(layer, at + ".blocks.{i}")]

@@ -1,15 +1,6 @@
 """MiniMax-Text-01: lightning attention, softmax attention in between, experts, scaled residuals (arXiv 2501.08313)."""
 
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    decoder,
-    expert_renames,
-    layer_renames,
-    llama_renames,
-    read_attention,
-    read_head_dim,
-    rms_norm,
-)
+from ridgeline.spec import common
 from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.families.mixtral import read_experts
@@ -21,10 +12,10 @@ OUTPUT_NORM = RmsNorm(1e-6)  # of lightning attention, whatever rms_norm_eps is
 
 def read(config: ConfigReader) -> DecoderSpec:
     config.ignore("block_size", "router_jitter_noise")  # how long a chunk is; training only
-    heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
-    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
-    norm = rms_norm(config, 1e-5)
-    attention = read_attention(
+    heads, head_dim = config.integer("num_attention_heads"), common.read_head_dim(config)
+    activation = config.choice("hidden_act", common.ACTIVATIONS, "silu")
+    norm = common.rms_norm(config, 1e-5)
+    attention = common.read_attention(
         config,
         head_dim,
         read_rope(config, head_dim, default_theta=1e6),
@@ -40,7 +31,7 @@ def read(config: ConfigReader) -> DecoderSpec:
         mixer, factors = (attention, full) if attends[index] else (lightning, linear)
         return NormedResidualLayer(mixer, experts, norm, norm, factors, ffn)
 
-    return decoder(config, [layer(index) for index in range(len(attends))], norm)
+    return common.decoder(config, [layer(index) for index in range(len(attends))], norm)
 
 
 def _factors(config: ConfigReader, kind: str) -> tuple[float, float]:
@@ -61,9 +52,9 @@ def renames(spec: DecoderSpec) -> Renames:
     lightning = {"norm": "lightning.norm", "output_gate": "lightning.gate", "out_proj": "lightning.out"}
     tables = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # computed from the layer's number
     return [
-        *llama_renames(),
-        *expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2"),
-        *layer_renames({"qkv_proj": [f"lightning.{name}" for name in "qkv"]}, source, groups=heads),
-        *layer_renames(lightning, source),
+        *common.llama_renames(),
+        *common.expert_renames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+        *common.layer_renames({"qkv_proj": [f"lightning.{name}" for name in "qkv"]}, source, groups=heads),
+        *common.layer_renames(lightning, source),
         *(Rename(f"{source}.{name}", ()) for name in tables),
     ]

@@ -1,16 +1,6 @@
 """Qwen 3 Next: gated delta nets, every fourth layer gated attention, and experts with a gated shared one."""
 
-from ridgeline.spec.common import (
-    ACTIVATIONS,
-    decoder,
-    expert_renames,
-    layer_renames,
-    llama_renames,
-    read_attention,
-    read_moe,
-    read_sparse,
-    rms_norm,
-)
+from ridgeline.spec import common
 from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
@@ -18,9 +8,9 @@ from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttentio
 
 
 def read(config: ConfigReader) -> DecoderSpec:
-    norm = rms_norm(config, unit_offset=True)
+    norm = common.rms_norm(config, unit_offset=True)
     head_dim, bias = config.integer("head_dim", 256, high=1024), config.flag("attention_bias", False)
-    attention = read_attention(
+    attention = common.read_attention(
         config,
         head_dim,
         read_rope(config, head_dim, default_partial=0.25),
@@ -35,16 +25,16 @@ def read(config: ConfigReader) -> DecoderSpec:
         key_dim=config.integer("linear_key_head_dim", 128, high=1024),
         value_dim=config.integer("linear_value_head_dim", 128, high=1024),
         conv_taps=config.integer("linear_conv_kernel_dim", 4, high=64),
-        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        activation=config.choice("hidden_act", common.ACTIVATIONS, "silu"),
         norm_eps=norm.eps,
     )
-    experts = read_moe(config, num_experts=512, size=512, top_k=10, shared_size=512, normalize=True)
+    experts = common.read_moe(config, num_experts=512, size=512, top_k=10, shared_size=512, normalize=True)
     interval = config.integer("full_attention_interval", 4)
     attends = read_attending(config, lambda index: (index + 1) % interval == 0)
     mixers = [attention if attending else delta for attending in attends]
-    ffns = read_sparse(config, experts, dense_size=5632)
+    ffns = common.read_sparse(config, experts, dense_size=5632)
     layers = [Layer(mixer, ffn, norm, norm) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return decoder(config, layers, norm)
+    return common.decoder(config, layers, norm)
 
 
 def renames(spec: DecoderSpec) -> Renames:
@@ -54,10 +44,10 @@ def renames(spec: DecoderSpec) -> Renames:
     source, to = "model.layers.{i}.linear_attn", "layers.{i}.delta"
     fused = {"in_proj_qkvz": [f"delta.{name}" for name in "qkvz"], "in_proj_ba": ["delta.b", "delta.a"]}
     return [
-        *llama_renames(*layer_renames({"self_attn.q_proj": ["attn.q", "attn.gate"]}, groups=heads)),
-        *expert_renames(),
-        *layer_renames(fused, source, groups=key_heads),
-        *layer_renames({"norm": "delta.norm", "out_proj": "delta.out"}, source),
+        *common.llama_renames(*common.layer_renames({"self_attn.q_proj": ["attn.q", "attn.gate"]}, groups=heads)),
+        *common.expert_renames(),
+        *common.layer_renames(fused, source, groups=key_heads),
+        *common.layer_renames({"norm": "delta.norm", "out_proj": "delta.out"}, source),
         Rename(f"{source}.conv1d.weight", tuple(f"{to}.conv_{name}.weight" for name in "qkv"), depthwise=True),
         Rename(f"{source}.A_log", (f"{to}.A_log",)),
         Rename(f"{source}.dt_bias", (f"{to}.dt_bias",)),

@@ -20,6 +20,5 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    return llama_renames(
-        *layer_renames({f"self_attn.{letter}_layernorm.norms.{{e}}": f"attn.{letter}_norm" for letter in "qk"})
-    )
+    norms = {f"self_attn.{letter}_layernorm.norms.{{e}}": f"attn.{letter}_norm" for letter in "qk"}
+    return llama_renames(*layer_renames(norms))

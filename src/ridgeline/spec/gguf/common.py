@@ -32,10 +32,7 @@ class Stored:
 
 
 def read_sizes(metadata: ConfigReader, shapes: Shapes) -> dict[str, object]:
-    """Return the sizes that every model has.
-
-    The vocabulary is the embedding's where no key says it. Raises as read_common does.
-    """
+    """Return the sizes of every model, the vocabulary from the embedding where no key says. Raises as read_common."""
     embedding = shapes.get("token_embd.weight")
     if embedding is None:
         raise ConfigError("there is no tensor token_embd.weight; a file of a vocabulary alone is no model")

@@ -40,7 +40,6 @@ def _spelled(text: str, tokenizer: Tokenizer) -> str:
     parts: list[str] = []
     for part in _MARKER.split(text):
         token_id = tokenizer.token_id(part) if _MARKER.fullmatch(part) else None
-        parts.append(
-            f"<[{token_id}]>" if token_id is not None else json.dumps(part, ensure_ascii=False) if part else ""
-        )
+        quoted = json.dumps(part, ensure_ascii=False) if part else ""
+        parts.append(quoted if token_id is None else f"<[{token_id}]>")
     return " ".join(parts)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
@@ -123,6 +124,8 @@ def _harmony(reader: Reader) -> Steps[None]:
 
 _CALL = '{"name": "$NAME", "arguments": $ARGS}'
 _BARE_CALL = '{"name": "$NAME", "parameters": $ARGS}'
+_in_list = partial(ToolFormat, call=_CALL, separator=", ", closing="]")
+_without_markers = partial(ToolFormat, read=_json_sequence, bare=True, call=_BARE_CALL, separator="; ")
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(
         seen=("<tool_call>",),
@@ -133,35 +136,20 @@ FORMATS: Mapping[str, ToolFormat] = {
         separator="\n",
         aliases=("granite4", "qwen"),
     ),
-    "granite": ToolFormat(
-        seen=("<|tool_call|>",),
-        read=_json_calls,
-        begin=("<|tool_call|>", "<tool_call>"),
-        opening="<|tool_call|>[",
-        call=_CALL,
-        separator=", ",
-        closing="]",
+    "granite": _in_list(
+        seen=("<|tool_call|>",), read=_json_calls, begin=("<|tool_call|>", "<tool_call>"), opening="<|tool_call|>["
     ),
-    "mistral": ToolFormat(
+    "mistral": _in_list(
         seen=("[TOOL_CALLS]",),
         read=_mistral,
         begin=("[TOOL_CALLS]",),
         section=("[ARGS]", "[CALL_ID]"),
         opening="[TOOL_CALLS][",
-        call=_CALL,
-        separator=", ",
-        closing="]",
     ),
-    "llama3_json": ToolFormat(
-        seen=("<|start_header_id|>", "ipython", '"parameters"'),
-        read=_json_sequence,
-        begin=("<|python_tag|>",),
-        bare=True,
-        call=_BARE_CALL,
-        separator="; ",
-        aliases=("llama4_json",),
+    "llama3_json": _without_markers(
+        seen=("<|start_header_id|>", "ipython", '"parameters"'), begin=("<|python_tag|>",), aliases=("llama4_json",)
     ),
-    "generic": ToolFormat(seen=(), read=_json_sequence, bare=True, call=_BARE_CALL, separator="; "),
+    "generic": _without_markers(seen=()),
     "deepseek_v3": ToolFormat(
         seen=("<｜tool▁calls▁begin｜>",),
         read=_deepseek,

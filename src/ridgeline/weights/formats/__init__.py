@@ -120,10 +120,8 @@ def unpacked(
         return checkpoint
     method = settings.text("quant_method").replace("_", "-")
     if method not in names():
-        raise ConfigError(
-            f"{checkpoint.path}: quantization_config has quant_method {method!r}, which is not supported; "
-            f"supported: {', '.join(names())}"
-        )
+        what = f"{checkpoint.path}: quantization_config has quant_method {method!r}, which is not supported"
+        raise ConfigError(f"{what}; supported: {', '.join(names())}")
     module = importlib.import_module(f"{__name__}.{method.replace('-', '_')}")
     found = cast("Format", module).find(checkpoint, settings)
     settings.finish()

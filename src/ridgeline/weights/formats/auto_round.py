@@ -27,14 +27,13 @@ PATTERN = re.compile(r"[*+?^$\[(|\\]")  # what makes a name a regular expression
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     is_awq = settings.choice("packing_format", {"auto_round:auto_gptq": False, "auto_round:auto_awq": True})
     own, rules = _read(settings), settings.section("extra_config")
-    layers = {name: _of_layer(rules, name) for name in rules.all_keys()} if rules is not None else {}
+    layers = {name: rules.within(name, _read, {}) for name in rules.all_keys()} if rules is not None else {}
     if not is_awq:
         dynamic = {_rule(name, layer): layer for name, layer in layers.items()}
         return gptq.find(checkpoint, ConfigReader({**own, "dynamic": dynamic}))
     if other := [name for name, layer in layers.items() if {**own, **layer} != own and not _is_plain(layer)]:
-        raise ConfigError(
-            f"quantization_config: extra_config: {other[0]!r} has bits or groups of its own; packed as AWQ none has"
-        )
+        what = f"{other[0]!r} has bits or groups of its own; packed as AWQ none has"
+        raise ConfigError(f"quantization_config: extra_config: {what}")
     return awq.find(checkpoint, ConfigReader(own))
 
 
@@ -45,14 +44,6 @@ def _read(settings: ConfigReader) -> Mapping[str, int | bool]:
     found = {key: settings.optional_integer(key, low=-1) for key in ("bits", "group_size")}
     sym = settings.flag("sym", True) if settings.has("sym") else None
     return {key: value for key, value in {**found, "sym": sym}.items() if value is not None}
-
-
-def _of_layer(rules: ConfigReader, name: str) -> Mapping[str, int | bool]:
-    rule = rules.section(name)
-    found = {} if rule is None else _read(rule)
-    if rule is not None:
-        rule.finish()
-    return found
 
 
 def _is_plain(layer: Mapping[str, int | bool]) -> bool:

@@ -36,10 +36,9 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     for key in ("version", "format"):
         version = settings.text(key, "gemm").lower()
         if version != "gemm":
-            raise ConfigError(
-                f"quantization_config: {key}={version!r} is not supported: its words are arranged for a kernel of "
-                "another program; take a model of version \"gemm\", or one in GPTQ's or compressed-tensors' format"
-            )
+            why = f"{key}={version!r} is not supported: its words are arranged for a kernel of another program"
+            advice = "take a model of version \"gemm\", or one in GPTQ's or compressed-tensors' format"
+            raise ConfigError(f"quantization_config: {why}; {advice}")
     bits = settings.integer(settings.spelling("bits", "w_bit"))
     group = settings.integer(settings.spelling("group_size", "q_group_size"), low=-1)
     if bits != 4 or group == 0:
@@ -51,11 +50,8 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
 def _packed(layer: str, checkpoint: Checkpoint, group: int) -> PackedTensor:
     words, zeros, scales = (f"{layer}.{part}" for part in ("qweight", "qzeros", "scales"))
     num_inputs, num_words = matrix_entry(checkpoint.entries, words).shape
-    groups = Groups(num_inputs, group)
-    wanted: Wanted = {
-        words: (("I32",), (num_inputs, num_words)),
-        scales: (FLOATS, (groups.count, num_words * PER_WORD)),
-    }
+    groups, num_outputs = Groups(num_inputs, group), num_words * PER_WORD
+    wanted: Wanted = {words: (("I32",), (num_inputs, num_words)), scales: (FLOATS, (groups.count, num_outputs))}
     has_zeros = zeros in checkpoint.entries
     if has_zeros:
         wanted[zeros] = ("I32",), (groups.count, num_words)
@@ -66,7 +62,7 @@ def _packed(layer: str, checkpoint: Checkpoint, group: int) -> PackedTensor:
         points = _outputs(parts[2], rows) if has_zeros else None
         return integers.matrix(_outputs(parts[0], rows), parts[1][:, rows].T, points)
 
-    return PackedTensor(f"{layer}.weight", (num_words * PER_WORD, num_inputs), names, integers.form, matrix)
+    return PackedTensor(f"{layer}.weight", (num_outputs, num_inputs), names, integers.form, matrix)
 
 
 def _outputs(words_XW: Array, rows: slice) -> Bytes:

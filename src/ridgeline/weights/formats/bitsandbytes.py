@@ -1,4 +1,5 @@
 """bitsandbytes: NF4 and FP4 in blocks of a flat matrix, maybe with scales in 8 bits, and int8 with a scale per output.
+NF4 without scales in 8 bits is written too.
 
 `X.weight` of 4 bits holds the whole matrix [N, K] flat, two codes in a byte, the earlier in the high half, whatever
 type the bytes are stored as. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON: the shape, the codes of a
@@ -10,7 +11,7 @@ Of 8 bits: `X.weight` int8 [N, K] and `X.SCB` float32 [N], w = q * SCB / 127. ht
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ CODES: Mapping[str, Code] = {"nf4": "nf4", "fp4": "fp4"}
 STORAGE = ("U8", "I8", *FLOATS)
 EIGHT_BITS = ScaledBytes("bitsandbytes' int8", INT8, Blocks(1), ("F32",), lambda scb: float32(scb) / np.float32(127))
 MAX_STATE_BYTES = 1 << 16
+MAX_GROUP = 64  # larger blocks are described as several with one scale
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
@@ -45,10 +47,8 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
             layer = name.removesuffix(".SCB")
             arranged = f"{layer}.weight_format"
             if arranged in entries and np.any(checkpoint.tensor(arranged) != 0):
-                raise ModelLoadError(
-                    f"{entries[name].file}: {arranged} is not 0: int8 arranged for a GPU is not read; save the "
-                    "model by bitsandbytes 0.43 or later"
-                )
+                what = f"{arranged} is not 0: int8 arranged for a GPU is not read"
+                raise ModelLoadError(f"{entries[name].file}: {what}; save the model by bitsandbytes 0.43 or later")
             if f"{layer}.weight" not in entries:
                 raise ModelLoadError(f"{entries[name].file}: {name} has no {layer}.weight beside it")
             found.append(EIGHT_BITS.packed(checkpoint, f"{layer}.weight", f"{layer}.weight", name, unused=[arranged]))
@@ -93,7 +93,7 @@ def _four_bits(checkpoint: Checkpoint, weight: str, state_name: str, kind: str) 
     if not np.array_equal(checkpoint.tensor(levels), LEVELS[CODES[kind]]):
         raise ModelLoadError(f"{file}: {levels} is not the table of {kind}")
     num_outputs, num_inputs = state.shape
-    form = StoredFormat(CODES[kind], 4, math.gcd(state.blocksize, num_inputs), scale="float32")
+    form = StoredFormat(CODES[kind], 4, math.gcd(MAX_GROUP, state.blocksize, num_inputs), scale="float32")
 
     def matrix(parts: Sequence[Array], rows: slice) -> StoredMatrix:
         first, end, step = rows.indices(num_outputs)
@@ -118,6 +118,31 @@ def _read_state(checkpoint: Checkpoint, name: str) -> _State:
             raise ValueError(f"it is {entry.dtype} {list(entry.shape)}")
         return msgspec.json.decode(contiguous(checkpoint.tensor(name)).tobytes(), type=_State)
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(
-            f"{entry.file}: {name}: {str(error)[:200]}; it must be the JSON of a quant_state"
-        ) from error
+        what = f"{str(error)[:200]}; it must be the JSON of a quant_state"
+        raise ModelLoadError(f"{entry.file}: {name}: {what}") from error
+
+
+def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Return the tensors of a layer of 4 bits, whose blocks end with its rows; `dtype` is that of the whole model."""
+    weight, form, flat = f"{layer}.weight", stored.format, stored.codes.reshape(-1)
+    state = {"quant_type": form.code, "blocksize": form.group, "dtype": dtype.name, "shape": stored.codes.shape}
+    return {
+        weight: (flat[::2] << np.uint8(4) | flat[1::2])[:, None],
+        f"{weight}.absmax": contiguous(stored.scales).reshape(-1),
+        f"{weight}.quant_map": LEVELS[form.code],
+        f"{weight}{STATE}{form.code}": np.frombuffer(msgspec.json.encode(state), dtype=np.uint8),
+    }
+
+
+def quantization_config(form: StoredFormat, ignored: Sequence[str]) -> dict[str, object]:
+    """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored."""
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": form.code,
+        "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": list(ignored),
+    }

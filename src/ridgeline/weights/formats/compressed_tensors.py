@@ -1,5 +1,5 @@
-"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits. pack-quantized, nvfp4 and
-mxfp4 are written too.
+"""compressed-tensors, as LLM Compressor writes it: integers or floats of 2 to 8 bits. pack-quantized, nvfp4,
+mxfp4 and float-quantized are written too.
 
 A layer X with N outputs and K inputs is one of these, `weight_scale` [N, G] unless it says otherwise:
 
@@ -80,26 +80,22 @@ def _packed(checkpoint: Checkpoint, layer: str, numbers: str, scheme: _Scheme) -
             way = ScaledBytes("int8", INT8, scheme.blocks)
             return way.packed(checkpoint, name, numbers, scales, points, unused)
         case "float", 8, "F8_E4M3":
-            is_mx = scales in entries and entries[scales].dtype in E8M0
             way = ScaledBytes("fp8", E4M3, scheme.blocks)
-            if is_mx:
+            if scales in entries and entries[scales].dtype in E8M0:
                 way = ScaledBytes("MXFP8", E4M3, scheme.blocks, E8M0, from_e8m0)
             return way.packed(checkpoint, name, numbers, scales, unused=unused)
         case "float", 4, "U8":
             overall = f"{layer}.weight_global_scale" if scheme.blocks.columns == NVFP4_GROUP else ""
             return packed_fp4(checkpoint, name, numbers, scales, overall, divides=True, unused=unused)
         case _:
-            raise ModelLoadError(
-                f"{entries[numbers].file}: {numbers} is {entries[numbers].dtype}; quantization_config says that it has "
-                f"{scheme.num_bits} bits of type {scheme.type}"
-            )
+            told = f"quantization_config says that it has {scheme.num_bits} bits of type {scheme.type}"
+            raise ModelLoadError(f"{entries[numbers].file}: {numbers} is {entries[numbers].dtype}; {told}")
 
 
 def _of_words(checkpoint: Checkpoint, layer: str, scheme: _Scheme, unused: Sequence[str]) -> PackedTensor:
     """Check that the parts of a layer of packed integers fit together, and return them as one tensor."""
-    packed, scales, shape, zeros, g_idx = (
-        f"{layer}.weight_{part}" for part in ("packed", "scale", "shape", "zero_point", "g_idx")
-    )
+    suffixes = ("packed", "scale", "shape", "zero_point", "g_idx")
+    packed, scales, shape, zeros, g_idx = (f"{layer}.weight_{suffix}" for suffix in suffixes)
     entries, bits = checkpoint.entries, scheme.num_bits
     what = f"pack-quantized {bits} bits"
     checked(entries, {packed: (("I32",), matrix_entry(entries, packed).shape), shape: (("I64", "I32"), (2,))}, what)
@@ -160,9 +156,8 @@ class _Schemes:
             raise ConfigError(f"quantization_config: ignore names {layer!r}, and its weight is quantized")
         fits = [max((_fit(target, layer) for target in scheme.targets), default=0) for scheme in self.schemes]
         if not any(fits):
-            raise ConfigError(
-                f"quantization_config: no group of config_groups names {layer!r}, and its weight is quantized"
-            )
+            what = f"no group of config_groups names {layer!r}, and its weight is quantized"
+            raise ConfigError(f"quantization_config: {what}")
         return self.schemes[fits.index(max(fits))]
 
 
@@ -194,9 +189,8 @@ def _read_schemes(settings: ConfigReader) -> _Schemes:
 def _check_format(name: str) -> None:
     if name not in FORMATS:
         what = f": {REFUSED[name]}" if name in REFUSED else ""
-        raise ConfigError(
-            f"quantization_config: format={name!r} is not supported{what}; supported: {', '.join(FORMATS)}"
-        )
+        known = ", ".join(FORMATS)
+        raise ConfigError(f"quantization_config: format={name!r} is not supported{what}; supported: {known}")
 
 
 def _read_scheme(group: ConfigReader) -> _Scheme | None:
@@ -219,10 +213,9 @@ def _read_scheme(group: ConfigReader) -> _Scheme | None:
     if num_bits not in (range(2, 9) if type_ == "int" else (4, 8)):
         raise ConfigError(f"quantization_config: num_bits={num_bits} of type {type_} is not supported")
     if (strategy in ("group", "tensor_group") and group_size < 1) or (strategy == "block" and len(block) != 2):
-        raise ConfigError(
-            f"quantization_config: strategy={strategy!r} with group_size={group_size} and "
-            f"block_structure={list(block)} is not supported; a group has a group_size, a block [rows, columns]"
-        )
+        asked = f"strategy={strategy!r} with group_size={group_size} and block_structure={list(block)}"
+        known = "a group has a group_size, a block [rows, columns]"
+        raise ConfigError(f"quantization_config: {asked} is not supported; {known}")
     shared = {"tensor": (), "channel": (1,), "block": block}.get(strategy, (1, group_size))
     return _Scheme(targets, type_, num_bits, symmetric, Blocks(*shared))
 
@@ -237,6 +230,8 @@ def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> di
         scales, divisor = to_dtype(stored.scales, FLOAT8_E4M3), -stored.outer[0]
         return codes | {f"{layer}.weight_scale": scales, f"{layer}.weight_global_scale": divisor}
     scales = to_dtype(stored.scales, dtype)
+    if stored.format.code == "e4m3":
+        return {f"{layer}.weight": stored.codes.view(FLOAT8_E4M3), f"{layer}.weight_scale": scales}
     assert np.array_equal(float32(scales), stored.scales), f"{dtype} does not hold the scales of {layer}"
     tensors: dict[str, Array] = {
         f"{layer}.weight_packed": _words(stored.codes, bits),
@@ -276,6 +271,8 @@ def quantization_config(
 
 
 def _written(form: StoredFormat) -> str:
+    if form.code == "e4m3":
+        return "float-quantized"
     return {"e8m0": "mxfp4-pack-quantized", "e4m3": "nvfp4-pack-quantized"}.get(form.scale, WRITTEN)
 
 
@@ -292,5 +289,9 @@ def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
         "observer": "minmax",
         "observer_kwargs": {},
     }
-    inputs: dict[str, object] = {"input_activations": None, "output_activations": None}
+    by_token = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    inputs: dict[str, object] = {
+        "input_activations": by_token if form.code == "e4m3" else None,
+        "output_activations": None,
+    }
     return {"targets": list(targets), "weights": weights, **inputs, "format": _written(form)}

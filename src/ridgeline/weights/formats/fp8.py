@@ -22,10 +22,8 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     settings.ignore("modules_to_not_convert", "ignored_layers", "kv_cache_scheme", "dequantize")  # the tensors say it
     block, entries = settings.integers("weight_block_size", low=1), checkpoint.entries
     if len(block) not in (0, 2):
-        raise ConfigError(
-            f"quantization_config: weight_block_size={list(block)} is not supported; fp8 weights have one scale for "
-            "every block of [rows, columns], or one for a matrix"
-        )
+        known = "fp8 weights have one scale for every block of [rows, columns], or one for a matrix"
+        raise ConfigError(f"quantization_config: weight_block_size={list(block)} is not supported; {known}")
     what = f"fp8 in blocks of {block[0]} x {block[1]}" if block else "fp8 with one scale"
     way = ScaledBytes(what, E4M3, Blocks(*block), ("F32", "BF16"))
     found: list[PackedTensor] = []

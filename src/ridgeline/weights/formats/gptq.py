@@ -63,10 +63,8 @@ def _read(reader: ConfigReader, default: _Settings) -> _Settings:
     bits = reader.integer("bits", default.bits or None)
     group = reader.integer("group_size", default.group or -1, low=-1)
     if bits not in BITS or group == 0:
-        raise ConfigError(
-            f"quantization_config: bits={bits} with group_size={group} is not supported; GPTQ has 2, 3, 4 or 8 "
-            "bits, and groups of inputs, or -1 for one group"
-        )
+        known = "GPTQ has 2, 3, 4 or 8 bits, and groups of inputs, or -1 for one group"
+        raise ConfigError(f"quantization_config: bits={bits} with group_size={group} is not supported; {known}")
     return replace(default, bits=bits, group=max(group, 0), symmetric=reader.flag("sym", default.symmetric))
 
 

@@ -14,7 +14,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.formats import PackedTensor
 from ridgeline.weights.packing.bits import unpacked
-from ridgeline.weights.packing.parts import Groups, Integers, checked, matrix_entry, scale_type
+from ridgeline.weights.packing.parts import Groups, Integers, Wanted, checked, matrix_entry, scale_type
 
 BITS = (2, 3, 4, 5, 6, 8)
 WITHOUT_EFFECT = ("quant_method", "linear_class", "quantize_input", "quantize_output")
@@ -26,7 +26,8 @@ def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTenso
     found: list[PackedTensor] = []
     for name in [name for name in checkpoint.entries if name.endswith(".scales")]:
         layer = name.removesuffix(".scales")
-        found.append(_packed(layer, checkpoint, *_of_layer(layer, settings, default)))
+        bits, group = settings.within(layer, lambda own: _read(own, default), default)
+        found.append(_packed(layer, checkpoint, bits, group))
     settings.ignore(*(key for key in settings.all_keys() if "." in key))  # layers that are plain
     return found
 
@@ -39,16 +40,6 @@ def _read(reader: ConfigReader, default: tuple[int, int]) -> tuple[int, int]:
     return bits, group
 
 
-def _of_layer(layer: str, settings: ConfigReader, default: tuple[int, int]) -> tuple[int, int]:
-    if not settings.has(layer):
-        return default
-    own = settings.section(layer)
-    assert own is not None
-    values = _read(own, default)
-    own.finish()
-    return values
-
-
 def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> PackedTensor:
     weight, scales, biases = (f"{layer}.{part}" for part in ("weight", "scales", "biases"))
     num_outputs, num_words = matrix_entry(checkpoint.entries, scales).shape[0], 0
@@ -56,7 +47,8 @@ def _packed(layer: str, checkpoint: Checkpoint, bits: int, group: int) -> Packed
         num_outputs, num_words = matrix_entry(checkpoint.entries, weight).shape
     groups = Groups(num_words * 32 // bits, group)
     shape = (num_outputs, groups.count)
-    wanted = {scales: (FLOATS, shape), weight: (("U32",), (num_outputs, num_words)), biases: (FLOATS, shape)}
+    words = ("U32",), (num_outputs, num_words)
+    wanted: Wanted = {scales: (FLOATS, shape), weight: words, biases: (FLOATS, shape)}
     checked(checkpoint.entries, wanted, f"MLX's {bits} bits in groups of {group}")
     integers = Integers.of(groups, bits, "minima", scale_type(checkpoint, scales, biases))
 

@@ -41,7 +41,6 @@ def _check_algorithm(settings: ConfigReader) -> None:
     settings.ignore(*WITHOUT_EFFECT)
     algorithm = settings.text("quant_algo")
     if algorithm not in ALGORITHMS:
-        raise ConfigError(
-            f"quantization_config: quant_algo={algorithm!r} is not supported; supported: {', '.join(ALGORITHMS)}"
-        )
+        known = ", ".join(ALGORITHMS)
+        raise ConfigError(f"quantization_config: quant_algo={algorithm!r} is not supported; supported: {known}")
     settings.finish()

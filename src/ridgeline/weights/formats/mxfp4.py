@@ -28,16 +28,11 @@ def _packed(name: str, entries: Mapping[str, TensorEntry]) -> PackedTensor:
     blocks, scales = entries[name], entries.get(scales_name)
     if scales is None:
         raise ModelLoadError(f"{blocks.file}: {name} has no {scales_name} beside it; download the model again")
-    if (
-        (blocks.dtype, scales.dtype) != ("U8", "U8")
-        or len(blocks.shape) < 3
-        or blocks.shape[-1] != BLOCK_BYTES
-        or scales.shape != blocks.shape[:-1]
-    ):
-        raise ModelLoadError(
-            f"{blocks.file}: {name} is {blocks.dtype} {list(blocks.shape)} and {scales_name} is {scales.dtype} "
-            f"{list(scales.shape)}; MXFP4 has U8 [.., rows, blocks, {BLOCK_BYTES}] and U8 [.., rows, blocks]"
-        )
+    is_wrong = (blocks.dtype, scales.dtype) != ("U8", "U8") or scales.shape != blocks.shape[:-1]
+    if is_wrong or len(blocks.shape) < 3 or blocks.shape[-1] != BLOCK_BYTES:
+        found = f"{blocks.dtype} {list(blocks.shape)} and {scales_name} is {scales.dtype} {list(scales.shape)}"
+        known = f"MXFP4 has U8 [.., rows, blocks, {BLOCK_BYTES}] and U8 [.., rows, blocks]"
+        raise ModelLoadError(f"{blocks.file}: {name} is {found}; {known}")
     *rows, num_blocks = scales.shape
     return PackedTensor(name, (*rows, num_blocks * 2 * BLOCK_BYTES), (name, scales_name), FORMAT, _matrix)
 

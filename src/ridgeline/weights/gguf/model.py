@@ -42,11 +42,9 @@ class GgufModel:
                 if name in tensors:
                     raise ModelLoadError(f"{other.path}: tensor {name[:80]!r} is also in {tensors[name].file.name}")
                 tensors[name] = tensor
-        expected = file.metadata.get("split.tensors.count", len(tensors))
-        if expected != len(tensors):
-            raise ModelLoadError(
-                f"{path}: split.tensors.count is {expected}, but the files have {len(tensors)} tensors"
-            )
+        found = len(tensors)
+        if (expected := file.metadata.get("split.tensors.count", found)) != found:
+            raise ModelLoadError(f"{path}: split.tensors.count is {expected}, but the files have {found} tensors")
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise ModelLoadError(f"{path}: general.architecture is missing or no text; it is no model")
@@ -66,10 +64,8 @@ def _other_splits(first: GgufFile) -> list[Path]:
         return []
     match = SPLIT_NAME.fullmatch(first.path.name)
     if number != 0 or not isinstance(count, int) or not 1 < count <= MAX_SPLITS or not match or int(match[2]) != count:
-        raise ModelLoadError(
-            f"{first.path} is number {str(number)[:20]} of {str(count)[:20]} files; give the first one, "
-            "whose name ends in -00001-of-<count>.gguf"
-        )
+        which = f"number {str(number)[:20]} of {str(count)[:20]} files"
+        raise ModelLoadError(f"{first.path} is {which}; give the first one, whose name ends in -00001-of-<count>.gguf")
     return [first.path.with_name(f"{match[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
 
 

@@ -30,17 +30,8 @@ DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: Mapping[int, str] = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    BOOL: "<u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
+    **dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "<u1"))),  # the last of these is BOOL
+    **dict(enumerate(("<u8", "<i8", "<f8"), start=10)),
 }
 MIN_BYTES_OF_STRING = 8
 MIN_BYTES_OF_ENTRY = 13  # key length, type, one byte of value
@@ -130,12 +121,7 @@ class _Parser:
 
     def _alignment(self, metadata: Mapping[str, object]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not 8 <= value <= MAX_ALIGNMENT
-            or value & value - 1
-        ):
+        if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & value - 1:
             self._fail(f"general.alignment is {str(value)[:80]}; it must be a power of two from 8 to {MAX_ALIGNMENT}")
         return value
 
@@ -170,11 +156,9 @@ class _Parser:
                 self._fail(f"tensor {name[:80]!r} is there twice")
             if offset % alignment:
                 self._fail(f"tensor {name[:80]!r} is at {offset}, no multiple of the alignment {alignment}")
-            if start + offset + num_bytes > self._num_bytes:
-                self._fail(
-                    f"tensor {name[:80]!r} ends at byte {start + offset + num_bytes}, the file at {self._num_bytes}; "
-                    "it was cut off or damaged"
-                )
+            if (end := start + offset + num_bytes) > self._num_bytes:
+                ends = f"tensor {name[:80]!r} ends at byte {end}, the file at {self._num_bytes}"
+                self._fail(f"{ends}; it was cut off or damaged")
             tensors[name] = GgufTensor(self._path, shape, kind, start + offset, num_bytes)
         by_offset = sorted(tensors, key=lambda name: tensors[name].offset)
         for name, after in zip(by_offset, by_offset[1:]):

@@ -32,15 +32,12 @@ class GgufCheckpoint:
         self._tensors = {name: model.tensors[name] for name in model.tensors if name not in gguf.FACTOR_TENSORS}
         stored = gguf.tensors(model.architecture, spec)
         self.renames: Sequence[Rename] = [item.rename for item in stored]
-        self._changed = {
-            item.rename.source.replace("{i}", str(layer)): item
-            for item in stored
-            if item.paired_rows or item.offset or item.change
-            for layer in range(len(spec.layers))
-        }
+        layers = [str(layer) for layer in range(len(spec.layers))]
+        changed = [item for item in stored if item.paired_rows or item.offset or item.change]
+        self._changed = {item.rename.source.replace("{i}", layer): item for item in changed for layer in layers}
         self._parts: dict[str, tuple[str, str]] = {}
         for first, second, whole in ((*item.split, item.rename.source) for item in stored if item.split):
-            for layer in map(str, range(len(spec.layers))):
+            for layer in layers:
                 names = first.replace("{i}", layer), second.replace("{i}", layer)
                 if all(name in self._tensors for name in names):
                     self._parts[whole.replace("{i}", layer)] = names

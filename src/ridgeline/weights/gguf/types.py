@@ -110,10 +110,7 @@ def _q2_k(blocks: Bytes) -> Parts:
 
 
 def _q3_k(blocks: Bytes) -> Parts:
-    """Put two bits and one of a mask around the zero of eight.
-
-    Scales of 6 bits are eight bytes of low halves, then four of high bits.
-    """
+    """Put two bits and one of a mask around 8 bits' zero; scales of 6 bits: 8 bytes of low halves, 4 of high bits."""
     low = _nibbles(blocks[:, 96:104]).reshape(-1, 16)
     high = (blocks[:, None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
     scales = (low | high << 4).astype(np.float32) - np.float32(32)

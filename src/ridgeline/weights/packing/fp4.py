@@ -42,10 +42,8 @@ def packed_fp4(
             raise ModelLoadError(f"{entries[overall].file}: {overall} is {scalar}; it must be a positive number")
     largest = LARGEST / float(scalar) if divides else LARGEST * float(scalar)
     if overall and not PLAUSIBLE[0] < largest < PLAUSIBLE[1]:
-        raise ModelLoadError(
-            f"{entries[overall].file}: {overall} is {scalar}, with which weights reach {largest:.3g}; is it "
-            "the reciprocal of what this format has?"
-        )
+        what = f"{overall} is {scalar}, with which weights reach {largest:.3g}"
+        raise ModelLoadError(f"{entries[overall].file}: {what}; is it the reciprocal of what this format has?")
     form = StoredFormat("e2m1", 4, group, scale="e4m3" if overall else "e8m0")
     parts = (*wanted, *present(checkpoint, unused))
 

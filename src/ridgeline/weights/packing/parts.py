@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ridgeline.core.dtypes import Array, float32
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix
+from ridgeline.quant.stored import Bytes, StoredFormat, StoredMatrix, Zero
 from ridgeline.weights.checkpoint import Checkpoint, TensorEntry
 
 MAX_GROUP = 128  # larger groups are described as several with one scale
@@ -18,6 +18,7 @@ MAX_GROUP = 128  # larger groups are described as several with one scale
 Wanted = dict[str, tuple[Collection[str], tuple[int, ...]]]
 """Dtypes and shape of stored tensors, by their names."""
 Order = npt.NDArray[np.int32]
+Scale = Literal["float16", "float32"]
 
 
 def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
@@ -28,9 +29,7 @@ def matrix_entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
     return entry
 
 
-def checked(
-    entries: Mapping[str, TensorEntry], wanted: Mapping[str, tuple[Collection[str], tuple[int, ...]]], what: str
-) -> tuple[str, ...]:
+def checked(entries: Mapping[str, TensorEntry], wanted: Wanted, what: str) -> tuple[str, ...]:
     """Return the names of stored tensors that are all there, as wanted; the first is the one that the others belong to.
 
     Raises ModelLoadError for one that is missing, or of other numbers or sizes than `what` needs.
@@ -38,19 +37,17 @@ def checked(
     names = tuple(wanted)
     first = entries[names[0]]
     if missing := [name for name in names if name not in entries]:
-        raise ModelLoadError(
-            f"{first.file}: {names[0]} has no {', '.join(missing)} beside it; download the model again"
-        )
+        what = f"{names[0]} has no {', '.join(missing)} beside it"
+        raise ModelLoadError(f"{first.file}: {what}; download the model again")
     for name, (dtypes, shape) in wanted.items():
         if entries[name].dtype not in dtypes or entries[name].shape != shape:
-            raise ModelLoadError(
-                f"{entries[name].file}: {name} is {entries[name].dtype} {list(entries[name].shape)}; {what} needs "
-                f"{' or '.join(dtypes)} {list(shape)} beside {names[0]} {list(first.shape)}"
-            )
+            found = f"{name} is {entries[name].dtype} {list(entries[name].shape)}"
+            needed = f"{' or '.join(dtypes)} {list(shape)} beside {names[0]} {list(first.shape)}"
+            raise ModelLoadError(f"{entries[name].file}: {found}; {what} needs {needed}")
     return names
 
 
-def scale_type(checkpoint: Checkpoint, *names: str) -> Literal["float16", "float32"]:
+def scale_type(checkpoint: Checkpoint, *names: str) -> Scale:
     """Return the type that holds every number of tensors of floats exactly: float16 also where they are bfloat16."""
     for name in names:
         if checkpoint.entries[name].dtype != "F16" and not fits_float16(float32(checkpoint.tensor(name))):
@@ -107,14 +104,7 @@ class Integers:
 
     @classmethod
     def of(
-        cls,
-        groups: Groups,
-        bits: int,
-        zero: Literal["fixed", "points", "minima"],
-        scale: Literal["float16", "float32"],
-        order: Order | None = None,
-        *,
-        whole: bool = False,
+        cls, groups: Groups, bits: int, zero: Zero, scale: Scale, order: Order | None = None, *, whole: bool = False
     ) -> "Integers":
         """Describe them; `whole`: all inputs of an output share a float32 scale, and are one group."""
         name = "" if order is None else hashlib.blake2b(order.tobytes(), digest_size=16).hexdigest()

@@ -13,10 +13,8 @@ NESTED = re.compile(r"[*+}]\)+[*+{]")  # a repetition of what ends in one: time 
 def pattern(text: str) -> re.Pattern[str]:
     """Compile a rule's regular expression. Raises ConfigError for one that is none, or could take forever."""
     if len(text) > MAX_PATTERN or NESTED.search(text):
-        raise ConfigError(
-            f"quantization_config: the pattern {text[:MAX_PATTERN]!r} is not supported; at most {MAX_PATTERN} "
-            "characters, and no repetition of a repetition"
-        )
+        known = f"at most {MAX_PATTERN} characters, and no repetition of a repetition"
+        raise ConfigError(f"quantization_config: the pattern {text[:MAX_PATTERN]!r} is not supported; {known}")
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

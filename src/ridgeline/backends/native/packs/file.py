@@ -111,8 +111,7 @@ def _read(file: BinaryIO, key: str, checksums: Checksums) -> dict[str, memoryvie
 
 
 def write_pack(path: Path, key: str, parts: Iterable[tuple[str, memoryview]], checksums: Checksums = crc32s) -> None:
-    """Write a pack of parts, by name, as they come; it appears at `path`, where it may replace another one, or not at
-    all.
+    """Write a pack of parts, by name, as they come; it appears at `path`, whole or not at all, in another's place.
 
     Raises OSError where the disk does not take it.
     """

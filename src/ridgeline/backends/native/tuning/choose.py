@@ -43,17 +43,14 @@ class Chooser:
         `asked` names what is not there.
         """
         family = _native.cpu_family()
-        defaults = {
-            form: _native.default_variants(self._level, empty_matrix(form, PANEL, PANEL), family) for form in kinds
-        }
+        empty = {form: empty_matrix(form, PANEL, PANEL) for form in kinds}
+        defaults = {form: _native.default_variants(self._level, each, family) for form, each in empty.items()}
         by_name = {kind_name(form): choices for form, choices in defaults.items()}
         if asked == "default" or (asked == "auto" and deterministic):
             why = "as asked" if asked == "default" else "deterministic: nothing that is measured"
             return by_name, Choice(described(by_name), f"{why}; defaults of {family} CPUs")
         if asked != "auto":
-            there = {
-                kind_name(form): _native.variants_of(self._level, empty_matrix(form, PANEL, PANEL)) for form in kinds
-            }
+            there = {kind_name(form): _native.variants_of(self._level, each) for form, each in empty.items()}
             chosen = pinned(parse_pins(asked), by_name, there, other_kinds=Path(asked).is_file())
             return chosen, Choice(described(chosen), "as asked")
         return self._measured(kinds, defaults, family)
@@ -81,11 +78,8 @@ class Chooser:
                 if "product" in choices:
                     choices["product"] = product
         found = {each.kind: each for each in cached if each.num_threads == self._num_threads}
-        new = {
-            form: defaults[form]
-            for form, num_bytes in kinds.items()
-            if num_bytes >= MIN_TUNED_BYTES and kind_name(form) not in found
-        }
+        large = [form for form, num_bytes in kinds.items() if num_bytes >= MIN_TUNED_BYTES]
+        new = {form: defaults[form] for form in large if kind_name(form) not in found}
         effort = Effort.of(self._num_threads)
         if new and effort.buffer_bytes >= MIN_BUFFER_BYTES:
             tuned, seconds = tune_all(self._level, self._num_threads, new, effort, kernels_build(), product)
@@ -160,11 +154,7 @@ def parse_pins(asked: str) -> list[Pin]:
 
 
 def pinned(
-    pins: Collection[Pin],
-    defaults: Mapping[str, Mapping[str, str]],
-    there: Mapping[str, Collection[tuple[str, str]]],
-    *,
-    other_kinds: bool,
+    pins: Collection[Pin], defaults: Variants, there: Mapping[str, Collection[tuple[str, str]]], *, other_kinds: bool
 ) -> dict[str, dict[str, str]]:
     """Return `defaults`, choices by kind, with the pins put in. `there` has all (choice, variant) of each kind.
 

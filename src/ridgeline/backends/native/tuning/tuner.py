@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import ceil, exp, log
 from statistics import median
-from types import MappingProxyType
 
 from ridgeline import _native
 from ridgeline.backends.native.memory import PANEL
@@ -21,15 +20,13 @@ from ridgeline.core.machine import memory_bytes
 from ridgeline.cost.hardware import KernelTuning, TunedChoice
 
 # In the order in which they are decided: what the product is made of, its blocks, then how weights are fetched.
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {
-        "product": Workload(num_rows=128, cached=True),
-        "block": Workload(num_rows=128, cached=True),
-        "stream": Workload(num_rows=1, cached=False),
-        "turns": Workload(num_rows=16, cached=False),
-    }
-)
-SHARES: Mapping[str, float] = MappingProxyType({"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15})
+WORKLOADS: Mapping[str, Workload] = {
+    "product": Workload(num_rows=128, cached=True),
+    "block": Workload(num_rows=128, cached=True),
+    "stream": Workload(num_rows=1, cached=False),
+    "turns": Workload(num_rows=16, cached=False),
+}
+SHARES: Mapping[str, float] = {"product": 0.1, "block": 0.1, "stream": 0.5, "turns": 0.15}
 """Shares of the time for one kind; the rest is for taking memory and for variants that are slower than the default."""
 
 OVERRUN = 1.25  # of the time, where something else keeps the machine busy
@@ -94,14 +91,13 @@ class Tuner:
         """Decide each choice of `defaults` that has several variants, within about so many seconds."""
         variants, choices = dict(defaults), list[TunedChoice]()
         reads: list[float] = []
-        for choice, workload in WORKLOADS.items():
+        for choice in WORKLOADS:
             names = self._names(form, choice)
-            if choice not in defaults or len(names) < 2:
-                continue
-            if choice == "product" and self._product is not None:
+            is_decided = choice == "product" and self._product is not None
+            if choice not in defaults or len(names) < 2 or is_decided:
                 continue
             num_runs = TRIES * (len(names) + 5) * (self._effort.num_rounds + 1)
-            decision, read = self._decide(form, variants, choice, names, workload, SHARES[choice] * seconds / num_runs)
+            decision, read = self._decide(form, variants, choice, names, SHARES[choice] * seconds / num_runs)
             choices.append(TunedChoice(choice=choice, default=defaults[choice], **asdict(decision)))
             variants[choice] = decision.variant
             reads += read
@@ -119,16 +115,10 @@ class Tuner:
         return [name for each, name in there if each == choice]
 
     def _decide(
-        self,
-        form: MatrixFormat,
-        variants: Mapping[str, str],
-        choice: str,
-        names: Sequence[str],
-        workload: Workload,
-        run_s: float,
+        self, form: MatrixFormat, variants: Mapping[str, str], choice: str, names: Sequence[str], run_s: float
     ) -> tuple[Decision, list[float]]:
         """Decide one choice; return with it the bytes per second of each round's read. A winner has to win twice."""
-        default = variants[choice]
+        default, workload = variants[choice], WORKLOADS[choice]
         read_bytes = max(int(run_s * self._read_bytes_per_s), MIN_READ_BYTES)
         read_bytes = min(read_bytes, self._effort.buffer_bytes // 2) // 64 * 64
         num_bytes = self._work(form, variants, workload, run_s) if workload.num_rows > 1 else read_bytes
@@ -194,9 +184,8 @@ def _decided(default: str, rounds: Sequence[Round]) -> Decision:
 def decide(default: str, rounds: Sequence[Round], noise: float = 0.0) -> Decision:
     """Return the fastest variant that beats `default` beyond doubt, else the default with a score of 1.
 
-    `noise` is what `noise_of` finds in the same rounds.
-
-    Among equally fast variants, the first in the order of the rounds' keys is taken: the one that fetches least.
+    `noise` is what `noise_of` finds in the same rounds. Among equally fast variants, the first in the order of the
+    rounds' keys is taken: the one that fetches least.
     """
     found = [_judged(default, variant, rounds) for variant in rounds[0] if variant != default] if rounds else []
     min_score, min_won = max(MIN_SCORE, exp(MIN_NOISES * noise)), ceil(MIN_WON * len(rounds))

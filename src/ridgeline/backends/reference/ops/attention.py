@@ -45,7 +45,6 @@ def attention(attrs: AttentionAttrs, inputs: Tensors, weights: Tensors, memory: 
             continue
         bias_SNQL = alibi_SNQL(attrs.alibi_slopes, spans.query_positions_SQ, spans.key_positions_SL)
         sinks_N = weights[0] if weights else None
-        out[spans.rows_SQ] = grouped_attention(
-            q_SQND, k_SKLD, v_SKLD, spans.mask_SQL, attrs.scale, attrs.softcap, bias_SNQL, sinks_N
-        )
+        how = spans.mask_SQL, attrs.scale, attrs.softcap, bias_SNQL, sinks_N
+        out[spans.rows_SQ] = grouped_attention(q_SQND, k_SKLD, v_SKLD, *how)
     return (out.flatten(1),)

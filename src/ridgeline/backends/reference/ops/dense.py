@@ -10,30 +10,21 @@ from ridgeline.backends.reference import packed
 from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.backends.reference.rounding import rounded
 from ridgeline.program.op import Attrs
-from ridgeline.program.ops.dense import (
-    ActivationAttrs,
-    AddRowAttrs,
-    EmbedAttrs,
-    NormAttrs,
-    ScaleAttrs,
-    SliceAttrs,
-    SoftcapAttrs,
-    SplitHeadsAttrs,
-)
+from ridgeline.program.ops import dense
 from ridgeline.spec.spec import Activation
 
 
-def embed(attrs: EmbedAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def embed(attrs: dense.EmbedAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     rows = F.embedding(inputs[0], weights[0])
     # The factor is rounded to the weights' dtype first, as the models that use one were trained.
     return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
 
 
-def add_row(attrs: AddRowAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def add_row(attrs: dense.AddRowAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0] + weights[0][attrs.row],)
 
 
-def rmsnorm(attrs: NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def rmsnorm(attrs: dense.NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     x, shape = inputs[0], inputs[0].shape[-1:]
     if not weights or not attrs.unit_offset:
         return (F.rms_norm(x, shape, functools.reduce(torch.mul, weights) if weights else None, attrs.eps),)
@@ -41,7 +32,7 @@ def rmsnorm(attrs: NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMem
     return (F.rms_norm(x.float(), shape, scale, attrs.eps).to(x.dtype),)
 
 
-def layernorm(attrs: NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def layernorm(attrs: dense.NormAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     x, (weight, *bias) = inputs[0], weights
     if attrs.unit_offset:
         weight = 1.0 + weight
@@ -55,15 +46,15 @@ def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) 
     return (packed.linear(rounded(inputs[0], attrs), weights[0], weights[1] if len(weights) > 1 else None),)
 
 
-def split_heads(attrs: SplitHeadsAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def split_heads(attrs: dense.SplitHeadsAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
 
 
-def slice(attrs: SliceAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def slice(attrs: dense.SliceAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0][:, attrs.offset : attrs.offset + attrs.size],)
 
 
-def scale(attrs: ScaleAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def scale(attrs: dense.ScaleAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (inputs[0] * attrs.factor,)
 
 
@@ -71,11 +62,11 @@ def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> 
     return (inputs[0] + inputs[1],)
 
 
-def activation(attrs: ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def activation(attrs: dense.ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (ACTIVATIONS[attrs.function](inputs[0]),)
 
 
-def gated_activation(attrs: ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def gated_activation(attrs: dense.ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
 
 
@@ -88,11 +79,10 @@ def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMem
 
 
 def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    x = rounded(inputs[0], attrs)
-    return (packed.linear(x, weights[0], weights[1] if len(weights) > 1 else None).float(),)
+    return (linear(attrs, inputs, weights, memory)[0].float(),)
 
 
-def softcap(attrs: SoftcapAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
+def softcap(attrs: dense.SoftcapAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
 
 

@@ -5,6 +5,7 @@ the R rotated ones behind them · D entries of a query, P of them unrotated · V
 """
 
 import torch
+from torch import Tensor
 
 from ridgeline.backends.reference.attention import grouped_attention
 from ridgeline.backends.reference.memory import CachedSpans, Outputs, StepMemory, Tensors
@@ -28,9 +29,7 @@ def latent_attention(attrs: LatentAttentionAttrs, inputs: Tensors, weights: Tens
     return (out.flatten(1),)
 
 
-def absorbed(
-    q_SQND: torch.Tensor, spans: CachedSpans, up_NPC: torch.Tensor, up_NVC: torch.Tensor, scale: float
-) -> torch.Tensor:
+def absorbed(q_SQND: Tensor, spans: CachedSpans, up_NPC: Tensor, up_NVC: Tensor, scale: float) -> Tensor:
     """Compute [S, Q, N, V] with the weights absorbed into queries and output: all heads read the same latents."""
     nope, rank = up_NPC.shape[1:]
     q_SQNC = torch.einsum("sqnp,npc->sqnc", q_SQND[..., :nope], up_NPC)
@@ -40,9 +39,7 @@ def absorbed(
     return torch.einsum("sqnc,nvc->sqnv", out_SQNC, up_NVC)
 
 
-def expanded(
-    q_SQND: torch.Tensor, spans: CachedSpans, up_NPC: torch.Tensor, up_NVC: torch.Tensor, scale: float
-) -> torch.Tensor:
+def expanded(q_SQND: Tensor, spans: CachedSpans, up_NPC: Tensor, up_NVC: Tensor, scale: float) -> Tensor:
     """Compute [S, Q, N, V] with keys and values expanded for every head."""
     num_heads, _, rank = up_NPC.shape
     latent_SLC, shared_SLR = spans.entries[0][:, 0].tensor_split((rank,), dim=-1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
 from ridgeline.backends.reference.ops.dense import ACTIVATIONS
@@ -14,7 +15,7 @@ from ridgeline.program.ops.recurrent import CausalConvAttrs, GatedNormAttrs, Rec
 
 L2_EPS = 1e-6  # of the delta rule's queries and keys
 
-Step = Callable[[torch.Tensor, Tensors], tuple[torch.Tensor, torch.Tensor]]
+Step = Callable[[Tensor, Tensors], tuple[Tensor, Tensor]]
 """(state [S, ..], one token's inputs [S, ..]) -> (state after the token, its output [S, ..])."""
 
 
@@ -22,7 +23,7 @@ def causal_conv(attrs: CausalConvAttrs, inputs: Tensors, weights: Tensors, memor
     """Sum each channel's last W tokens, weighted; the state holds the W - 1 before the span, oldest first."""
     taps_CW, *bias = (weight.float() for weight in weights)
 
-    def step(last_SCW: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(last_SCW: Tensor, token: Tensors) -> tuple[Tensor, Tensor]:
         seen_SCW = torch.cat((last_SCW, token[0][..., None]), dim=-1)
         y_SC = (seen_SCW * taps_CW).sum(-1)
         y_SC = y_SC + bias[0] if bias else y_SC
@@ -38,7 +39,7 @@ def selective_scan(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, mem
     """
     decay_IN, skip_I = -weights[0].float().exp(), weights[1].float()
 
-    def step(h_SIN: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(h_SIN: Tensor, token: Tensors) -> tuple[Tensor, Tensor]:
         x_SI, dt_SI, b_SN, c_SN = token
         dt_SI = F.softplus(dt_SI)
         h_SIN = (dt_SI[..., None] * decay_IN).exp() * h_SIN + (dt_SI * x_SI)[..., None] * b_SN[:, None]
@@ -55,7 +56,7 @@ def ssd(attrs: SsdAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) 
     decay_H, skip_H, dt_bias_H = -weights[0].float().exp(), weights[1].float(), weights[2].float()
     heads_per_group = inputs[0].shape[1] // inputs[2].shape[1]
 
-    def step(h_SHPN: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(h_SHPN: Tensor, token: Tensors) -> tuple[Tensor, Tensor]:
         x_SHP, dt_SH = token[:2]
         b_SHN, c_SHN = (part_SGN.repeat_interleave(heads_per_group, dim=1) for part_SGN in token[2:])
         dt_SH = F.softplus(dt_SH + dt_bias_H).clamp(attrs.dt_min, attrs.dt_max)
@@ -76,7 +77,7 @@ def delta_rule(attrs: RecurrentAttrs, inputs: Tensors, weights: Tensors, memory:
     rate_H, dt_bias_H = weights[0].float().exp(), weights[1].float()
     heads_per_key = inputs[2].shape[1] // inputs[0].shape[1]
 
-    def step(h_SHKV: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(h_SHKV: Tensor, token: Tensors) -> tuple[Tensor, Tensor]:
         q_SHK, k_SHK = (_l2_normalised(x).repeat_interleave(heads_per_key, dim=1) for x in token[:2])
         v_SHV, a_SH, b_SH = token[2:]
         h_SHKV = (-rate_H * F.softplus(a_SH + dt_bias_H)).exp()[..., None, None] * h_SHKV
@@ -92,7 +93,7 @@ def retention(attrs: RetentionAttrs, inputs: Tensors, weights: Tensors, memory: 
     """Run linear attention with a constant decay per head (arXiv 2307.08621): h <- exp(-rate) h + k v and o = q h."""
     decay_H = torch.tensor(attrs.rates, dtype=torch.float32).neg().exp()
 
-    def step(h_SHKV: torch.Tensor, token: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(h_SHKV: Tensor, token: Tensors) -> tuple[Tensor, Tensor]:
         q_SHK, k_SHK, v_SHV = token
         h_SHKV = decay_H[:, None, None] * h_SHKV + k_SHK[..., None] * v_SHV[:, :, None]
         return h_SHKV, (h_SHKV * q_SHK[..., None]).sum(2).flatten(1)
@@ -114,8 +115,7 @@ def _over_tokens(
 ) -> Outputs:
     """Run `step` over the tokens of every span, from the state that memory holds to the one that it keeps.
 
-    Spans of the same length go together. The output has the dtype of the first input. The state depends on the inputs
-    `logged`.
+    Spans of one length go together. The output has the dtype of the first input; states depend on the inputs `logged`.
     """
     spans = memory.spans()
     before_S = memory.load(attrs.state, attrs.part)
@@ -127,11 +127,11 @@ def _over_tokens(
     members: dict[int, list[int]] = {}
     for index, span in enumerate(spans):
         members.setdefault(span.stop - span.start, []).append(index)
-    outputs: dict[int, torch.Tensor] = {}
-    after: dict[int, torch.Tensor] = {}
+    outputs: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
     for num_tokens, batch in members.items():
         inputs_SL = [torch.stack([x[spans[index]] for index in batch]).float() for x in inputs]
-        state, rows = before_S[batch], list[torch.Tensor]()
+        state, rows = before_S[batch], list[Tensor]()
         for token in range(num_tokens):
             state, row = step(state, [x[:, token] for x in inputs_SL])
             rows.append(row)
@@ -143,9 +143,7 @@ def _over_tokens(
     return (torch.cat([outputs[index] for index in order]).to(inputs[0].dtype),)
 
 
-def _with(
-    rows_PW: torch.Tensor, step: Step, state: torch.Tensor, inputs: Tensors, logged: Sequence[int]
-) -> torch.Tensor:
+def _with(rows_PW: Tensor, step: Step, state: Tensor, inputs: Tensors, logged: Sequence[int]) -> Tensor:
     """Return the state with the tokens that a log has the inputs `logged` of; the others are for an output."""
     widths = [inputs[index][0].numel() for index in logged]
     for row_W in rows_PW:
@@ -156,5 +154,5 @@ def _with(
     return state
 
 
-def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
+def _l2_normalised(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()

@@ -1,0 +1,165 @@
+"""Run an engine in this process: `python -m ridgeline.engine.process.child FD`, which `process/link.py` starts.
+
+The main thread loads the model and computes, one thread listens, one tells every quarter of a second that all is well.
+It ends with its stream, whoever closed it; signals are for the server, which says what they mean.
+"""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+
+from ridgeline.core.collector import long_lived_imports
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.log import get_logger
+from ridgeline.decoding.request import Request
+
+with long_lived_imports():
+    from ridgeline.engine.build import build_engine
+    from ridgeline.engine.engine import Engine
+from ridgeline.engine.outputs import Finish, OutputDelta
+from ridgeline.engine.process import wire
+from ridgeline.engine.request import FinishReason, Timings
+
+log = get_logger("engine.process")
+
+BEAT_S = 0.25
+IDLE_WAIT_S = 0.5
+LAST_STEP_S = 4.0  # what a step under way gets when the stream has ended
+RECEIVE_BYTES = 2**18
+PR_SET_PDEATHSIG = 1
+_NEVER = Timings(queue_s=0.0, ttft_s=None, tpot_s=None, latency_s=0.0, num_preemptions=0)
+
+
+class EngineProcess:
+    """Runs one engine for the server at the other end of `connection`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._engine: Engine | None = None
+        self._begun = threading.Event()
+        self._begin: wire.Begin | None = None
+        self._ended = False
+        self._sending = threading.Lock()
+        self._step_began_s: float | None = None
+
+    def run(self) -> int:
+        """Compute until the stream ends; return the exit code."""
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        self._begun.wait()
+        assert self._begin is not None
+        logging.getLogger("ridgeline").setLevel(self._begin.log_level)
+        try:
+            engine = build_engine(self._begin.config, self._deliver)
+        except RidgelineError as error:
+            self._send(wire.Failed(type(error).__name__, str(error)))
+            return 1
+        self._engine = engine
+        self._send(wire.Ready(engine.info, engine.loop.stats(), engine.setup))
+        threading.Thread(target=self._beat, args=(engine,), name="beat", daemon=True).start()
+        while not self._ended:
+            self._step_began_s = time.monotonic()
+            worked = engine.loop.step()
+            self._step_began_s = None
+            if not worked:
+                engine.loop.wait(IDLE_WAIT_S)
+        engine.loop.close()
+        return 0
+
+    def _listen(self) -> None:
+        frames = wire.Frames()
+        try:
+            while data := self._connection.recv(RECEIVE_BYTES):
+                for frame in frames.feed(data):
+                    self._take(wire.decode_to_engine(frame))
+        except OSError as error:
+            log.warning("the stream to the server broke: %s", error)
+        except Exception:
+            log.exception("the engine's process cannot go on listening")
+        self._ended = True
+        if self._engine is not None:
+            self._engine.loop.wake()
+            time.sleep(LAST_STEP_S)
+        os._exit(0)  # a step hangs, or the model is still being loaded
+
+    def _take(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Begin):
+            self._begin = message
+            self._begun.set()
+            return
+        engine = self._engine
+        assert engine is not None, "nothing is asked for before the model is loaded"
+        match message:
+            case wire.Submit():
+                for request in message.requests:
+                    self._submit(engine, request)
+            case wire.Abort():
+                engine.loop.abort(message.request_id)
+
+    def _submit(self, engine: Engine, request: Request) -> None:
+        try:
+            engine.loop.submit(engine.intake.with_grammar(request))
+        except RidgelineError as error:
+            finish = Finish(reason=FinishReason.REFUSED, timings=_NEVER, num_cached_tokens=0, error=str(error))
+            ends = [OutputDelta(request.request_id, index, finish=finish) for index in range(request.params.n)]
+            self._deliver(ends)
+
+    def _beat(self, engine: Engine) -> None:
+        journal = engine.loop.journal
+        told = dict.fromkeys(journal.rings, 0)
+        while not self._ended:
+            time.sleep(BEAT_S)
+            began_s = self._step_began_s
+            busy_s = 0.0 if began_s is None else time.monotonic() - began_s
+            records: dict[str, tuple[int, bytes]] = {}
+            for name, ring in journal.rings.items():  # what others point into is read later
+                first, found = ring.read(told[name])
+                if len(found):
+                    told[name], records[name] = first + len(found), (first, found.tobytes())
+            self._send(wire.Beat(engine.loop.stats(), busy_s, records, list(journal.cache_reasons)))
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        if deltas:
+            self._send(wire.Outputs(deltas))
+
+    def _send(self, message: wire.FromEngine) -> None:
+        frame = wire.encode(message)
+        with self._sending:
+            try:
+                self._connection.sendall(frame)
+            except OSError:  # nobody reads any more: the listening thread ends this process
+                self._ended = True
+
+
+def prepare() -> None:
+    """Prepare to live below a server, which gets the signals: a crash shows stacks, and dumps no prompts."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if sys.platform == "linux":  # beside the end of the stream, which a process in native code notices late
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the process that inherited the descriptor of its first argument."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        code = EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+    except Exception:
+        log.exception("the engine died")
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # the interpreter's end would meet the other threads, and take the model apart piece by piece
+
+
+if __name__ == "__main__":
+    prepare()
+    main()

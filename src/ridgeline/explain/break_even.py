@@ -1,0 +1,108 @@
+"""Say from which acceptance drafts pay: a round with k drafted tokens of each sequence, beside a plain step.
+
+Priced as `ridgeline simulate` prices steps. Must not import torch.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from ridgeline.backends.base import BackendPlan
+from ridgeline.backends.select import offers
+from ridgeline.core.config import EngineConfig, SpeculationConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.cost.speculation import tokens_per_round
+from ridgeline.engine.companion import plan_drafter
+from ridgeline.engine.model import open_model
+from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_machine, step_time_here
+from ridgeline.program.op import Program
+from ridgeline.program.pricing import Load
+
+BATCHES, DRAFTS, SCHEMES = (1, 4, 16, 32), (1, 2, 4, 8), (None, "int8", "int4")
+Seconds = Callable[[int], float]  # of a step, by its batch
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Holds a round's time in plain steps, `ratio`, and the acceptance from which it gains that: exactly, and by
+    kα + 1, which counts tokens behind a rejected one too. None where it costs more than all its tokens."""
+
+    weights: str
+    batch: int
+    drafts: int
+    ratio: float
+    acceptance: float | None
+    textbook: float | None
+
+    def speedup(self, acceptance: float) -> float:
+        """Return how much faster than plain steps such rounds are."""
+        return tokens_per_round((acceptance,) * self.drafts) / self.ratio
+
+
+class _Drafting(NamedTuple):
+    """Says what drafts take: seconds `before` them and of `each` token; nothing where text is looked up."""
+
+    before: Seconds = lambda batch: 0.0
+    each: Seconds = lambda batch: 0.0
+    max_drafts: int = max(DRAFTS)
+
+
+def break_even(config: EngineConfig, hardware: str, context: int | None) -> tuple[str, list[Round]]:
+    """Price rounds of what `config` drafts with; return what they hold for, and a round for each format, batch and k.
+
+    Formats that the model does not take are left out. Raises ConfigError for what cannot draft or be priced,
+    ModelLoadError for broken files.
+    """
+    if not config.speculation.proposers():
+        raise ConfigError("speculate=off drafts nothing; name what drafts, such as ngram or draft:MODEL")
+    rounds: list[Round] = []
+    says = ""
+    for scheme in SCHEMES:
+        asked = replace(config, quantize=replace(config.quantize, scheme=scheme))
+        try:
+            machine = simulated_machine(replace(asked, speculation=SpeculationConfig()), hardware)
+        except ConfigError:
+            if not rounds:
+                raise
+            continue
+        length = min(context or 1024, machine.max_positions - max(DRAFTS))
+        rounds += _rounds(scheme or "as stored", machine, length, _drafting(asked, hardware, length))
+        says = says or f"{machine.model} on {machine.name}, {length:,} tokens a sequence [{machine.provenance}]"
+    return says, rounds
+
+
+def _rounds(weights: str, machine: SimulatedMachine, context: int, drafting: _Drafting) -> Iterator[Round]:
+    seconds = machine.step_time.seconds
+    for batch, drafts in product(BATCHES, [drafts for drafts in DRAFTS if drafts <= drafting.max_drafts]):
+        round_s = seconds(Load(((drafts + 1, context + drafts),) * batch, batch * (drafts + 1)))
+        round_s += drafting.before(batch) + drafts * drafting.each(batch)
+        ratio = round_s / seconds(Load.decode(batch, context))
+        if ratio > drafts + 1:
+            yield Round(weights, batch, drafts, ratio, None, None)
+            continue
+        enough = bisect_left(range(1000), ratio, key=lambda share: tokens_per_round((share / 1000,) * drafts))
+        yield Round(weights, batch, drafts, ratio, enough / 1000, max((ratio - 1) / drafts, 0.0))
+
+
+def _drafting(config: EngineConfig, hardware: str, context: int) -> _Drafting:
+    """Price a step of the draft model or the EAGLE head a token, or all Medusa heads at once."""
+    if config.speculation.drafter is None:
+        return _Drafting()
+    if hardware != THIS_MACHINE:
+        raise ConfigError(f"speculate={config.speculation.speculate} is priced on this machine alone, not {hardware}")
+    companion, _ = plan_drafter(config, open_model(config), offers(config.backend.backend))
+    assert companion is not None, "a drafter was asked for"
+
+    def seconds(program: Program, plan: BackendPlan) -> Seconds:
+        time = step_time_here(companion.config, program, plan)
+        return lambda batch: time.seconds(Load.decode(batch, context))
+
+    step = seconds(companion.model.program, companion.plan)
+    source, fold = companion.source, companion.fold
+    if source is None:
+        return _Drafting(each=step)
+    if source.fold is None or fold is None:
+        return _Drafting(before=step, max_drafts=source.num_heads)
+    return _Drafting(seconds(source.fold, fold), step)

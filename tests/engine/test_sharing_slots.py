@@ -1,0 +1,115 @@
+"""Shares of the slots: a client that has none gets one at once, whoever has them all; nobody is preempted in vain."""
+
+from collections import Counter
+
+import pytest
+from engine_fakes import Driver, make_layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.engine.request import FinishReason
+
+
+def driver_of(num_slots=4, **options):
+    """Room for all that run, so that nobody is preempted for lack of blocks."""
+    options.setdefault("max_num_batched_tokens", 64)
+    return Driver(make_layout((400,)), max_num_seqs=num_slots, **options)
+
+
+def add(driver, name, client, max_tokens=20, size=5, **options):
+    driver.add(name, [ord(name[0]) + int(name[1:] or 0)] * size, max_tokens=max_tokens, client=client, **options)
+
+
+def running(driver):
+    return Counter(seq.request.client for seq in driver.scheduler.running())
+
+
+def test_a_client_that_comes_is_in_the_next_step_whoever_has_all_slots():
+    driver = driver_of()
+    for i in range(12):
+        add(driver, f"f{i}", client=1)
+    for _ in range(3):
+        driver.step()
+    assert running(driver) == {1: 4}
+    add(driver, "p", client=2, max_tokens=1)
+    driver.step()
+    assert driver.tokens["p", 0]
+    (preempted,) = driver.executor.plans[-1].decisions.preempted
+    (admitted,) = driver.executor.plans[-1].decisions.admitted
+    assert preempted.for_seq_id == admitted.seq_id
+    driver.step()
+    assert running(driver) == {1: 4}, "the slot goes back"
+    driver.run()
+    driver.assert_answers()
+    assert driver.finished.index(("f3", 0)) < driver.finished.index(("f4", 0)), "who made way goes on before the others"
+
+
+def test_two_clients_that_want_everything_have_half_each():
+    driver = driver_of(num_slots=6)
+    for i in range(20):
+        add(driver, f"a{i}", client=1, max_tokens=40)
+    for _ in range(2):
+        driver.step()
+    for i in range(20):
+        add(driver, f"b{i}", client=2, max_tokens=40)
+    for _ in range(4):
+        driver.step()
+    assert running(driver) == {1: 3, 2: 3}
+    before = driver.scheduler.stats().num_preemptions
+    for _ in range(20):
+        driver.step()
+    assert running(driver) == {1: 3, 2: 3} and driver.scheduler.stats().num_preemptions == before == 3
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_nobody_makes_way_for_more_than_a_share(n):
+    driver = driver_of()
+    for i in range(4):
+        add(driver, f"f{i}", client=1)
+    driver.step()
+    add(driver, "p", client=2, n=n)
+    driver.step()
+    assert driver.scheduler.stats().num_preemptions == (2 if n == 2 else 0)
+
+
+def test_one_client_alone_never_makes_way_and_a_better_priority_does_not_either():
+    driver = driver_of(policy="priority")
+    for i in range(5):
+        add(driver, f"f{i}", client=1, priority=-1, max_tokens=6 if i == 4 else 20)
+    for _ in range(9):
+        driver.step()
+    assert driver.scheduler.stats().num_preemptions == 0
+    driver.scheduler.finish("f4", None, FinishReason.ABORT)
+    add(driver, "p", client=2)
+    for _ in range(3):
+        driver.step()
+    assert driver.scheduler.stats().num_preemptions == 0
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 25), st.integers(1, 3), st.integers(1, 12), st.integers(1, 3), st.integers(1, 30)),
+        max_size=24,
+    ),
+    st.integers(2, 5),
+    st.booleans(),
+)
+def test_everybody_ends_and_nobody_makes_way_in_vain(asked, num_slots, prefix_caching):
+    """Requests are (step, client, output tokens, n, prompt tokens). A sequence gains a token before it makes way, and
+    before it does again."""
+    driver = driver_of(num_slots, prefix_caching=prefix_caching, max_num_batched_tokens=8)
+    lengths: dict[int, int] = {}  # when it was preempted last
+    for step in range(60):
+        for i, (_, client, max_tokens, n, size) in enumerate(one for one in asked if one[0] == step):
+            add(driver, f"{chr(97 + step)}{i}", client, max_tokens, size, n=min(n, num_slots))
+        known = {seq.seq_id: seq.num_output for seq in driver.scheduler.running()}
+        num_plans = len(driver.executor.plans)
+        driver.step()
+        driver.check()
+        for plan in driver.executor.plans[num_plans:]:
+            for preemption in plan.decisions.preempted:
+                assert known[preemption.seq_id] > lengths.get(preemption.seq_id, 0)
+                lengths[preemption.seq_id] = known[preemption.seq_id]
+    driver.run()
+    driver.assert_answers()

@@ -1,0 +1,275 @@
+"""The engine in a process of its own: the same outputs, and what its deaths, hangs and culprits do to clients."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import PATIENCE_S, LiveServer, eventually, serving
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
+from ridgeline.engine.process import client, link
+from ridgeline.engine.process.client import ProcessEngine
+from ridgeline.engine.thread_engine import ThreadEngine
+
+CONFIG = EngineConfig.of("python-1m", num_threads=1, max_model_len=512, deterministic=True)
+LONG = {"max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+FRONT = """
+import sys
+from ridgeline.engine.process.client import ProcessEngine
+from ridgeline.server import app, run
+loaded = [name for name in sys.modules if name.startswith(("torch", "ridgeline.backends", "ridgeline.engine.build"))]
+assert not loaded, loaded
+"""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LiveServer]:
+    """For tests after which the engine still runs."""
+    with serving(ProcessEngine(CONFIG)) as server:
+        yield server
+
+
+@pytest.fixture
+def live() -> Iterator[LiveServer]:
+    with serving(ProcessEngine(CONFIG), shutdown_timeout_s=0.0) as server:
+        yield server
+
+
+def stream_of(live: LiveServer, prompt: list[int]) -> httpx.Response:
+    return httpx.post(f"{live.url}/v1/completions", json=LONG | {"prompt": prompt}, timeout=PATIENCE_S)
+
+
+def assert_told_to_retry(response: httpx.Response) -> None:
+    if response.status_code == 200:
+        *_, last = response.text.rstrip().split("\n\n")
+        assert last.startswith("event: error\n") and "server_is_overloaded" in last, last
+    else:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert "x-should-retry" not in response.headers
+
+
+def kill(live: LiveServer) -> None:
+    os.kill(live.engine.process_id, signal.SIGKILL)
+    eventually(lambda: live.engine.process_id is None or not live.engine.accepting)
+
+
+def ready(live: LiveServer) -> bool:
+    return live.client.get("/ready").status_code == 200
+
+
+def test_outputs_are_those_of_a_thread(shared: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    bodies = [
+        {"prompt": "def f(", "max_tokens": 40, "temperature": 0},
+        {"prompt": ["import ", "class A"], "max_tokens": 20, "n": 2, "seed": 7, "logprobs": 3},
+        {
+            "prompt": "for ",
+            "max_tokens": 30,
+            "seed": 3,
+            "stop": ["\n"],
+            "presence_penalty": 0.5,
+            "logit_bias": {"9": 2},
+        },
+        {"prompt": "x = ", "max_tokens": 30, "seed": 1, "response_format": {"type": "json_object"}},
+        {"prompt": "x = ", "max_tokens": 30, "seed": 1, "structured_outputs": {"json": schema}},
+        {"prompt": list(range(5, 300)), "max_tokens": 4, "temperature": 0, "prompt_logprobs": 2, "echo": True},
+    ]
+    with serving(ThreadEngine(CONFIG)) as thread:
+        for body in bodies:
+            one, other = shared.complete(**body), thread.complete(**body)
+            for found in (one, other):
+                del found["id"], found["created"]
+                for choice in found["choices"]:
+                    del choice["timings"]
+            assert one == other
+        streamed = [stream_of(server, [5, 6, 7]).text for server in (shared, thread)]
+        texts = [
+            [json.loads(event[6:])["choices"][0]["text"] for event in text.split("\n\n") if event.startswith("data: {")]
+            for text in streamed
+        ]
+        assert "".join(texts[0]) == "".join(texts[1]) != ""
+
+
+def test_the_pages_read_the_journal_of_the_process(shared: LiveServer, tmp_path: Path) -> None:
+    before = shared.engine.stats().num_steps
+    shared.complete(prompt=[5, 6], max_tokens=3, temperature=0, ignore_eos=True)
+    eventually(lambda: shared.engine.stats().num_steps == before + 3)
+    steps = shared.client.get("/explain/steps").json()["steps"]
+    assert steps["first"] + len(steps["rows"]) == before + 3 and "plan_s" in steps["fields"]
+    shared.engine.write_journal(tmp_path / "recent.journal")
+    assert (tmp_path / "recent.journal").stat().st_size > 0
+    with pytest.raises(ConfigError, match="cannot be written"):
+        shared.engine.write_journal(tmp_path / "missing" / "recent.journal")
+
+
+def test_a_client_that_leaves_frees_its_blocks(shared: LiveServer) -> None:
+    with suppress(httpx.ReadTimeout):
+        httpx.post(
+            f"{shared.url}/v1/completions", json={"prompt": [9], "max_tokens": 500, "ignore_eos": True}, timeout=0.1
+        )
+    eventually(lambda: shared.engine.num_unfinished == 0 and shared.engine.stats().num_running == 0)
+    assert shared.engine.stats().cache.groups[0].used == 0
+
+
+def test_a_killed_engine_ends_64_streams_and_serves_again(live: LiveServer) -> None:
+    with ThreadPoolExecutor(64) as pool:
+        asked = [pool.submit(stream_of, live, [5, 6, number + 1]) for number in range(64)]
+        eventually(lambda: live.engine.num_unfinished == 64 and live.engine.stats().num_running > 0)
+        kill(live)
+        began = time.monotonic()
+        assert not ready(live)
+        assert live.client.get("/health").status_code == 200
+        for response in asked:
+            assert_told_to_retry(response.result(PATIENCE_S))
+        assert time.monotonic() - began < 2
+    assert_told_to_retry(stream_of(live, [1]))  # nothing waits for the restart
+    eventually(lambda: ready(live))
+    assert live.complete(prompt=[5], max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
+    assert live.metric("ridgeline_engine_restarts_total") == 1
+    assert live.engine.num_unfinished == 0
+
+
+def test_a_request_at_two_deaths_is_refused_and_others_are_not(live: LiveServer) -> None:
+    poison, neighbour = [7, 7, 7], [8, 8, 8]
+    with ThreadPoolExecutor(2) as pool:
+        for prompts in ([poison, neighbour], [poison]):
+            os.kill(live.engine.process_id, signal.SIGSTOP)
+            asked = [pool.submit(stream_of, live, prompt) for prompt in prompts]
+            eventually(lambda: live.engine.num_unfinished == len(prompts))  # noqa: B023
+            kill(live)
+            for response in asked:
+                assert_told_to_retry(response.result(PATIENCE_S))
+            eventually(lambda: ready(live))
+    refused = stream_of(live, poison)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (500, "false")
+    assert refused.json()["error"]["code"] == "request_quarantined"
+    assert "died 2 times" in refused.json()["error"]["message"]
+    assert stream_of(live, neighbour).text.endswith("data: [DONE]\n\n")
+    assert not live.engine._quarantine.suspects([]) and live.engine.num_unfinished == 0
+
+
+def test_a_stopped_engine_is_ended_with_its_stacks_and_started_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 0.5)
+    monkeypatch.setattr(client, "SILENT_S", 1.5)
+    monkeypatch.setattr(link, "LAST_WORDS_S", 3.0)  # a starved machine writes slowly
+    with serving(ProcessEngine(CONFIG)) as live, ThreadPoolExecutor() as pool:
+        before = live.engine.process_id
+        os.kill(before, signal.SIGSTOP)
+        asked = pool.submit(stream_of, live, [5, 6])
+        eventually(lambda: not ready(live))
+        assert live.engine.process_id == before  # not ready is not dead yet
+        assert_told_to_retry(asked.result(PATIENCE_S))
+        eventually(lambda: ready(live))
+        assert live.engine.process_id != before
+        assert "in _listen" in capfd.readouterr().err
+
+
+def test_a_step_that_takes_too_long_ends_the_process_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(ProcessEngine(CONFIG), step_timeout_s=1e-5) as live, ThreadPoolExecutor(16) as pool:
+        before = live.engine.process_id
+        asked = [pool.submit(stream_of, live, [number + 1, 6]) for number in range(16)]
+        eventually(lambda: live.engine.process_id != before or not live.engine.num_unfinished)
+        for response in asked:
+            response.result(PATIENCE_S)
+        eventually(lambda: live.engine.process_id not in (before, None) and ready(live))
+        assert "a step has not ended within 1e-05 s" in caplog.text
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_DEATHS", 2)
+    with serving(ProcessEngine(CONFIG)) as live:
+        kill(live)
+        eventually(lambda: ready(live))
+        kill(live)
+        live.client.close()
+        live.thread.join(PATIENCE_S)
+        assert not live.thread.is_alive() and live.server.exit_code == 5
+
+
+def test_deadlines_hold_while_the_engine_is_stopped() -> None:
+    with serving(ProcessEngine(CONFIG), request_timeout_s=0.2, shutdown_timeout_s=0.0) as live:
+        os.kill(live.engine.process_id, signal.SIGSTOP)
+        began = time.monotonic()
+        response = live.post("completions", prompt=[5], max_tokens=400, ignore_eos=True)
+        assert_told_to_retry(response)
+        assert time.monotonic() - began < 1.5
+        os.kill(live.engine.process_id, signal.SIGCONT)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_process_ends_with_its_server(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from ridgeline.cli import main; main()", "serve", "python-1m", "--port", "0"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*command, "--log-level", "error", "--engine-process"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        process_group=0,
+    ) as server:
+        assert server.stdout.readline().startswith("Ridgeline serves")
+        (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        os.killpg(server.pid, number)
+        assert server.wait(PATIENCE_S) == (-9 if number is signal.SIGKILL else 0)
+        eventually(lambda: not is_alive(int(child)))
+        assert server.stderr.read() == ""
+
+
+def test_what_the_model_cannot_do_is_one_error_of_its_kind() -> None:
+    config = replace(CONFIG, cache=replace(CONFIG.cache, kv_cache_bytes=1))
+    with pytest.raises(ConfigError, match="of KV cache, but the budget is 1 bytes"):
+        ProcessEngine(config)
+
+
+def test_a_server_imports_nothing_that_computes() -> None:
+    subprocess.run([sys.executable, "-c", FRONT], check=True)
+
+
+def test_a_second_suspect_waits_for_the_first_token_of_the_first() -> None:
+    from ridgeline.engine.process.quarantine import Quarantine
+
+    order = []
+
+    async def stream(name: str, gate: asyncio.Event):
+        order.append(name)
+        await gate.wait()
+        yield name
+        yield name
+
+    async def scenario() -> None:
+        quarantine = Quarantine(lambda: 0.0)
+        gate = asyncio.Event()
+
+        async def read(name: str) -> list[str]:
+            return [delta async for delta in quarantine.tried(frozenset([name.encode()]), stream(name, gate))]
+
+        tasks = [asyncio.create_task(read(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["a"]
+        gate.set()
+        assert await asyncio.gather(*tasks) == [["a", "a"], ["b", "b"]]
+
+    asyncio.run(scenario())
