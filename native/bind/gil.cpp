@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "bind/bind.h"
+#include "runtime/tape.h"
 
 namespace nb = nanobind;
 
@@ -16,6 +17,7 @@ namespace {
 struct Gate {
   std::shared_mutex mutex;
   std::thread::id ended_by;
+  std::set<Tape*> started;
   const pid_t process = getpid();
 };
 
@@ -29,9 +31,12 @@ void wait_for_computations() {
   gate().ended_by = std::this_thread::get_id();
   const nb::gil_scoped_release released;
   gate().mutex.lock();
+  for (Tape* const tape : gate().started) tape->finish();
 }
 
 }  // namespace
+
+std::set<Tape*>& started_tapes() { return gate().started; }
 
 WithoutGil::WithoutGil() {
   const std::thread::id ended_by = gate().ended_by;

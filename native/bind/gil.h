@@ -3,9 +3,16 @@
 #include <nanobind/nanobind.h>
 
 #include <optional>
+#include <set>
 #include <shared_mutex>
 
 namespace ridgeline {
+
+class Tape;
+
+// The tapes with a step that was started and is not finished, to be changed with the GIL. An exiting interpreter finishes
+// them, before the memory goes that they compute with.
+std::set<Tape*>& started_tapes();
 
 // Releases the GIL while something is computed, so that an exiting interpreter does not meet the thread within it.
 //

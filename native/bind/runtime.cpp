@@ -45,6 +45,7 @@ class TapeBuilder {
  public:
   TapeBuilder(const std::string& level, Pool* pool, bool deterministic)
       : kernels_(kernels_of(level)), tape_(kernels_, pool, deterministic), runs_(pool != nullptr) {}
+  ~TapeBuilder() { started_tapes().erase(&tape_); }
 
   int add_buffer(const std::string& rows, int64_t width) {
     require(rows == "tokens" || rows == "logits", "a buffer has rows for 'tokens' or for 'logits'");
@@ -217,27 +218,33 @@ class TapeBuilder {
   // Returns the highest slot of the cache that the step writes, or 0.
   int64_t run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
               std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
-    require(runs_, "a tape without a pool can be measured, and not run");
-    const std::unique_lock turn(running_, std::try_to_lock);
-    if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
-    Step& step = reader_.read(block, sampled.has_value());
-    require(!sampled || (int64_t)sampled->shape(0) == step.num_sample_rows, "one place per row to sample is needed");
-    require((int64_t)logits.shape(0) == step.num_rows, "one row of logits per row that needs them is needed");
+    const std::unique_lock turn = take_turn();
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
-    require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
-    step.logits = logits.data();
-    step.logits_stride = (int64_t)logits.shape(1);
-    double* times = seconds ? seconds->data() : nullptr;
+    end_started();
+    double* const times = read(block, logits, sampled, seconds);
     {
       const WithoutGil unlocked;
-      tape_.run(step, begin, end, times);
+      tape_.run(*step_, begin, end, times);
     }
-    if (sampled)
-      for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
-    int64_t highest = 0;
-    for (const GroupInputs& group : step.groups)
-      for (int64_t t = 0; t < step.num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
-    return highest;
+    return results(sampled);
+  }
+
+  void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
+             std::optional<Array<double, 1>> seconds) {
+    const std::unique_lock turn = take_turn();
+    end_started();
+    double* const times = read(block, logits, sampled, seconds);
+    started_.emplace(Started{block, logits, sampled, seconds});
+    started_tapes().insert(&tape_);
+    const WithoutGil unlocked;
+    tape_.start(*step_, times);
+  }
+
+  // Returns what `run` does, of the step that was started.
+  int64_t finish() {
+    const std::unique_lock turn = take_turn();
+    require(started_.has_value(), "no step was started");
+    return end_started();
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -249,6 +256,54 @@ class TapeBuilder {
   }
 
  private:
+  // What a step that was started reads and writes.
+  struct Started {
+    Array<const int64_t, 1> block;
+    Array<float, 2> logits;
+    Array<int64_t, 1> sampled;
+    std::optional<Array<double, 1>> seconds;
+  };
+
+  std::unique_lock<std::mutex> take_turn() {
+    require(runs_, "a tape without a pool can be measured, and not run");
+    std::unique_lock turn(running_, std::try_to_lock);
+    if (!turn) throw std::runtime_error("a step of this engine runs in another thread: it serves one thread at a time");
+    return turn;
+  }
+
+  // Makes the step of these arguments the one that is run; returns where its times go.
+  double* read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
+               const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds) {
+    step_ = &reader_.read(block, sampled.has_value());
+    require(!sampled || (int64_t)sampled->shape(0) == step_->num_sample_rows, "one place per row to sample is needed");
+    require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
+    require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
+    step_->logits = logits.data();
+    step_->logits_stride = (int64_t)logits.shape(1);
+    return seconds ? seconds->data() : nullptr;
+  }
+
+  int64_t results(const std::optional<Array<int64_t, 1>>& sampled) const {
+    if (sampled)
+      for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
+    int64_t highest = 0;
+    for (const GroupInputs& group : step_->groups)
+      for (int64_t t = 0; t < step_->num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
+    return highest;
+  }
+
+  int64_t end_started() {
+    if (!started_) return 0;
+    {
+      const WithoutGil unlocked;
+      tape_.finish();
+    }
+    const int64_t highest = results(started_->sampled);
+    started_.reset();
+    started_tapes().erase(&tape_);
+    return highest;
+  }
+
   Buffer* at(int index) {
     require(index >= 0 && (size_t)index < buffers_.size(), "no buffer has this number");
     return buffers_[(size_t)index];
@@ -271,6 +326,8 @@ class TapeBuilder {
   bool runs_;
   std::vector<Buffer*> buffers_;
   StepReader reader_;
+  Step* step_ = nullptr;  // the last that was read
+  std::optional<Started> started_;
   std::mutex running_;
 };
 
@@ -352,6 +409,9 @@ void bind_runtime(nb::module_& module) {
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
            "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
+      .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
+           "Runs the step on the pool's other threads; its memory is in use until `finish`.")
+      .def("finish", &TapeBuilder::finish, "Finishes the step that was started; returns what `run` does.")
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

@@ -146,9 +146,9 @@ void Experts::run(const Worker& worker) {
   }
   float *hidden = memory_->hidden.as<float>(), *results = memory_->results.as<float>();
   multiply(worker, routing, gate_up_, {operands_.x->data(), operands_.x->stride, routing.token}, hidden);
-  worker.pool.barrier();
+  worker.barrier();
   multiply(worker, routing, down_, {hidden, gate_up_.product.epilogue.stride, nullptr}, results);
-  worker.pool.barrier();
+  worker.barrier();
   add_up(worker, routing);
 }
 
@@ -193,7 +193,7 @@ void Experts::multiply(const Worker& worker, const Routing& routing, Stage& stag
   const bool own = num_tokens_ == 1;
   if (!own) {
     prepare_shared(worker, routing, stage, source);
-    worker.pool.barrier();
+    worker.barrier();
   }
   const LinearKernels& kernels = worker.kernels.linear;
   const int64_t num_panels = stage.product.first.num_panels;

@@ -77,6 +77,10 @@ struct Worker {
   int count;
   void* scratch;  // of this worker alone; tape.h: need_scratch
   void* first_scratch;  // worker 0's, which it may lend
+  int arrivals = 1;  // at a barrier, with those of threads of the pool that are no workers yet
+
+  // Returns once every worker has called it.
+  void barrier() const { pool.barrier(arrivals); }
 
   // [begin, end) of this worker's even share of `total`, in whole multiples of `unit`.
   struct Share {

@@ -207,10 +207,10 @@ void LatentAttention::prepare(const KernelTable& kernels, const Step&, int worke
 void LatentAttention::run(const Worker& worker) {
   lay_out(worker);
   absorb(worker);
-  worker.pool.barrier();
+  worker.barrier();
   attend(worker);
   if (plan_->absorbed_rows.empty()) return;
-  worker.pool.barrier();
+  worker.barrier();
   project(worker);
 }
 

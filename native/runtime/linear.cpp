@@ -46,7 +46,7 @@ void Linear::run(const Worker& worker) {
   const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, unit);
   kernels.prepare_input(matrix_, norm_, operands_.in->data(), operands_.in->stride,
                         operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);
-  if (!each_prepares_) worker.pool.barrier();
+  if (!each_prepares_) worker.barrier();
   int64_t begin, end;
   while (panels_.next(worker.index, begin, end))
     kernels.multiply(matrix_, input, rows_, begin, end, exact_batch_, epilogue_, worker.scratch);

@@ -120,6 +120,7 @@ void Pool::run_alone(void (*body)(void*, int), void* context) {
   require_own_process();
   const std::lock_guard lock(turn_);
   const FlushSubnormals flush;
+  finish_started();
   alone_ = true;
   body(context, 0);
   alone_ = false;
@@ -129,23 +130,54 @@ void Pool::run(void (*body)(void*, int), void* context) {
   require_own_process();
   const std::lock_guard lock(turn_);
   const FlushSubnormals flush;
-  body_ = body;
-  context_ = context;
-  if (num_threads_ > 1) {
-    call_.fetch_add(1);
-    call_.notify_all();
-  }
+  finish_started();
+  call(body, context);
   body(context, 0);
   barrier();
 }
 
-void Pool::barrier() {
+void Pool::start(void (*body)(void*, int), void* context) {
+  require_own_process();
+  const std::lock_guard lock(turn_);
+  finish_started();
+  call(body, context);
+  started_ = true;
+}
+
+void Pool::finish() {
+  require_own_process();
+  const std::lock_guard lock(turn_);
+  finish_started();
+}
+
+void Pool::finish_started() {
+  if (!started_) return;
+  const FlushSubnormals flush;
+  body_(context_, 0);
+  barrier();
+  started_ = false;
+}
+
+void Pool::call(void (*body)(void*, int), void* context) {
+  body_ = body;
+  context_ = context;
+  if (num_threads_ == 1) return;
+  call_.fetch_add(1);
+  call_.notify_all();
+}
+
+int64_t Pool::wait_while(const std::atomic<int64_t>& value, int64_t old) {
+  if (!spin_until([&] { return value.load() != old; }, kBarrierSpinNs)) value.wait(old);
+  return value.load();
+}
+
+void Pool::barrier(int arrivals) {
   if (num_threads_ == 1 || alone_) return;
   const bool few = num_threads_ <= kFewThreads;
   const uint32_t phase = few ? 0 : phase_.load();
-  const uint64_t threads = (uint64_t)num_threads_, arrival = arrived_.fetch_add(1);
+  const uint64_t threads = (uint64_t)num_threads_, arrival = arrived_.fetch_add((uint64_t)arrivals);
   const uint64_t all = (arrival / threads + 1) * threads;
-  if (arrival + 1 == all) {
+  if (arrival + (uint64_t)arrivals == all) {
     if (few && parked_.load() == 0) return;
     phase_.fetch_add(1);
     phase_.notify_all();

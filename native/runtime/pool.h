@@ -28,17 +28,30 @@ class Pool {
   // Throws std::runtime_error in a process that was forked from the pool's.
   void run(void (*body)(void* context, int worker), void* context);
 
+  // Calls body(context, worker) once per worker but worker 0, who is the caller of `finish`, or of any other method that
+  // runs something before it. Only with two threads or more; within it, see `barrier`. Throws as `run` does.
+  void start(void (*body)(void* context, int worker), void* context);
+
+  // Calls body(context, 0) of what was started, if anything was, and returns when all are done.
+  void finish();
+
   // Calls body(context, 0) and wakes nobody: within it the caller is the only worker.
   void run_alone(void (*body)(void* context, int worker), void* context);
 
-  // Within `body`: returns once every worker has called it. What they wrote before is visible after.
-  void barrier();
+  // Within `body`: returns once every worker has called it. What they wrote before is visible after. A worker may count
+  // for others who do not come, as one whose call counts `arrivals`.
+  void barrier(int arrivals = 1);
+
+  // Spins, and then sleeps, until `value` is no longer `old`.
+  static int64_t wait_while(const std::atomic<int64_t>& value, int64_t old);
 
   // Seconds so far in which workers waited in the kernel for one that came late to a barrier.
   double held_up_s() const { return num_threads_ == 1 ? 0 : (double)held_up_ns_.load() * 1e-9 / (num_threads_ - 1); }
 
  private:
   void require_own_process() const;
+  void call(void (*body)(void*, int), void* context);
+  void finish_started();
   void work(int worker);
   void stop();
   bool is_orphan() const;
@@ -49,6 +62,7 @@ class Pool {
   void (*body_)(void*, int) = nullptr;
   void* context_ = nullptr;
   bool alone_ = false;  // changed only while the others wait for a call
+  bool started_ = false;  // whether the others have begun what worker 0 has not
   alignas(64) std::atomic<uint32_t> call_{0};      // changes when there is something to run
   alignas(64) std::atomic<uint64_t> arrived_{0};   // arrivals at all barriers so far
   alignas(64) std::atomic<uint32_t> phase_{0};     // changes when all have arrived and some wait for it to change

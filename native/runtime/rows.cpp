@@ -164,13 +164,13 @@ void Sample::run(const Worker& worker) {
 }
 
 void Sample::run_shared(const Worker& worker) {
-  const auto barrier = [](void* pool) { static_cast<Pool*>(pool)->barrier(); };
-  const SampleTeam team{worker.index, worker.count, barrier, &worker.pool};
+  const auto barrier = [](const void* worker) { static_cast<const Worker*>(worker)->barrier(); };
+  const SampleTeam team{worker.index, worker.count, barrier, &worker};
   for (int64_t index = 0; index < worker.step.num_sample_rows; index++) {
     SampleRow& row = worker.step.sample_rows[index];
     const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
     if (row.temperature > 0 && (row.top_k <= 0 || row.top_k >= vocab_size_)) {
-      if (index > 0) worker.pool.barrier();  // worker 0 has used its scratch for the row before
+      if (index > 0) worker.barrier();  // worker 0 has used its scratch for the row before
       worker.kernels.sample.sample_share(row, logits, vocab_size_, worker.scratch, worker.first_scratch, team);
     } else if (index % worker.count == worker.index) {
       worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);

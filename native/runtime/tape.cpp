@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <stdexcept>
+#include <utility>
 
 namespace ridgeline {
 namespace {
@@ -26,6 +28,13 @@ double now_s() {
 Tape::Tape(const KernelTable& kernels, Pool* pool, bool deterministic)
     : kernels_(kernels), pool_(pool), deterministic_(deterministic) {
   need_scratch(std::max(kernels.linear.scratch_bytes, kernels.attention.scratch_bytes));
+}
+
+Tape::~Tape() {
+  try {
+    finish();
+  } catch (const std::runtime_error&) {  // of a process that was forked: nobody computes anything
+  }
 }
 
 void Tape::need_scratch(int64_t bytes) {
@@ -97,19 +106,55 @@ void Tape::prepare(const Step& step) {
 }
 
 void Tape::run(const Step& step, int64_t begin, int64_t end, double* seconds) {
+  finish();
   if (begin == 0) prepare(step);
   if (begin == end) return;
   step_ = &step;
   begin_ = begin;
   end_ = end;
   seconds_ = seconds;
-  const auto body = [](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); };
   Team* const team = seconds || begin > 0 || end < size() ? nullptr : team_of(step);
-  const bool alone = team && team->alone();
-  num_workers_ = alone ? 1 : pool_->size();
   const double start = now_s(), held_up = pool_->held_up_s();
-  alone ? pool_->run_alone(body, this) : pool_->run(body, this);
+  run_body(team && team->alone());
   if (team) team->observe(now_s() - start, pool_->held_up_s() - held_up);
+}
+
+void Tape::run_body(bool alone) {
+  const auto body = [](void* tape, int worker) { static_cast<Tape*>(tape)->work(worker); };
+  num_workers_ = alone ? 1 : pool_->size();
+  if (alone)
+    pool_->run_alone(body, this);
+  else if (late_)
+    pool_->start(body, this);
+  else
+    pool_->run(body, this);
+}
+
+void Tape::start(const Step& step, double* seconds) {
+  finish();
+  prepare(step);
+  step_ = &step;
+  begin_ = 0;
+  end_ = size();
+  seconds_ = seconds;
+  team_ = seconds ? nullptr : team_of(step);
+  start_s_ = now_s();
+  held_up_s_ = pool_->held_up_s();
+  late_ = pool_->size() > 1 && !(team_ && team_->alone());
+  asks_.store(false);
+  joins_at_.store(kNever);
+  started_ = true;
+  if (late_) run_body(false);
+}
+
+void Tape::finish() {
+  if (!std::exchange(started_, false)) return;
+  if (late_)
+    pool_->finish();
+  else
+    run_body(team_ && team_->alone());
+  late_ = false;
+  if (team_) team_->observe(now_s() - start_s_, pool_->held_up_s() - held_up_s_);
 }
 
 Team* Tape::team_of(const Step& step) {
@@ -117,18 +162,48 @@ Team* Tape::team_of(const Step& step) {
   return pool_->size() > 1 && bits < teams_.size() ? &teams_[bits] : nullptr;
 }
 
-void Tape::work(int worker) {
-  void* scratch = scratch_.as<uint8_t>() + worker * scratch_stride_;
-  const Worker self{kernels_, *pool_, *step_, worker, num_workers_, scratch, scratch_.as<void>()};
-  double last = seconds_ && worker == 0 ? now_s() : 0;
-  for (int64_t i = begin_; i < end_; i++) {
+// A worker's view; until `all` are there, worker 1 stands for worker 0, and counts for it at barriers.
+Worker Tape::worker(int index, bool all) const {
+  uint8_t* const scratch = scratch_.as<uint8_t>();
+  const int first = all ? 0 : 1;
+  return {kernels_, *pool_, *step_, index - first, num_workers_ - first, scratch + index * scratch_stride_,
+          scratch + first * scratch_stride_, index == first ? 1 + first : 1};
+}
+
+// Returns the instruction before which worker 0 is let in, once the others are there.
+int64_t Tape::join() {
+  asks_.store(true);
+  const int64_t at = Pool::wait_while(joins_at_, kNever);
+  if (at < end_) pool_->barrier();
+  return at;
+}
+
+void Tape::work(int index) {
+  bool all = !late_ || index == 0;
+  const int64_t begin = late_ && index == 0 ? join() : begin_;
+  double last = seconds_ ? now_s() : 0;
+  for (int64_t i = begin; i < end_; i++) {
+    Worker self = worker(index, all);
     instructions_[(size_t)i]->run(self);
-    if (i + 1 < end_ || seconds_) pool_->barrier();
-    if (seconds_ && worker == 0) {
+    if (i + 1 < end_ || seconds_) {
+      const bool lets_in = !all && self.index == 0 && i + 1 < end_ && asks_.load();
+      if (lets_in) {
+        joins_at_.store(i + 1);
+        joins_at_.notify_all();
+        self.arrivals = 1;
+      }
+      self.barrier();
+      all = all || joins_at_.load() == i + 1;
+    }
+    if (seconds_ && self.index == 0) {
       const double now = now_s();
       seconds_[i] = now - last;
       last = now;
     }
+  }
+  if (!all && index == 1) {
+    joins_at_.store(end_);
+    joins_at_.notify_all();
   }
 }
 

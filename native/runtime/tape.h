@@ -20,6 +20,7 @@ class Tape {
  public:
   // Without a pool a tape can be measured, and not run.
   Tape(const KernelTable& kernels, Pool* pool, bool deterministic);
+  ~Tape();
 
   Buffer* add_buffer(Rows rows, int64_t width);
   // Columns [offset, offset + width) of a buffer.
@@ -48,9 +49,19 @@ class Tape {
   // to barrier.
   void run(const Step& step, int64_t begin, int64_t end, double* seconds);
 
+  // Does `run` of all instructions on the pool's other workers, while the caller is free to do something else, and
+  // `finish` what is left of it together with them. What the arguments point to has to stay until then. Where there is
+  // no other worker, or one worker is faster than all, everything is done in `finish`.
+  void start(const Step& step, double* seconds);
+  // Without a step that was started it does nothing.
+  void finish();
+
  private:
   void prepare(const Step& step);
   void work(int worker);
+  Worker worker(int index, bool all) const;
+  void run_body(bool alone);
+  int64_t join();
   // What chooses how many workers run the step; null where all do.
   Team* team_of(const Step& step);
 
@@ -71,6 +82,14 @@ class Tape {
   int64_t begin_ = 0, end_ = 0;
   double* seconds_ = nullptr;
   int num_workers_ = 0;
+
+  // Of a step that was started: worker 0 is late, asks to be let in, and is so before an instruction.
+  bool started_ = false, late_ = false;
+  Team* team_ = nullptr;
+  double start_s_ = 0, held_up_s_ = 0;
+  std::atomic<bool> asks_{false};
+  std::atomic<int64_t> joins_at_{kNever};
+  static constexpr int64_t kNever = -1;
 
   std::array<Team, 6> teams_;  // by the bits of a step's number of tokens
 };

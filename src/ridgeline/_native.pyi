@@ -296,6 +296,14 @@ class Tape:
     def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> int:
         """Returns the highest slot written, or 0."""
 
+    def start(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+        """
+        Runs the step on the pool's other threads; its memory is in use until `finish`.
+        """
+
+    def finish(self) -> int:
+        """Finishes the step that was started; returns what `run` does."""
+
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 
     @property

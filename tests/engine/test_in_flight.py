@@ -124,10 +124,9 @@ class Breaking(FakeExecutor):
 
     broken = ()
 
-    def collect(self):
-        number = abs(self.in_flight[0].step)
-        result = super().collect()
-        if number in self.broken:
+    def compute(self, plan):
+        result = super().compute(plan)
+        if abs(plan.step) in self.broken:
             raise RuntimeError("lost")
         return result
 

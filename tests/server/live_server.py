@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
-from ridgeline.core.step import StepResult
+from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.thread_engine import ThreadEngine
 from ridgeline.server.app import create_app
@@ -92,6 +92,9 @@ class GatedExecutor:
         self.num_done += 1
         return result
 
+    def compute(self, plan: StepPlan) -> StepResult:
+        return self._inner.compute(plan)
+
     def release(self, num_steps: int = 1) -> None:
         self._permits.release(num_steps)
 
@@ -116,6 +119,11 @@ class FailingExecutor:
         if self.broken:
             raise RuntimeError("secret detail of the machine")
         return result
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        if self.broken:
+            raise RuntimeError("secret detail of the machine")
+        return self._inner.compute(plan)
 
 
 def with_template(model: Path, folder: Path, template: str) -> Path:

@@ -177,7 +177,7 @@ static inline void sample_share(SampleRow& row, const float* logits, int64_t voc
   const int64_t begin = first * kWeightBlock;
   const int64_t end = last * kWeightBlock < vocab_size ? last * kWeightBlock : vocab_size;
   if (found.draws) estimate_masses(found.logits + begin, end - begin, found.scaling, scratch.masses + first);
-  team.barrier(team.pool);
+  team.barrier(team.worker);
   if (team.index > 0) return;
   row.token = found.draws ? decide(row, found, vocab_size, scratch) : found.token;
 }

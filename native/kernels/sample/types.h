@@ -23,8 +23,8 @@ struct SampleRow {
 // The workers that decide a row together; all wait at the barrier.
 struct SampleTeam {
   int index, count;
-  void (*barrier)(void* pool);
-  void* pool;
+  void (*barrier)(const void* worker);
+  const void* worker;
 };
 
 // Widest row that may be sampled from: 2^44 for each of its tokens still sums up to less than 2^63.

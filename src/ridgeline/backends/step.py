@@ -13,7 +13,7 @@ All arrays of a StepBatch lie in one block of 8-byte words, which can go to a de
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -212,4 +212,22 @@ class Executable(Protocol):
 
     def facts(self) -> Mapping[str, Choice]:
         """Return what profiles say beside the choices of a start, because finding it out takes time."""
+        ...
+
+
+@runtime_checkable
+class Overlapping(Executable, Protocol):
+    """An Executable that computes a step while the calling thread does something else."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it has threads for that beside the calling one."""
+        ...
+
+    def start(self, step: StepBatch, *, timed: bool = False) -> None:
+        """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
+        ...
+
+    def finish(self) -> tuple[StepOutput, Iterable[OpTiming]]:
+        """Return what was computed in the step that was started, and how long its parts took where that was asked."""
         ...

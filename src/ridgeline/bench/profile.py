@@ -63,7 +63,7 @@ class StepProfile:
 
     `ops` and `rest_s` are all parts of `step_s`. The slower half is where something else had the processor.
 
-    `rest_s` has what is outside the ops: the engine's parts by name, in the order in which they run.
+    `rest_s` has what is outside the ops: the engine's parts by name. `behind_s` has those that ran while ops did.
     `stream_bytes_per_s` and `ops_per_s` are the ceilings that the ops are compared with.
     `timed_step_s` is the median of all timed steps, `untimed_step_s` of as many without a clock at every op.
     """
@@ -78,6 +78,7 @@ class StepProfile:
     ops_per_s: dict[InputKind, float]
     ops: Sequence[OpProfile]
     rest_s: dict[str, float]
+    behind_s: dict[str, float]
 
     @property
     def measured_ops_s(self) -> float:
@@ -123,6 +124,7 @@ class Profiler:
         self._last: _Step | None = None
         engine.executor.observer = self
         self._loop = engine.loop
+        self._overlaps = engine.executor.depth > 1
         self._random = np.random.default_rng(seed)
 
     def observe(self, plan: StepPlan, times: StepTimes) -> None:
@@ -206,19 +208,21 @@ class Profiler:
         _, (record,) = journal.read(journal.num_written - 1)
         step.step_s, step.ops = elapsed_s, list(step.times.ops)  # made now: they are no part of the step
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
+        if self._overlaps:
+            step.step_s = step.times.batch_s + step.times.run_s + step.times.sample_s
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
         all_timed = sorted((step for step in steps if step.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
         rest = {
-            "plan": fmean(step.plan_s for step in timed),
             "batch": fmean(step.times.batch_s for step in timed),
             "between ops": fmean(step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed),
             "sample": fmean(step.times.sample_s for step in timed),
-            "commit": fmean(step.commit_s for step in timed),
-            "render": fmean(step.render_s for step in timed),
         }
+        deciding = {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
+        if not self._overlaps:
+            rest |= deciding
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
         self.rests.append((len(timed[0].load.spans), sum(rest.values()) - rest["between ops"]))  # those are the clock's
@@ -233,6 +237,7 @@ class Profiler:
             ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
             rest_s=rest,
+            behind_s=deciding if self._overlaps else {},
         )
 
     def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:

@@ -64,6 +64,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def ahead(self, running: Sequence[SequenceView]) -> bool:
+        """Tell whether a step may be planned now though the tokens of the one before are not known yet."""
+        ...
+
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Prepare to plan a step for `running`, in this order; who wants more than one token each shares `room`."""
         ...

@@ -12,11 +12,10 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import HostReader
-from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.engine import Engine, setup_of
-from ridgeline.engine.executor import InlineExecutor
+from ridgeline.engine.executor import open_executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
@@ -55,12 +54,12 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     choices = {"backend": why_backend, **plan.choices, **sizing.choices, **drafting}
     log_choices(choices)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
-    executor = InlineExecutor(executable, Sampler(), sizing.layout, clock)
     prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled
     cache = CacheManager(sizing.layout, prefix_caching=prefixes)
+    executor = open_executor(executable, sizing.layout, clock, ahead=cache.plans_ahead and companion is None)
     kinds = cache.kinds_without_rollback()
     strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
-    setup = setup_of(config, sizing, strategy, choices)
+    setup = setup_of(config, sizing, strategy, choices, executor.depth)
     sizes = sizing.max_model_len, sizing.limits.num_rows
     scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))

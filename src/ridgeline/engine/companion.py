@@ -75,7 +75,7 @@ class CompanionPlan:
         caches = CacheManager(sizing.layout, prefix_caching=config.cache.prefix_caching)
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
         executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
-        compute, fold, source = partial(_computed, executor), None, self.source
+        compute, fold, source = executor.compute, None, self.source
         if source is not None:
             if source.fold is not None and self.fold is not None:
                 opened = self.fold.open(source.fold, nothing, executable)
@@ -162,18 +162,12 @@ def _plan_head(
     return replace(planned(source.step), source=source, fold=planned(source.fold).plan if source.fold else None)
 
 
-def _computed(executor: InlineExecutor, plan: StepPlan) -> StepResult:
-    """Compute a plan now."""
-    executor.submit(plan)
-    return executor.collect()
-
-
 def _folded(executor: InlineExecutor, hidden_TW: Vectors) -> Vectors:
     """Return what a head computes with, of the model's hidden states side by side."""
     count = len(hidden_TW)
     span, rows = Span(0, 0, (0,) * count, 0), VectorRows(0, 0, count)
     plan = StepPlan(1, (span,), (), (), (), vector_rows=(rows,), features_TW=hidden_TW)
-    return _computed(executor, plan).vectors[0]
+    return executor.compute(plan).vectors[0]
 
 
 def _renamed(compute: Callable[[StepPlan], StepResult], token_ids_V: IntArray, plan: StepPlan) -> StepResult:

@@ -33,7 +33,9 @@ class Engine:
     tokenizer: Tokenizer | None
 
 
-def setup_of(config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice]) -> EngineSetup:
+def setup_of(
+    config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: Mapping[str, Choice], depth: int
+) -> EngineSetup:
     """Return how an engine is set up."""
     is_plain = isinstance(strategy, Autoregressive) and not config.speculation.proposers()
     return EngineSetup(
@@ -43,4 +45,5 @@ def setup_of(config: EngineConfig, sizing: Sizing, strategy: Strategy, choices: 
         max_num_rows=sizing.limits.num_rows,
         strategy="autoregressive" if is_plain else type(strategy).__name__.lower(),
         choices={name: f"{choice.value} ({choice.reason})" for name, choice in choices.items()},
+        depth=depth,
     )

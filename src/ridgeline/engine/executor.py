@@ -1,18 +1,21 @@
 """The Executor seam: takes StepPlans and gives back their StepResults.
 
-InlineExecutor computes in the calling thread; other executors put a device, a process or a gang of machines behind the
-same calls.
+InlineExecutor computes in the calling thread, OverlappedExecutor on other threads as well while the calling one does
+something else; other executors put a device, a process or a gang of machines behind the same calls.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.backends.step import Executable
+import numpy as np
+
+from ridgeline.backends.step import Executable, Overlapping, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import StepPlan, StepResult
+from ridgeline.core.step import PENDING, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
@@ -74,6 +77,10 @@ class Executor(Protocol):
         """
         ...
 
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Compute a plan at once, before those that are in flight."""
+        ...
+
     def facts(self) -> Mapping[str, Choice]:
         """Return `Executable.facts`."""
         ...
@@ -92,39 +99,124 @@ class InlineExecutor:
         self._layout = layout
         self._batches = BatchBuilder(layout)
         self._clock = clock
-        self._plan: StepPlan | None = None
+        self._queued: deque[StepPlan] = deque()
 
     def facts(self) -> Mapping[str, Choice]:
         return self._executable.facts()
 
     def submit(self, plan: StepPlan) -> None:
-        assert self._plan is None, "a plan is in flight"
-        self._plan = plan
+        assert len(self._queued) < self.depth, "enough plans are in flight"
+        self._queued.append(plan)
 
     def collect(self) -> StepResult:
-        plan, self._plan = self._plan, None
-        assert plan is not None, "no plan is in flight"
+        return self.compute(self._queued.popleft())
+
+    def compute(self, plan: StepPlan) -> StepResult:
         try:
-            return self._compute(plan)
-        except Exception:  # what was laid out for it may be half written, and is not to be built upon
-            self._batches = BatchBuilder(self._layout)
+            start_s = self._clock()
+            batch = self._built(plan)
+            built_s, ops = self._clock(), ()
+            if self._times_ops:
+                output, ops = self._executable.timed(batch)
+            else:
+                output = self._executable.run(batch, plan.features_TW)
+            return self._sampled(plan, output, ops, built_s - start_s, built_s)
+        except Exception:
+            self._forget()
             raise
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        observer, ops = self.observer, ()
-        start_s = self._clock()
+    @property
+    def _times_ops(self) -> bool:
+        return self.observer is not None and self.observer.times_ops
+
+    def _built(self, plan: StepPlan) -> StepBatch:
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
-        batch = self._batches.build(plan, sampling)
-        built_s = self._clock()
-        if observer is not None and observer.times_ops:
-            output, ops = self._executable.timed(batch)
-        else:
-            output = self._executable.run(batch, plan.features_TW)
+        return self._batches.build(plan, sampling)
+
+    def _forget(self) -> None:
+        """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""
+        self._batches = BatchBuilder(self._layout)
+
+    def _sampled(
+        self, plan: StepPlan, output: StepOutput, ops: Iterable[OpTiming], batch_s: float, built_s: float
+    ) -> StepResult:
+        """Return the result of a step whose logits are there."""
         ran_s = self._clock()
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
-        batch_s, run_s, sample_s = built_s - start_s, ran_s - built_s, self._clock() - ran_s
-        if observer is not None:
-            observer.observe(plan, StepTimes(batch_s, run_s, sample_s, ops))
+        sample_s = self._clock() - ran_s
+        if self.observer is not None:
+            self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops))
         rows_RH = output.logits_RV
         vectors = tuple([rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows])
         return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps)
+
+
+class OverlappedExecutor(InlineExecutor):
+    """Has a step computed on other threads while the caller takes in the one before, and plans the one after.
+
+    The caller helps with what is left of the step when it collects it. The next one starts before `collect` returns.
+    """
+
+    depth = 2
+    chains = True
+
+    def __init__(self, executable: Overlapping, sampler: Sampler, layout: CacheLayout, clock: Clock) -> None:
+        super().__init__(executable, sampler, layout, clock)
+        self._overlapping = executable
+        self._started: tuple[StepPlan, float, float] | None = None  # with the seconds of building, and when it was
+        self._tokens: dict[int, int] = {}  # by sequence, what the last steps sampled
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        self._start_next()
+
+    def collect(self) -> StepResult:
+        plan = self._queued.popleft()
+        try:
+            if self._started is None:  # it failed to start, or a step before it failed
+                self._start(plan)
+            assert self._started is not None
+            _, batch_s, built_s = self._started
+            self._started = None
+            output, ops = self._overlapping.finish()
+            result = self._sampled(plan, output, ops, batch_s, built_s)
+        except Exception:
+            self._forget()
+            raise
+        self._tokens = {token.seq_id: token.token_id for token in result.samples}
+        self._start_next()
+        return result
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        result = super().compute(plan)
+        self._tokens |= {token.seq_id: token.token_id for token in result.samples}
+        return result
+
+    def _start_next(self) -> None:
+        """Start the oldest plan, unless one runs; why it fails is said where it is collected."""
+        if self._queued and self._started is None:
+            try:
+                self._start(self._queued[0])
+            except Exception:
+                self._forget()
+
+    def _start(self, plan: StepPlan) -> None:
+        start_s = self._clock()
+        batch = self._built(plan)
+        built_s = self._clock()
+        self._overlapping.start(batch, timed=self._times_ops)
+        self._started = plan, built_s - start_s, built_s
+
+    def _built(self, plan: StepPlan) -> StepBatch:
+        """Lay the plan out, with the tokens that it waited for; where one could not be sampled, any will do."""
+        batch = super()._built(plan)
+        if pending := [self._tokens.get(span.seq_id, 0) for span in plan.spans if span.pending]:
+            batch.token_ids_T[batch.token_ids_T == PENDING] = np.maximum(pending, 0)
+        return batch
+
+
+def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:
+    """Return an executor; one that overlaps where the executable can, and plans may be made `ahead`."""
+    if ahead and isinstance(executable, Overlapping) and executable.overlaps:
+        return OverlappedExecutor(executable, Sampler(), layout, clock)
+    return InlineExecutor(executable, Sampler(), layout, clock)

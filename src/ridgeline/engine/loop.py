@@ -173,14 +173,9 @@ class EngineLoop:
 
     def _rerun(self, plan: StepPlan, error: Exception) -> StepResult | None:
         """Compute a failed step by halves, and end the requests that make it fail; None where that is all of them."""
-        if self._in_flight or len(plan.spans) == 1 or not self._scheduler.cache.plans_ahead:  # states change in place
+        if len(plan.spans) == 1 or not self._scheduler.cache.plans_ahead:  # states change in place
             return None
-
-        def compute(part: StepPlan) -> StepResult:
-            self._executor.submit(part)
-            return self._executor.collect()
-
-        result, culprits = rerun(plan, compute, error)
+        result, culprits = rerun(plan, self._executor.compute, error)
         if len(culprits) == len(plan.spans):
             return None
         for seq in self._scheduler.running():

@@ -26,17 +26,21 @@ class Flight(NamedTuple):
     span: Span
 
 
-def after_flights(seq: Sequence, flights: Items[Flight], max_model_len: int) -> Sequence | None:
-    """Return the sequence as it will be after its spans in flight, with PENDING for tokens that they sample.
+def goes_on(seq: Sequence, flights: Items[Flight], max_model_len: int) -> bool:
+    """Tell whether more of a sequence may be planned before its spans in flight are taken in.
 
-    None where it has to wait for them: others fork from it, scores are owed, or more hangs on the tokens.
+    Not where others fork from it, scores are owed, or more hangs on the tokens.
     """
-    if seq.siblings or owes_scores(seq):
-        return None
+    num_pending = flights[-1].span.end - len(seq.token_ids) + 1
+    return (
+        not seq.siblings and not owes_scores(seq) and (num_pending <= 0 or may_chain(seq, num_pending, max_model_len))
+    )
+
+
+def after_flights(seq: Sequence, flights: Items[Flight]) -> Sequence:
+    """Return a sequence that goes on as it will be after its spans in flight, with PENDING for what they sample."""
     end = flights[-1].span.end
     num_pending = max(0, end - len(seq.token_ids) + 1)
-    if num_pending and not may_chain(seq, num_pending, max_model_len):
-        return None
     return replace(seq, token_ids=[*seq.token_ids, *[PENDING] * num_pending], num_computed=end)
 
 

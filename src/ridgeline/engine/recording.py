@@ -33,6 +33,7 @@ class EngineSetup:
     max_num_rows: int
     strategy: str  # autoregressive where one token at a time was decoded, unless a request brought a prediction
     choices: Mapping[str, str]
+    depth: int = 1  # of its executor; a deeper one chains plans
 
 
 class _Frame(msgspec.Struct, array_like=True):

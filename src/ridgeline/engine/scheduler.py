@@ -18,9 +18,9 @@ from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
-from ridgeline.engine.decode import is_decode, may_chain, next_decode
+from ridgeline.engine.decode import is_decode, next_decode
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.planning import Flight, StepDraft, after_flights
+from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on
 from ridgeline.engine.queue import WaitingQueue
 from ridgeline.engine.request import Event, FinishReason, Sequence
 from ridgeline.engine.sharing import making_way
@@ -114,6 +114,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
+        if self._chains and self._in_flight and not self._all_go_on():
+            return None  # what would be left out would read all weights again for itself
         preempted = self._make_way()
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
         if self._decode is None or len(self._waiting):
@@ -140,6 +142,13 @@ class Scheduler:
         plan = StepPlan(self._step, spans, by_group, tuple(draft.copies), *rows, draft.decisions())
         one_by_one = (self._depth == 1 or self._chains) and self.strategy.one_token
         return self._planned(plan, decodes=one_by_one and is_decode(plan, self._running))
+
+    def _all_go_on(self) -> bool:
+        """Tell whether every running sequence may be planned on from what of it is in flight."""
+        flights, length = self._in_flight, self._max_model_len
+        return self.strategy.ahead(self._running) and all(
+            seq.seq_id not in flights or goes_on(seq, flights[seq.seq_id], length) for seq in self._running
+        )
 
     def _planned(self, plan: StepPlan, *, decodes: bool) -> StepPlan:
         """Note what is in flight with the plan."""
@@ -256,11 +265,10 @@ class Scheduler:
         while position < len(self._running) and len(draft.spans) < share:
             seq = self._running[position]
             flights = self._in_flight.get(seq.seq_id)
-            chains = self._chains and self.strategy.one_token
-            ahead = seq if flights is None else after_flights(seq, flights, self._max_model_len) if chains else None
-            if ahead is None:
+            if flights is not None and not (self._chains and self.strategy.one_token):
                 position += 1
                 continue
+            ahead = seq if flights is None else after_flights(seq, flights)
             try:
                 span = draft.next_span(ahead, len(self._running) - position - 1)
                 if span is None and not draft.spans:  # the oldest may take all
@@ -321,9 +329,6 @@ class Scheduler:
         num_running, config = len(self._running), self._config
         waiting, chain = len(self._waiting) > 0, len(self._in_flight) > 0
         if not self.strategy.one_token or (waiting and num_running < config.max_num_seqs):
-            return None
-        flights, length = self._in_flight, self._max_model_len
-        if chain and not all(may_chain(seq, len(flights[seq.seq_id]), length) for seq in self._running):
             return None
         if not all(seq.grammar.is_sound for seq in self._running if seq.grammar is not None):
             return None  # whose grammar gave up is told so where a whole step is planned

@@ -114,12 +114,12 @@ def replay(recording: Recording) -> Replay:
     tokens = RecordedTokens(recording, setup.layout.block_size)
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     lasting = iter(steps["run_s"].tolist())
-    executor = PricedExecutor(clock, lambda plan: next(lasting), tokens.sampled)
+    executor = PricedExecutor(clock, setup.depth, lambda plan: next(lasting), tokens.sampled)
     loop = simulated_loop(setup, executor, clock, lambda deltas: None, recorder)
     requests = recorded_requests(recording, tokens)
     coming, ending = _by_step(recording, requests)
     for number in range(len(steps)):
-        clock.now_s = float(steps["start_s"][number])
+        clock.now_s = float(steps["start_s"][number] + steps["plan_s"][number])
         for request in coming[number]:
             loop.submit(request)
         loop.process_input_queue()

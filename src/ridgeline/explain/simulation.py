@@ -4,6 +4,7 @@ What is simulated is time. Lengths of outputs are the workload's, and their toke
 equal prompts are shared as greedy outputs would share them. Must not import torch.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -56,26 +57,29 @@ class FakeClock:
 class PricedExecutor:
     """Computes nothing: lets `seconds` of a plan pass, and gives every row the token of `token`."""
 
-    depth = 1
-    chains = False
-
     def __init__(
-        self, clock: FakeClock, seconds: Callable[[StepPlan], float], token: Callable[[SampleRow], int] = lambda row: 0
+        self,
+        clock: FakeClock,
+        depth: int,
+        seconds: Callable[[StepPlan], float],
+        token: Callable[[SampleRow], int] = lambda row: 0,
     ) -> None:
+        self.depth, self.chains = depth, depth > 1
         self.observer: StepObserver | None = None
         self._clock, self._seconds, self._token = clock, seconds, token
-        self._plan: StepPlan | None = None
+        self._queued: deque[StepPlan] = deque()
 
     def facts(self) -> Mapping[str, Choice]:
         """Return nothing: no weights are anywhere."""
         return {}
 
     def submit(self, plan: StepPlan) -> None:
-        self._plan = plan
+        self._queued.append(plan)
 
     def collect(self) -> StepResult:
-        plan, self._plan = self._plan, None
-        assert plan is not None, "no plan is in flight"
+        return self.compute(self._queued.popleft())
+
+    def compute(self, plan: StepPlan) -> StepResult:
         self._clock.now_s += self._seconds(plan)
         token = self._token
         return StepResult(plan.step, tuple([SampledToken(row.seq_id, token(row)) for row in plan.samples]))
@@ -99,7 +103,8 @@ def simulated_loop(
         raise ConfigError(f"only one token at a time can be simulated; this engine decodes by {setup.strategy}")
     limits, sizes = setup.config.scheduler, (setup.max_model_len, setup.max_num_rows)
     cache = CacheManager(setup.layout, prefix_caching=setup.config.cache.prefix_caching)
-    scheduler = Scheduler(limits, cache, Autoregressive(), *sizes, clock)
+    depth, chains = executor.depth, executor.chains
+    scheduler = Scheduler(limits, cache, Autoregressive(), *sizes, clock, depth, chains=chains)
     return EngineLoop(scheduler, executor, Renderer(None), deliver, clock, record=recorder)
 
 
@@ -228,7 +233,7 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    executor = PricedExecutor(clock, lambda plan: slower * machine.step_time.seconds(load_of(plan)))
+    executor = PricedExecutor(clock, machine.setup.depth, lambda plan: slower * machine.step_time.seconds(load_of(plan)))
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
     recording = recorder.recording(loop.journal)

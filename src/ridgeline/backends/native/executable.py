@@ -14,7 +14,7 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
-from ridgeline.backends.step import StepBatch, StepOutput
+from ridgeline.backends.step import IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
@@ -60,6 +60,7 @@ class NativeExecutable:
         self._timings = TapeTimings(program, settings, self.parts)
         self._sample_at = len(self._tape)
         self._logits: np.ndarray | None = None  # of the last step
+        self._started: tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None] | None = None
         self._tape.sample(program.vocab_size)
         self._warmer = CacheWarmer(self._cache, layout)
         self._warmer.stay_ahead(0)
@@ -73,6 +74,11 @@ class NativeExecutable:
     def workspace_bytes(self) -> int:
         """The bytes that the steps so far have allocated beside weights and cache."""
         return self._tape.allocated_bytes
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the pool has threads beside the calling one."""
+        return self.pool.size > 1
 
     def facts(self) -> Mapping[str, Choice]:
         """Return how much of the packed weights' memory is in huge pages, where the system tells."""
@@ -107,7 +113,31 @@ class NativeExecutable:
         output = self._run(step, seconds)
         return output, self._timings.of(seconds.tolist())
 
+    def start(self, step: StepBatch, *, timed: bool = False) -> None:
+        """Do as `run` or as `timed` on the pool's other threads, until `finish`."""
+        seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
+        self._copy_blocks(step)
+        logits, sampled_token_ids = self._room(len(step.logit_rows_R)), np.empty(len(step.sampling.logit_row), np.int64)
+        self._tape.start(step.block, logits, sampled_token_ids, seconds)
+        self._started = step, logits, sampled_token_ids, seconds
+
+    def finish(self) -> tuple[StepOutput, Iterable[OpTiming]]:
+        """Finish the step that was started, in this thread as well; return what `run` or `timed` does."""
+        assert self._started is not None, "no step was started"
+        (step, logits, sampled_token_ids, seconds), self._started = self._started, None
+        self._warmer.stay_ahead(self._tape.finish())
+        ops = () if seconds is None else self._timings.of(seconds.tolist())
+        return self._output(step, logits, sampled_token_ids), ops
+
     def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
+        self._copy_blocks(step)
+        logits = self._room(len(step.logit_rows_R))
+        sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
+        highest_slot = self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
+        self._warmer.stay_ahead(highest_slot)
+        return self._output(step, logits, sampled_token_ids)
+
+    def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist() if len(step.copies_C3) else ():
             for state in self._layout.groups[group].states:
                 if state in self._cache.kv:
@@ -115,10 +145,8 @@ class NativeExecutable:
                 else:
                     for part in self._cache.recurrent[state][0]:
                         part[target] = part[source]
-        logits = self._room(len(step.logit_rows_R))
-        sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        highest_slot = self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
-        self._warmer.stay_ahead(highest_slot)
+
+    def _output(self, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> StepOutput:
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]

@@ -19,6 +19,9 @@ class Autoregressive:
     rolls_back = False
     one_token = True
 
+    def ahead(self, running: Sequence[SequenceView]) -> bool:
+        return True
+
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Do nothing: each sequence takes one token."""
 

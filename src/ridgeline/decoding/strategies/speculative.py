@@ -26,7 +26,7 @@ from ridgeline.spec.spec import DecoderSpec
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
-MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more is a pause, and no part of the step before
+MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more, and more than the step, is a pause and no part of it
 
 log = get_logger("engine")
 
@@ -99,6 +99,9 @@ class Speculative(Autoregressive):
         """Whether nothing is drafted for the step that begins: it goes on as without drafts."""
         return not self._drafts
 
+    def ahead(self, running: Sequence[SequenceView]) -> bool:
+        return self._drafter is None and not any(map(self._asks, running))
+
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
         self._drafts.clear()
@@ -124,7 +127,8 @@ class Speculative(Autoregressive):
     def _tell(self, control: DraftControl, num_decodes: int, extra: int) -> None:
         """Tell the control of the last step, which took until now unless nobody wanted one since."""
         self._untold, now_s = None, self._clock()
-        end_s = now_s if now_s - self._observed_s < MAX_BETWEEN_STEPS_S else self._observed_s
+        is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, self._observed_s - self._began_s)
+        end_s = self._observed_s if is_pause else now_s
         control.step(num_decodes, extra, self._num_right, end_s - self._began_s, self._asking_s)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
