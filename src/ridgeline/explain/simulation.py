@@ -233,7 +233,9 @@ def run_simulated(
             )
     clock, recorder = FakeClock(), MemoryRecorder(setup)
     arrivals = Arrivals(clock, clock.wait)
-    executor = PricedExecutor(clock, machine.setup.depth, lambda plan: slower * machine.step_time.seconds(load_of(plan)))
+    executor = PricedExecutor(
+        clock, machine.setup.depth, lambda plan: slower * machine.step_time.seconds(load_of(plan))
+    )
     loop = simulated_loop(setup, executor, clock, arrivals.deliver, recorder)
     log = arrivals.run(loop, greedy_requests(requests), max_concurrency)
     recording = recorder.recording(loop.journal)

@@ -1,0 +1,143 @@
+"""Steps that run on other threads while the caller does something else: the same bits whenever it joins, or never."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ridgeline._native", reason="the native module is not built")
+sys.path.insert(0, str(Path(__file__).parents[1] / "contracts"))
+from native_steps import CONTEXT, native, schedule, step
+from tiny_models import build
+
+from ridgeline import LLM, SamplingParams, _native
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
+
+FAMILIES = ("qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "mamba2")  # every kind of instruction
+DELAYS_S = (0, 0, 1e-5, 1e-4, 1e-3)
+GENERATE = """
+from ridgeline import LLM, SamplingParams
+llm = LLM("python-1m", backend="native", num_threads=2, max_model_len=256)
+loop = llm.engine.loop
+params = SamplingParams(max_tokens=100, ignore_eos=True)
+loop.submit(llm.engine.intake.request([5, 6, 7], params))
+for _ in range(5):
+    loop.step()
+assert loop._in_flight
+"""
+PROMPTS = [[7, 8, 9], list(range(5, 90)), [11], [12, 13, 14, 15], [9, 9]]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request, tmp_path_factory):
+    return build(request.param, 1, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_a_started_step_is_the_same_whenever_the_caller_joins(model, threads):
+    program, settings = model.lowered(CONTEXT), {"num_threads": threads, "deterministic": True}
+    whole, started = (native(program, model.weights, _native.best_level(), **settings) for _ in range(2))
+    ids = np.random.default_rng(5).integers(0, model.spec.vocab_size, (3, CONTEXT - 2))
+    random = np.random.default_rng(threads)
+    for number, spans in enumerate(schedule(ids, np.random.default_rng(3))):
+        batch = step(program, spans)
+        expected = whole.run(batch)
+        started.start(batch, timed=number % 3 == 2)
+        time.sleep(random.choice(DELAYS_S))
+        if number % 4 == 3:  # somebody else's step comes between: what was started is finished first
+            _native.read_all(_native.best_level(), started.pool, ids.ctypes.data, ids.nbytes // 8 * 8)
+        found, ops = started.finish()
+        assert np.array_equal(found.logits_RV, expected.logits_RV)
+        assert np.array_equal(found.sampled_token_ids, expected.sampled_token_ids)
+        assert (sum(op.seconds for op in ops) > 0) == (number % 3 == 2)
+
+
+def test_another_thread_may_finish_and_a_second_start_ends_the_first(model):
+    program = model.lowered(CONTEXT)
+    executable = native(program, model.weights, _native.best_level(), num_threads=2)
+    ids = np.random.default_rng(5).integers(0, model.spec.vocab_size, 9)
+    executable.start(step(program, [(0, 0, ids)]))
+    other = threading.Thread(target=executable.finish)
+    other.start()
+    other.join()
+    with pytest.raises(AssertionError, match="no step was started"):
+        executable.finish()
+    with pytest.raises(ValueError, match="no step was started"):
+        executable._tape.finish()
+
+
+@pytest.mark.parametrize("ending", ["", "del llm, loop", "raise SystemExit", "import os; os.fork()"])
+def test_an_interpreter_ends_with_a_step_under_way(ending):
+    done = subprocess.run([sys.executable, "-c", GENERATE + ending], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def engines():
+    settings = {"backend": "native", "max_model_len": 256, "deterministic": True, "max_num_seqs": 4}
+    one, two = (LLM("python-1m", num_threads=threads, **settings) for threads in (1, 2))
+    assert type(one.engine.executor) is InlineExecutor
+    assert type(two.engine.executor) is OverlappedExecutor
+    return one, two
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 5, "n": 3},
+        {"temperature": 1, "seed": 5, "logprobs": 3, "prompt_logprobs": 1},
+        {"temperature": 1, "seed": 5, "repetition_penalty": 1.2},
+        {"temperature": 1, "seed": 5, "stop": ["("]},
+        {"temperature": 1, "seed": 5, "ignore_eos": False, "min_tokens": 8},
+        {"temperature": 1, "seed": 5, "structured_outputs": StructuredOutputsParams(regex="[a-z]{30}")},
+    ],
+    ids=lambda params: " ".join(params),
+)
+def test_outputs_do_not_depend_on_planning_ahead(engines, params):
+    """Alone, among others of another kind, and with more of them than there are slots."""
+    many = [SamplingParams(**{"ignore_eos": True, "max_tokens": 20 + 7 * i} | params) for i in range(len(PROMPTS))]
+    mixed = [each if i % 2 else SamplingParams(temperature=0, max_tokens=40) for i, each in enumerate(many)]
+    for chosen in (many, mixed):
+        found = [engine.generate(PROMPTS, chosen, use_tqdm=False) for engine in engines]
+        for one, two in zip(*found, strict=True):
+            assert [(o.token_ids, o.text, o.finish_reason, o.logprobs) for o in one.outputs] == [
+                (o.token_ids, o.text, o.finish_reason, o.logprobs) for o in two.outputs
+            ]
+
+
+def test_steps_are_planned_before_the_one_under_way_is_taken_in(engines):
+    """And a step that fails then costs its culprit alone, where the one planned behind it had its tokens as well."""
+    _, engine = engines
+    loop, executor = engine.engine.loop, engine.engine.executor
+    num_ahead, submit, finish, failed = 0, executor.submit, executor._overlapping.finish, []
+
+    def counting(plan):
+        nonlocal num_ahead
+        num_ahead += any(span.pending for span in plan.spans)
+        submit(plan)
+
+    def breaking():
+        result = finish()
+        if num_ahead == 5 and not failed:
+            failed.append(loop._in_flight)
+            raise RuntimeError("a defect")
+        return result
+
+    expected = engine.generate(
+        PROMPTS[:3], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False
+    )
+    executor.submit, executor._overlapping.finish = counting, breaking
+    try:
+        found = engine.generate(
+            PROMPTS[:3], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False
+        )
+    finally:
+        del executor.submit, executor._overlapping.finish
+    assert num_ahead > 20 and failed
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
