@@ -232,9 +232,10 @@ class Scheduler:
 
     def _make_way(self) -> list[Preemption]:
         """Preempt for a client that has less than its share of the slots, where others have all of them."""
-        crowded, self._crowded = self._crowded, False
-        if not crowded or not len(self._waiting):
+        if not self._crowded or not len(self._waiting):
+            self._crowded = False
             return []
+        self._crowded = any(len(seq.token_ids) - seq.num_computed > 1 for seq in self._running)  # may leave later
         for seq in self._running:
             self._waiting.charge_output(seq)
         head = self._waiting.peek()
