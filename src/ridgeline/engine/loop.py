@@ -147,7 +147,12 @@ class EngineLoop:
         self._publish(self._drain() + self._scheduler.expire())
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a message arrives or `timeout_s` passes. Call it only when `step` had nothing to do."""
+        """Finish what is recorded, then sleep until a message arrives or `timeout_s` passes.
+
+        Call it only when `step` had nothing to do.
+        """
+        if self._record is not None:
+            self._record.flush(self.journal)
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
