@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 from ridgeline.compress.train import Recipe
@@ -68,6 +67,6 @@ def _card(facts: TrainingFacts, samples: list[tuple[str, str]]) -> str:
     counts = {"tokens_seen": tokens_seen, "epochs": tokens_seen / facts.num_train_tokens, "short": short, "long": long}
     counts |= {"minutes": facts.training_s / 60, "sample_tokens": SAMPLE_TOKENS, "sample_seed": SAMPLE_SEED}
     texts = {"how": how, "at_most": at_most, "modules": modules, "start": start, "shown": shown}
-    template = resources.files(__package__).joinpath("card.md").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     dtype = str(recipe.dtype).removeprefix("torch.")
     return template.format(facts=facts, recipe=recipe, dtype=dtype, **counts, **texts)

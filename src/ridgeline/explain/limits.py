@@ -7,7 +7,7 @@ FLOPs here are those of matrix products alone where texts count so; a multiply-a
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.prices import GroupPrice, price_groups
@@ -21,7 +21,7 @@ from ridgeline.spec.families import read_spec
 
 H100 = "h100-sxm"
 MODELS: Mapping[str, Mapping[str, object]] = tomllib.loads(
-    resources.files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("models.toml").read_text(encoding="utf-8")
 )
 """The shapes that texts on inference take as examples, as their config.json files have them."""
 

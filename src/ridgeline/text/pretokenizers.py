@@ -7,7 +7,7 @@ gguf.py.
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -25,6 +25,6 @@ class PreTokenizer:
 
 
 _ROWS: Sequence[dict[str, Any]] = tomllib.loads(
-    resources.files(__package__).joinpath("pretokenizers.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("pretokenizers.toml").read_text(encoding="utf-8")
 )["kind"]
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: PreTokenizer(**row) for row in _ROWS for name in row.pop("names")}

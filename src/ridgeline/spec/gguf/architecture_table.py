@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ConfigError
@@ -245,7 +245,7 @@ TENSORS: Mapping[str, Callable[[DecoderSpec], Sequence[Stored]]] = {
 
 def _table() -> Mapping[str, Architecture]:
     """Read the rows of architectures.toml."""
-    written = tomllib.loads(resources.files(__package__).joinpath("architectures.toml").read_text(encoding="utf-8"))
+    written = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8"))
     found: dict[str, Architecture] = {}
     for name, row in written.items():
         family, common, tensors = (row.pop(key, other) for key, other in ROW.items())

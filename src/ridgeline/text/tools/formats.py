@@ -2,9 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
@@ -26,18 +27,18 @@ class ToolFormat:
     `opening`, `call` with $NAME and $ARGS, more calls behind `separator` (None: one alone), `closing`.
     """
 
-    seen: tuple[str, ...]
+    seen: Sequence[str]
     read: Callable[[Reader], Steps[None]]
     call: str
-    begin: tuple[str, ...] = ()
+    begin: Sequence[str] = ()
     end: str = ""
-    section: tuple[str, ...] = ()
+    section: Sequence[str] = ()
     bare: bool = False
     always: bool = False
     opening: str = ""
     separator: str | None = None
     closing: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: Sequence[str] = ()
 
 
 def _json_call(reader: Reader) -> Steps[None]:
@@ -129,11 +130,10 @@ _READERS = (_json_calls, _json_sequence, _mistral, _deepseek, _harmony)
 def _formats() -> Mapping[str, ToolFormat]:
     """Read the rows of formats.toml."""
     readers = {reader.__name__.removeprefix("_"): reader for reader in _READERS}
-    rows = tomllib.loads(resources.files(__package__).joinpath("formats.toml").read_text(encoding="utf-8"))
-    plain = {
-        name: {key: tuple(x) if isinstance(x, list) else x for key, x in row.items()} for name, row in rows.items()
-    }
-    return {name: ToolFormat(**{**row, "read": readers[row["read"]]}) for name, row in plain.items()}
+    text = Path(__file__).with_name("formats.toml").read_text(encoding="utf-8")
+    rows: Mapping[str, dict[str, Any]] = tomllib.loads(text)
+    read = {name: readers[row.pop("read")] for name, row in rows.items()}
+    return {name: ToolFormat(read=read[name], **row) for name, row in rows.items()}
 
 
 FORMATS = _formats()
