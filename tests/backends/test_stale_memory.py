@@ -37,7 +37,7 @@ def test_rubbish_in_unwritten_slots_changes_nothing(shared_data, backend, kv_dty
     prompts = ["Once upon a time", "Lily", "One day a cat and a dog went to the park to play"]
     clean = llm.generate(prompts, params, use_tqdm=False)
 
-    llm.engine.loop.scheduler._cache.reset_prefix_cache()
+    llm.engine.loop.scheduler.cache.reset_prefix_cache()
     soil(llm.engine.loop._executor._executable, rubbish)
     dirty = llm.generate(prompts, params, use_tqdm=False)
     for before, after in zip(clean, dirty, strict=True):

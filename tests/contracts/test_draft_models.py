@@ -54,7 +54,7 @@ def check_caches(llm):
     drafter = drafter_of(llm)
     assert not drafter._residents
     assert not drafter._silent
-    for cache in (llm.engine.loop.scheduler._cache, drafter._cache):
+    for cache in (llm.engine.loop.scheduler.cache, drafter._cache):
         check_cache(cache, {})
         assert all(group.used == 0 for group in cache.stats().groups)
 

@@ -63,7 +63,7 @@ def with_drafts(llm, monkeypatch, generate):
         before = scheduler.stats().num_steps
         outputs = generate()
         found.append((completions(outputs), scheduler.stats().num_steps - before))
-        check_cache(scheduler._cache, {})
+        check_cache(scheduler.cache, {})
         assert all(group.used == 0 for group in scheduler.stats().cache.groups)
     return found
 
@@ -203,7 +203,7 @@ def test_a_proposer_changes_no_output(name, adaptive, options, stories, monkeypa
     drafted = stories.generate(prompts, params, prediction=expected, use_tqdm=False)
     assert completions(drafted) == completions(plain)
     assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
-    check_cache(scheduler._cache, {})
+    check_cache(scheduler.cache, {})
     counts = strategy.drafts()[name]
     assert counts.num_accepted_tokens == sum(counts.num_accepted_per_position) <= counts.num_draft_tokens
     if not adaptive and "min_tokens" not in options:
@@ -230,7 +230,7 @@ def test_a_proposer_changes_no_output_whatever_the_memory(family, options, name,
     monkeypatch.setattr(llm.engine.loop.scheduler, "strategy", real_strategy(name, adaptive=False, num_tokens=6))
     assert completions(llm.generate(prompts, params, use_tqdm=False)) == plain
     assert completions(generate_with_preemption(llm, prompts, params)) == plain
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})
 
 
 class Random(Drafting):
@@ -267,14 +267,14 @@ def test_a_recurrent_state_keeps_what_was_right(family, backend, options, tmp_pa
     drafted = llm.generate(prompts, params, use_tqdm=False)
     assert scheduler.stats().num_steps < 60
     assert completions(drafted) == completions(plain)
-    check_cache(scheduler._cache, {})
+    check_cache(scheduler.cache, {})
     turns = [[*prompt, *tokens] for prompt, tokens in known]
     again = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     monkeypatch.setattr(scheduler, "strategy", Autoregressive())
     second = llm.generate(turns, again, use_tqdm=False)
     if "enable_prefix_caching" not in options:
         assert all(output.num_cached_tokens >= 16 for output in second), "no checkpoint of the drafted output"
-    llm.engine.loop.scheduler._cache.reset_prefix_cache()
+    llm.engine.loop.scheduler.cache.reset_prefix_cache()
     assert completions(second) == completions(llm.generate(turns, again, use_tqdm=False))
 
 

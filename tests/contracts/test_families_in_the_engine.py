@@ -45,7 +45,7 @@ def test_engine_log_probabilities_equal_the_oracles(family_name, seed, backend, 
     for again in (cached, hits, preempted):
         for output in again:
             check_against_oracle(model, output)
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})
 
 
 def check_against_oracle(model, output):

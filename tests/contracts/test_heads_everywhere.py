@@ -111,7 +111,7 @@ def assert_drafted(llm, method):
     assert 0.2 * stats.num_draft_tokens < stats.num_accepted_tokens < stats.num_draft_tokens
     assert scheduler.strategy._failures == 0
     assert not drafter._hidden
-    for cache in (scheduler._cache, drafter._companion.cache):
+    for cache in (scheduler.cache, drafter._companion.cache):
         check_cache(cache, {})
         assert all(group.used == 0 for group in cache.stats().groups)
 

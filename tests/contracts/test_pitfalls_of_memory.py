@@ -67,7 +67,7 @@ def on_is_off(world, name, model, params, options, prompts=None, generate=None):
         assert completions(generate(llm, prompts, params)) == completions(off)
     counts = strategy.drafts()["oracle"]
     assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
-    check_cache(scheduler._cache, {})
+    check_cache(scheduler.cache, {})
     assert all(group.used == 0 for group in scheduler.stats().cache.groups)
     return llm
 
@@ -409,7 +409,7 @@ def second_turn(world, model, block_size):
     assert completions(second) == cold
     if block_size <= 16:
         assert all(output.num_cached_tokens >= 32 for output in second), "no checkpoint of a drafted output"
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})
 
 
 @PITFALLS.bug(13, "a state with tokens in its log is shared")

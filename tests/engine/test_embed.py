@@ -119,7 +119,7 @@ def test_many_texts_in_a_small_cache(folders, backend):
     for i, vector in enumerate(vectors):
         np.testing.assert_allclose(vector, vectors[i % len(PROMPTS)], atol=1e-6)
     assert all(stats.used == 0 for stats in llm.engine.loop.stats().cache.groups)
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})
 
 
 @pytest.mark.parametrize("pooling", POOLED)
@@ -190,4 +190,4 @@ def test_texts_share_steps_and_a_broken_one_harms_no_other(folders, monkeypatch)
     monkeypatch.undo()
     for output, before in zip(llm.embed(PROMPTS), expected, strict=True):
         np.testing.assert_array_equal(output.embedding, before)
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})

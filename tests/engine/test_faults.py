@@ -111,7 +111,7 @@ def llm(shared_data):
 def scheduler(llm) -> Scheduler:
     scheduler = llm.engine.loop.scheduler
     yield scheduler
-    check_cache(scheduler._cache, {})
+    check_cache(scheduler.cache, {})
     assert all(group.used == 0 for group in scheduler.stats().cache.groups)
 
 

@@ -64,7 +64,7 @@ def test_in_a_batch_of_sixteen_mixed_requests(make_llm, story, options):
     outputs = llm.generate(prompts, [greedy(200 - 11 * i) for i in range(8)] + others, use_tqdm=False)
     for i in range(8):
         assert outputs[i].outputs[0].token_ids == ids[11 * i :]
-    check_cache(llm.engine.loop.scheduler._cache, {})
+    check_cache(llm.engine.loop.scheduler.cache, {})
 
 
 def test_under_forced_preemption_every_third_step(make_llm, story):

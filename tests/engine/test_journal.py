@@ -190,3 +190,18 @@ def test_a_reader_beside_the_writer_sees_whole_records():
     stop.set()
     reader.join()
     assert not wrong
+
+
+def test_a_reader_within_taking_records_sees_none_of_them_under_old_numbers():
+    ring, found = Ring((("number", "i8"),), 64), []
+
+    class Records(np.ndarray):
+        def __setitem__(self, places, records):
+            super().__setitem__(places, records)
+            found.append(ring.read())
+
+    for first, count in ((0, 60), (60, 30)):
+        ring._records = ring._records.view(Records)
+        ring.take(first, np.arange(first, first + count).astype([("number", "i8")]).tobytes())
+    for first, records in found:
+        assert np.asarray(records["number"]).tolist() == list(range(first, first + len(records)))

@@ -44,6 +44,20 @@ def test_a_client_that_comes_is_in_the_next_step_whoever_has_all_slots():
     assert driver.finished.index(("f3", 0)) < driver.finished.index(("f4", 0)), "who made way goes on before the others"
 
 
+def test_a_client_that_comes_while_another_computes_its_prompt_is_served_when_that_decodes():
+    driver = driver_of(num_slots=2, policy="priority", max_num_batched_tokens=16)
+    add(driver, "f0", client=1, priority=-1, max_tokens=60)
+    driver.step()
+    add(driver, "f1", client=1, max_tokens=60, size=60)
+    driver.step()
+    add(driver, "p", client=2, max_tokens=1)
+    for _ in range(10):
+        driver.step()
+    assert driver.tokens["p", 0]
+    driver.run()
+    driver.assert_answers()
+
+
 def test_two_clients_that_want_everything_have_half_each():
     driver = driver_of(num_slots=6)
     for i in range(20):

@@ -8,9 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.core.machine import cpu_model, memory_bytes
+from ridgeline.core.machine import cpu_model, cpuinfo, memory_bytes
 
-CPUINFO = Path("/proc/cpuinfo")
 FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 SUFFIXES = {"amx_tile": "-amx", "avx_vnni": "-avx-vnni", "avx512_bf16": "", "avx512f": "-avx512", "avx2": "-avx2"}
 
@@ -61,7 +60,7 @@ def machine_facts(accelerator: str | None = None) -> MachineFacts:
     """
     return MachineFacts(
         cpu_model=cpu_model(),
-        cpu_features=_cpu_features(CPUINFO),
+        cpu_features=tuple(name for name in FEATURES if name in cpuinfo("flags").split()),
         usable_cores=len(os.sched_getaffinity(0)),
         logical_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
@@ -83,12 +82,6 @@ def software_facts() -> SoftwareFacts:
         torch=_version("torch"),
         numpy=_version("numpy"),
     )
-
-
-def _cpu_features(cpuinfo: Path) -> tuple[str, ...]:
-    match = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    flags = set(match[1].split()) if match else set[str]()
-    return tuple(name for name in FEATURES if name in flags)
 
 
 def _version(package: str) -> str | None:

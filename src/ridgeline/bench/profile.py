@@ -116,6 +116,7 @@ class Profiler:
     ) -> None:
         """Compare with the ceilings that `moment` measures before and after steps; without it, with `hardware`'s."""
         self._engine, self._hardware, self._num_threads = engine, hardware, num_threads
+        self.max_model_len = engine.info.max_model_len
         self._moment, self._now = moment, hardware
         self.calibration: Calibration | None = None  # has the efficiencies to predict with; without it, nothing is
         self.samples: list[Sample] = []  # of every profile so far
@@ -131,11 +132,6 @@ class Profiler:
         """Keep the times of the last step."""
         spans = tuple((span.num_tokens, span.end) for span in plan.spans)
         self._last = _Step(Load(spans, sum(span.num_logit_rows for span in plan.spans)), times)
-
-    @property
-    def max_model_len(self) -> int:
-        """The context of the engine in tokens."""
-        return self._engine.info.max_model_len
 
     def decode(self, batch: int, context: int, num_steps: int, *, by_layer: bool = False) -> StepProfile:
         """Profile steps of one token for each of `batch` sequences of nearly `context` tokens, prompt and output.

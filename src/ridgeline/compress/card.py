@@ -1,4 +1,4 @@
-"""Write the model card of a trained folder: README.md for people, training.json for programs."""
+"""Write the model card of a trained folder: README.md for people, of card.md, and training.json for programs."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -63,40 +63,10 @@ def _card(facts: TrainingFacts, samples: list[tuple[str, str]]) -> str:
     how, at_most = (", filling in masks block by block", ", at most") if facts.fills_masks else ("", "")
     modules = ", ".join(f"`{module}`" for module in facts.held_out_modules)
     start = f"| starts from | the weights and the tokenizer of `{facts.starts_from}` |\n" if facts.starts_from else ""
-    tokens_seen = recipe.num_steps * recipe.batch_tokens
-    rates = f"Muon at {recipe.matrix_rate:g} for matrices, AdamW at {recipe.vector_rate:g} for the rest"
-    short, long = recipe.sequence_lengths
-    return f"""---
-license: apache-2.0
-language: code
----
-# {facts.name}
-
-A Llama-shaped language model of {facts.num_parameters:,} parameters that continues Python source code{how}, trained by
-`ridgeline train {facts.name}`. It exists so that an engine has something real to run on any machine; it is far too
-small to be relied on for anything else.
-
-| | |
-|---|---|
-| corpus | source of Python {facts.python_version}'s standard library, without tests and code-point tables |
-| training text | {facts.num_train_files} files, {facts.train_bytes:,} bytes, {facts.num_train_tokens:,} tokens |
-| corpus SHA-256 | `{facts.corpus_sha256}` |
-| held out | modules {modules} ({facts.held_out_bytes:,} bytes) |
-| **bits per byte, held out{at_most}** | **{facts.held_out_bits_per_byte:.3f}** (weights as stored, computed in fp32) |
-{start}| tokens seen | {tokens_seen:,}, {tokens_seen / facts.num_train_tokens:.1f} epochs |
-| steps | {recipe.num_steps} of {recipe.batch_tokens:,} tokens |
-| optimizer | {rates}; linear decay over the last {recipe.decay_fraction:.0%} |
-| sequence length | {short}, then {long} for the last {recipe.long_fraction:.0%} of the steps |
-| seed, dtype | {recipe.seed}, {str(recipe.dtype).removeprefix("torch.")} autocast, stored as bfloat16 |
-| training time | {facts.training_s / 60:.0f} minutes on {facts.device} |
-| tokenizer | byte-level BPE trained on the training text; every text starts with `<|endoftext|>` |
-| prompts | best without a newline at the end: a newline and the indentation after it are one token |
-
-The corpus is the Python Software Foundation's, under the PSF licence; `training.json` holds these facts for programs.
-
-## Samples
-
-{SAMPLE_TOKENS} tokens after each prompt with the folder's generation_config and seed {SAMPLE_SEED}, none left out.
-Greedy decoding goes in circles, as it does in models of this size:
-
-{shown}"""
+    tokens_seen, (short, long) = recipe.num_steps * recipe.batch_tokens, recipe.sequence_lengths
+    counts = {"tokens_seen": tokens_seen, "epochs": tokens_seen / facts.num_train_tokens, "short": short, "long": long}
+    counts |= {"minutes": facts.training_s / 60, "sample_tokens": SAMPLE_TOKENS, "sample_seed": SAMPLE_SEED}
+    texts = {"how": how, "at_most": at_most, "modules": modules, "start": start, "shown": shown}
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    dtype = str(recipe.dtype).removeprefix("torch.")
+    return template.format(facts=facts, recipe=recipe, dtype=dtype, **counts, **texts)

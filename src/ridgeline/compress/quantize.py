@@ -104,7 +104,7 @@ class QuantizeJob:
     def _quantize(self, weights: Mapping[str, Array], flow: Flow, report: Callable[[Progress], None]) -> None:
         """Write the shards that are not there yet."""
         dtype = TORCH_DTYPES[self._dtype]
-        grids = {name: Grid(self._form_of(name), dtype) for name in self._chosen}
+        grids = {name: Grid(INT8 if name in self._wide else self._form, dtype) for name in self._chosen}
         quantizer = LayerQuantizer(self._program, self._method, grids, dtype)
         for index, ops in enumerate(self._layers):
             shard, names = self._shard(index), _weights_of(self._program, ops)
@@ -191,9 +191,6 @@ class QuantizeJob:
             found = [other for other in found if other.isdisjoint(each)]
             found += [each.union(*touching)] if each else []
         return found
-
-    def _form_of(self, name: str) -> StoredFormat:
-        return INT8 if name in self._wide else self._form
 
     def _windows(self) -> list[torch.Tensor]:
         tokenizer = self._folder.tokenizer()

@@ -20,15 +20,16 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 def cpu_model() -> str:
     """Return the processor's name; its architecture where the system does not tell."""
-    return _cpuinfo("model name") or platform.machine()
+    return cpuinfo("model name") or platform.machine()
 
 
 def microcode() -> str:
     """Return the revision of the processor's microcode; empty where the system does not tell."""
-    return _cpuinfo("microcode")
+    return cpuinfo("microcode")
 
 
-def _cpuinfo(name: str) -> str:
+def cpuinfo(name: str) -> str:
+    """Return what the system says of the first processor under a name; empty where it does not."""
     try:
         match = re.search(rf"^{name}\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
     except OSError:

@@ -88,7 +88,7 @@ class Ring:
         self._memory = bytearray(capacity * self._size)
         self._records: Records = np.frombuffer(self._memory, dtype=dtype)
         self.capacity = capacity
-        self.num_written = 0
+        self.num_written = self._num_begun = 0  # _num_begun: with those that `take` is writing
 
     def append(self, *values: Any) -> None:
         """Write one record, its values in the order of the fields."""
@@ -98,15 +98,17 @@ class Ring:
     def take(self, first: int, data: bytes) -> None:
         """Write the records of another ring from its number `first` on, all that it has since the last ones."""
         records = np.frombuffer(data, self._records.dtype)
+        self._num_begun = first + len(records)
         self._records[np.arange(first, first + len(records)) % self.capacity] = records
-        self.num_written = first + len(records)
+        self.num_written = self._num_begun
 
     def read(self, since: int = 0) -> tuple[int, Records]:
         """Return (number of the first, copies) of the records from number `since` on still there; any thread."""
         end = self.num_written
         first = max(since, end - self.capacity, 0)
         records = self._records[np.arange(first, end) % self.capacity]
-        lost = max(0, self.num_written + 1 - self.capacity - first)  # + 1: one may be half written
+        begun = max(self._num_begun, self.num_written + 1)  # + 1: one may be half written
+        lost = max(0, begun - self.capacity - first)
         return first + lost, records[lost:]
 
 

@@ -53,7 +53,7 @@ class EngineLoop:
         read_host: Callable[[], HostSample] | None = None,
         record: Recorder | None = None,
     ) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._executor = executor
         self._renderer = renderer
         self._deliver = deliver
@@ -76,10 +76,6 @@ class EngineLoop:
         """Wake a waiting loop to look around, from any thread."""
         self._inbox.put(None)
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
-
     def close(self) -> None:
         """Finish the recording of the journal. Call it where no step comes any more."""
         if self._record is not None:
@@ -89,7 +85,7 @@ class EngineLoop:
         """Return the counts of now, from any thread: single fields are read, so no lock is needed."""
         totals = self.journal.totals()
         step_s = totals.plan_s + totals.run_s + totals.commit_s + totals.render_s
-        return replace(self._scheduler.stats(), num_computed_tokens=totals.num_computed_tokens, step_s=step_s)
+        return replace(self.scheduler.stats(), num_computed_tokens=totals.num_computed_tokens, step_s=step_s)
 
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
@@ -101,11 +97,11 @@ class EngineLoop:
         while len(self._in_flight) < self._executor.depth:
             start_s = self.clock()
             try:
-                plan = self._scheduler.plan()
+                plan = self.scheduler.plan()
             except Exception as error:
                 return self._fail(None, error, "no step could be planned")
-            if self._scheduler.events:
-                self._publish(self._scheduler.take_events())
+            if self.scheduler.events:
+                self._publish(self.scheduler.take_events())
                 heard = True
             if plan is None:
                 break
@@ -129,13 +125,13 @@ class EngineLoop:
         begun_s = max(planned_s, self._collected_s)  # an earlier plan was computed until then
         self._collected_s = ran_s
         try:
-            events = self._scheduler.commit(plan, result, ran_s - begun_s)
+            events = self.scheduler.commit(plan, result, ran_s - begun_s)
         except Exception as error:
             return self._fail(plan, error, "the step could not be taken in")
         committed_s = self.clock()
         self._publish(events)
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
-        self.journal.step(plan, result, times_s, self._scheduler.cache.block_counts(), self._scheduler.num_final)
+        self.journal.step(plan, result, times_s, self.scheduler.cache.block_counts(), self.scheduler.num_final)
         if self._read_host is not None:
             self.journal.sample_host(ran_s, self._read_host)
         if self._record is not None:
@@ -144,10 +140,15 @@ class EngineLoop:
 
     def process_input_queue(self) -> None:
         """Take in messages and passed deadlines without computing anything."""
-        self._publish(self._drain() + self._scheduler.expire())
+        self._publish(self._drain() + self.scheduler.expire())
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a message arrives or `timeout_s` passes. Call it only when `step` had nothing to do."""
+        """Finish what is recorded, then sleep until a message arrives or `timeout_s` passes.
+
+        Call it only when `step` had nothing to do.
+        """
+        if self._record is not None:
+            self._record.flush(self.journal)
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
@@ -164,31 +165,31 @@ class EngineLoop:
         match message:
             case Request():
                 self.journal.request(message)
-                self._scheduler.add(message)
+                self.scheduler.add(message)
             case Abort():
-                return self._scheduler.finish(message.request_id, None, FinishReason.ABORT)
+                return self.scheduler.finish(message.request_id, None, FinishReason.ABORT)
             case None:
                 pass
         return []
 
     def _rerun(self, plan: StepPlan, error: Exception) -> StepResult | None:
         """Compute a failed step by halves, and end the requests that make it fail; None where that is all of them."""
-        if len(plan.spans) == 1 or not self._scheduler.cache.plans_ahead:  # states change in place
+        if len(plan.spans) == 1 or not self.scheduler.cache.plans_ahead:  # states change in place
             return None
         result, culprits = rerun(plan, self._executor.compute, error)
         if len(culprits) == len(plan.spans):
             return None
-        for seq in self._scheduler.running():
+        for seq in self.scheduler.running():
             if (raised := culprits.get(seq.seq_id)) is not None:
                 log.error("the step failed because of %s", seq.request.request_id, exc_info=raised)
                 why = f"the step failed: {type(raised).__name__}"
-                self._publish(self._scheduler.finish(seq.request.request_id, None, FinishReason.ERROR, why))
+                self._publish(self.scheduler.finish(seq.request.request_id, None, FinishReason.ERROR, why))
         return result
 
     def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
         """End what the step was for, where no single output is to blame; the loop goes on."""
         log.error(what, exc_info=error)
-        self._publish(self._scheduler.fail(plan, f"{what}: {type(error).__name__}"))
+        self._publish(self.scheduler.fail(plan, f"{what}: {type(error).__name__}"))
         return True
 
     def _publish(self, events: list[Event]) -> None:
@@ -196,8 +197,8 @@ class EngineLoop:
             return
         deltas, stopped, failed, finished = self._renderer.render(events)
         if stopped or failed:
-            ends = [end for key in stopped for end in self._scheduler.finish(*key, FinishReason.STOP)]
-            ends += [end for key in failed for end in self._scheduler.finish(*key, FinishReason.ERROR, failed[key])]
+            ends = [end for key in stopped for end in self.scheduler.finish(*key, FinishReason.STOP)]
+            ends += [end for key in failed for end in self.scheduler.finish(*key, FinishReason.ERROR, failed[key])]
             closed = self._renderer.render(ends)
             closing = {(delta.request_id, delta.index): delta for delta in closed.deltas}
             for delta in deltas:

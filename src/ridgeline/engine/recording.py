@@ -106,9 +106,17 @@ class FileRecorder(Recorder):
         atexit.register(self.close)
 
     def __call__(self, journal: Journal) -> None:
-        """Write what is new, now and then."""
+        """Write what is new: much of it at once, or what there is when the machine is sampled, once a second."""
         self._journal = journal
-        super().__call__(journal)
+        if journal.host.num_written > self._next["host"]:
+            self.flush(journal)
+        else:
+            super().__call__(journal)
+
+    def flush(self, journal: Journal) -> None:
+        """Hand all that is new to the system, so that it outlives this process, whatever ends it."""
+        super().flush(journal)
+        self._file.flush()
 
     def close(self) -> None:
         """Write what is left, and close the file."""

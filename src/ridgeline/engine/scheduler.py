@@ -55,7 +55,7 @@ class Scheduler:
             what = f"rolls back computed tokens, and {' and '.join(kinds)} states of this model cannot be rolled back"
             raise ConfigError(f"{type(strategy).__name__} {what}; use a strategy that accepts all it computes")
         self._config = config
-        self._cache = cache
+        self.cache = cache  # whose blocks it gives out; nobody else changes it
         self.strategy = strategy
         self._max_model_len = max_model_len
         self._max_num_rows = max_num_rows
@@ -95,11 +95,6 @@ class Scheduler:
         events, self.events = self.events, []
         return events
 
-    @property
-    def cache(self) -> CacheManager:
-        """The cache whose blocks it gives out; nobody else changes it."""
-        return self._cache
-
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that hold cache blocks, in the order they are served."""
         return tuple(self._running)
@@ -127,7 +122,7 @@ class Scheduler:
         if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
             return plan
         limits = self._max_model_len, num_tokens, num_rows
-        draft = StepDraft(self._cache, self.strategy, *limits, copies=copies, preempted=preempted)
+        draft = StepDraft(self.cache, self.strategy, *limits, copies=copies, preempted=preempted)
         self._plan_running(draft)
         if self._num_preemptions == num_preemptions:
             draft.head_waits = self._plan_waiting(draft)
@@ -137,7 +132,7 @@ class Scheduler:
         if not draft.spans:
             return None
         self._step += 1
-        tables: list[tuple[BlockTable, ...]] = [self._cache.tables(seq.seq_id) for seq, _ in draft.spans]
+        tables: list[tuple[BlockTable, ...]] = [self.cache.tables(seq.seq_id) for seq, _ in draft.spans]
         spans, by_group = tuple([span for _, span in draft.spans]), tuple(zip(*tables, strict=True))
         plan = StepPlan(self._step, spans, by_group, tuple(draft.copies), *rows, draft.decisions())
         one_by_one = (self._depth == 1 or self._chains) and self.strategy.one_token
@@ -223,7 +218,7 @@ class Scheduler:
         self._running.remove(seq)
         self._in_flight.pop(seq.seq_id, None)
         try:
-            self._cache.release(seq.seq_id)
+            self.cache.release(seq.seq_id)
         except Exception:  # it is gone all the same: at worst its blocks are lost
             log.exception("the blocks of output %d of %s were not freed", seq.index, seq.request.request_id)
 
@@ -233,7 +228,7 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_preemptions=self._num_preemptions,
             num_steps=self._step,
-            cache=self._cache.stats(),
+            cache=self.cache.stats(),
             drafts=self.strategy.drafts(),
         )
 
@@ -241,9 +236,10 @@ class Scheduler:
 
     def _make_way(self) -> list[Preemption]:
         """Preempt for a client that has less than its share of the slots, where others have all of them."""
-        crowded, self._crowded = self._crowded, False
-        if not crowded or not len(self._waiting):
+        if not self._crowded or not len(self._waiting):
+            self._crowded = False
             return []
+        self._crowded = any(len(seq.token_ids) - seq.num_computed > 1 for seq in self._running)  # may leave later
         for seq in self._running:
             self._waiting.charge_output(seq)
         head = self._waiting.peek()
@@ -332,7 +328,7 @@ class Scheduler:
             return None
         if not all(seq.grammar.is_sound for seq in self._running if seq.grammar is not None):
             return None  # whose grammar gave up is told so where a whole step is planned
-        advance = self._cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
+        advance = self.cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
         if not advance.done:
             copies.extend(advance.copies)
             return None

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.decoding.request import Request
@@ -10,9 +11,17 @@ from ridgeline.engine.outputs import OutputDelta
 
 POLL_S = 0.01  # how often `drain` looks whether the last output has left
 DEADLINE_GRACE_S = 0.25  # an engine ends what is late by itself; after this it is taken to be stuck
+LATE = "the request's deadline passed before the output was complete; retry"
 STOPPED = "the engine stopped before the output was complete; retry"
 
 _Queue = asyncio.Queue[OutputDelta | OverloadedError]  # an error is the last that a reader gets
+
+
+@dataclass(slots=True)
+class _Open:
+    request: Request
+    queue: _Queue  # of its reader, which may be behind the engine
+    num_computing: int  # outputs that the engine has not ended
 
 
 class OpenStreams:
@@ -22,14 +31,14 @@ class OpenStreams:
         self, submit: Callable[[Sequence[Request]], None], abort: Callable[[str], None], accepting: Callable[[], bool]
     ) -> None:
         self._submit, self._abort, self._accepting = submit, abort, accepting
-        self._open: dict[str, tuple[Request, _Queue]] = {}
+        self._open: dict[str, _Open] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def requests(self) -> list[Request]:
-        """Return the requests whose outputs are still being read."""
-        return [request for request, _ in self._open.values()]
+        """Return the requests that the engine still computes, whatever their readers have left to read."""
+        return [each.request for each in self._open.values() if each.num_computing]
 
     async def read(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
         """Do `EngineClient.stream`. Deadlines end here too, where the engine itself is late."""
@@ -38,7 +47,7 @@ class OpenStreams:
         queue: _Queue = asyncio.Queue()  # one for all of them
         unfinished = {request.request_id: request.params.n for request in requests}
         timer = _at_deadline(requests, queue)
-        self._open.update((request.request_id, (request, queue)) for request in requests)
+        self._open.update((each.request_id, _Open(each, queue, each.params.n)) for each in requests)
         try:
             self._submit(requests)
             while unfinished:
@@ -54,19 +63,22 @@ class OpenStreams:
             if timer is not None:
                 timer.cancel()
             for request_id in unfinished:
-                del self._open[request_id]
-                self._abort(request_id)
+                if self._open.pop(request_id).num_computing:
+                    self._abort(request_id)
 
     def dispatch(self, deltas: Sequence[OutputDelta]) -> None:
         """Hand each delta to its reader. Deltas of aborted requests have no reader any more."""
         for delta in deltas:
             if (found := self._open.get(delta.request_id)) is not None:
-                found[1].put_nowait(delta)
+                found.num_computing -= delta.finish is not None
+                found.queue.put_nowait(delta)
 
     def close(self) -> None:
         """End all outputs: nobody may wait for what cannot come."""
-        for queue in {id(queue): queue for _, queue in self._open.values()}.values():
+        for queue in {id(each.queue): each.queue for each in self._open.values() if each.num_computing}.values():
             queue.put_nowait(OverloadedError(STOPPED))
+        for each in self._open.values():
+            each.num_computing = 0
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until all outputs have ended; True if they did in time."""
@@ -76,11 +88,14 @@ class OpenStreams:
         return not self._open
 
 
+def first_deadline_s(requests: Sequence[Request]) -> float | None:
+    """Return when the first of `requests` must have ended, on the engine's clock; None: never."""
+    return min((request.deadline_s for request in requests if request.deadline_s is not None), default=None)
+
+
 def _at_deadline(requests: Sequence[Request], queue: _Queue) -> asyncio.TimerHandle | None:
     """Tell the reader once the engine should have ended the first of `requests`."""
-    deadlines_s = [request.deadline_s for request in requests if request.deadline_s is not None]
-    if not deadlines_s:
+    if (end_s := first_deadline_s(requests)) is None:
         return None
-    wait_s = min(deadlines_s) - time.monotonic() + DEADLINE_GRACE_S
-    late = OverloadedError("the request's deadline passed before the output was complete; retry")
-    return asyncio.get_running_loop().call_later(max(0.0, wait_s), queue.put_nowait, late)
+    wait_s = end_s - time.monotonic() + DEADLINE_GRACE_S
+    return asyncio.get_running_loop().call_later(max(0.0, wait_s), queue.put_nowait, OverloadedError(LATE))

@@ -4,8 +4,10 @@ table's.
 FLOPs here are those of matrix products alone where texts count so; a multiply-add is two.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from ridgeline.cost.datasheets import datasheet
 from ridgeline.cost.prices import GroupPrice, price_groups
@@ -18,22 +20,9 @@ from ridgeline.program.pricing import ElementBytes, Load, OpCost, Operands
 from ridgeline.spec.families import read_spec
 
 H100 = "h100-sxm"
-_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-MODELS: Mapping[str, Mapping[str, object]] = {
-    "llama-2-13b": _COMMON
-    | {"model_type": "llama", "vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824}
-    | {"num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 4096},
-    "llama-3-8b": _COMMON
-    | {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
-    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192},
-    "llama-3-70b": _COMMON
-    | {"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672}
-    | {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192},
-    "mixtral-8x7b": _COMMON
-    | {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336}
-    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768}
-    | {"num_local_experts": 8, "num_experts_per_tok": 2},
-}
+MODELS: Mapping[str, Mapping[str, object]] = tomllib.loads(
+    Path(__file__).with_name("models.toml").read_text(encoding="utf-8")
+)
 """The shapes that texts on inference take as examples, as their config.json files have them."""
 
 

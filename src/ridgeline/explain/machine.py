@@ -20,6 +20,8 @@ from ridgeline.cost.efficiency import OpTiming
 from ridgeline.cost.hardware import load_calibration
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.steptime import StepTime
+from ridgeline.decoding.strategies.autoregressive import Autoregressive
+from ridgeline.engine.engine import setup_of
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.recording import EngineSetup
 from ridgeline.engine.sizing import choose_sizes
@@ -114,15 +116,7 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
 
 def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int) -> EngineSetup:
     sizing = choose_sizes(plan, config, program.states, max_positions, all_rows=False)
-    choices = {name: f"{choice.value} ({choice.reason})" for name, choice in {**plan.choices, **sizing.choices}.items()}
-    return EngineSetup(
-        config=config,
-        layout=sizing.layout,
-        max_model_len=sizing.max_model_len,
-        max_num_rows=sizing.limits.num_rows,
-        strategy="autoregressive",
-        choices=choices,
-    )
+    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices})
 
 
 class _SheetPlan:

@@ -228,7 +228,7 @@ class DraftModel:
             for chain, end in zip(chains, ends, strict=True):
                 chain.features_1W = tap_TH[end - 1 : end].copy()
         for chain, token in zip(chains, result.samples, strict=True):
-            if _is_sound(token, self._companion.vocab_size):
+            if token.error is None and token.token_id < self._companion.vocab_size:
                 chain.token_ids.append(token.token_id)
                 if token.weights is not None:
                     chain.weights.append(_below(token.weights, self._companion.vocab_size))
@@ -252,7 +252,3 @@ def _below(weights: step.Weights, vocab_size: int) -> step.Weights:
     """Return the distribution given that the token is in the common vocabulary."""
     num_common = int(np.searchsorted(weights.token_ids_N, vocab_size))
     return step.Weights(weights.token_ids_N[:num_common], weights.weights_N[:num_common])
-
-
-def _is_sound(token: step.SampledToken, vocab_size: int) -> bool:
-    return token.error is None and token.token_id < vocab_size

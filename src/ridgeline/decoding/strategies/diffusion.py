@@ -22,7 +22,7 @@ from ridgeline.core.params import DiffusionParams, SamplingParams
 from ridgeline.core.step import SampledToken, SampleRow, Span
 from ridgeline.decoding.random_sample import random_word
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
-from ridgeline.decoding.strategy import Accepted, SequenceView
+from ridgeline.decoding.strategy import Accepted, SequenceView, sample_row
 from ridgeline.spec.spec import DecoderSpec
 
 STEP_STRIDE = 0xD1342543DE82EF95  # odd: every step of a block has a random stream of its own
@@ -79,20 +79,10 @@ class MaskedDiffusion(Autoregressive):
         if not span.num_logit_rows:
             return ()
         block, num_prompt = self._block(view), len(view.request.prompt_ids)
-        return [
-            SampleRow(
-                seq_id=view.seq_id,
-                row=first_row + offset,
-                params=block.params,
-                seed=(view.seed + block.step * STEP_STRIDE) % 2**64,
-                num_output=block.start + offset - num_prompt,
-                prompt_ids=view.request.prompt_ids,
-                output_ids=view.token_ids[num_prompt:] if view.request.params.needs_history else (),
-                stop_ids=tuple(view.request.stop_ids),
-                banned_ids=(self._mask_id,),
-            )
-            for offset in block.masked()
-        ]
+        seed, stop_ids = (view.seed + block.step * STEP_STRIDE) % 2**64, tuple(view.request.stop_ids)
+        own = {"params": block.params, "seed": seed, "stop_ids": stop_ids, "banned_ids": (self._mask_id,)}
+        places = [(first_row + offset, block.start + offset - num_prompt) for offset in block.masked()]
+        return [sample_row(view, *place)._replace(**own) for place in places]
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         block = self._blocks[view.seq_id]

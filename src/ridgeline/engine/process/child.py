@@ -63,13 +63,15 @@ class EngineProcess:
         self._engine = engine
         self._send(wire.Ready(engine.info, engine.loop.stats(), engine.setup))
         threading.Thread(target=self._beat, args=(engine,), name="beat", daemon=True).start()
-        while not self._ended:
-            self._step_began_s = time.monotonic()
-            worked = engine.loop.step()
-            self._step_began_s = None
-            if not worked:
-                engine.loop.wait(IDLE_WAIT_S)
-        engine.loop.close()
+        try:
+            while not self._ended:
+                self._step_began_s = time.monotonic()
+                worked = engine.loop.step()
+                self._step_began_s = None
+                if not worked:
+                    engine.loop.wait(IDLE_WAIT_S)
+        finally:
+            engine.loop.close()
         return 0
 
     def _listen(self) -> None:

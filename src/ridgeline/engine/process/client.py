@@ -23,7 +23,7 @@ from ridgeline.engine.process import wire
 from ridgeline.engine.process.link import Link
 from ridgeline.engine.process.quarantine import Quarantine
 from ridgeline.engine.recording import FileRecorder
-from ridgeline.engine.streams import OpenStreams
+from ridgeline.engine.streams import OpenStreams, first_deadline_s
 from ridgeline.weights.folder import ModelFolder
 
 log = get_logger("engine")
@@ -100,7 +100,7 @@ class ProcessEngine:
     def stream(self, *requests: Request) -> AsyncGenerator[OutputDelta, None]:
         suspects = self._quarantine.suspects(requests)
         stream = self._streams.read(*requests)
-        return self._quarantine.tried(suspects, stream) if suspects else stream
+        return self._quarantine.tried(suspects, stream, first_deadline_s(requests)) if suspects else stream
 
     async def drain(self, timeout_s: float) -> bool:
         self._draining = True
@@ -143,10 +143,19 @@ class ProcessEngine:
         """Start another process once the last one is gone: two have no room beside each other."""
         if self._gone is None or (fate := self._gone.fate) is None or now_s < self._restart_s:
             return
+        config, number = self._config, self._stats.num_restarts + 1
+        if config.journal is not None:  # what the processes before wrote stays as it is
+            config = replace(config, journal=f"{config.journal}.{number}")
+        try:
+            link = Link(config)
+        except OSError as error:
+            log.error("no engine process can be started: %s", error)
+            self._count_death(now_s)
+            return
         log.warning("engine process %d %s; another one starts", self._gone.process.pid, fate)
-        self._gone, self._link = None, Link(self._config)
-        self._stats = replace(self._stats, num_restarts=self._stats.num_restarts + 1)
-        self._attach(self._link)
+        self._gone, self._link = None, link
+        self._stats = replace(self._stats, num_restarts=number)
+        self._attach(link)
 
     def _attach(self, link: Link) -> None:
         self._attaching = asyncio.ensure_future(link.attach(self._receive, self._died))
@@ -162,16 +171,19 @@ class ProcessEngine:
             return
         self._gone, self._link, self._ready = self._link, None, False
         self._busy_s = self._silence_s = 0.0
-        now_s = time.monotonic()
-        num_recent = sum(now_s - death_s < DEATHS_WITHIN_S for death_s in self._deaths_s)
-        self._restart_s = now_s + (2.0 ** (num_recent - 1) if num_recent else 0.0)
-        self._deaths_s.append(now_s)
+        self._count_death(time.monotonic())
         log.error(
             "engine process %d died: %d open requests are told to retry", self._gone.process.pid, self.num_unfinished
         )
         self._quarantine.died(self._streams.requests())
         self._streams.close()
         self._stats = replace(self._stats, num_running=0, num_waiting=0)
+
+    def _count_death(self, now_s: float) -> None:
+        """Count a death, and choose when the next process starts."""
+        num_recent = sum(now_s - death_s < DEATHS_WITHIN_S for death_s in self._deaths_s)
+        self._restart_s = now_s + (2.0 ** (num_recent - 1) if num_recent else 0.0)
+        self._deaths_s.append(now_s)
 
     # ---- messages
 

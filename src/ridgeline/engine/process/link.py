@@ -19,19 +19,26 @@ LAST_WORDS_S = 1.0  # for the stacks of a process that hangs
 
 
 class Link(asyncio.Protocol):
-    """A child process, which loads `config` at once. On Linux it also ends with the thread that makes it."""
+    """A child process, which loads `config` at once. On Linux it also ends with the thread that makes it.
+
+    Raises OSError where the machine has no room for another process.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ridgeline.engine.process.child", str(number)],
-                pass_fds=(number,),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C is for the server
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ridgeline.engine.process.child", str(number)],
+                    pass_fds=(number,),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,  # a terminal's Ctrl-C is for the server
+                )
+            except OSError:
+                self._socket.close()
+                raise
         self.loop: asyncio.AbstractEventLoop | None = None
         self._frames = wire.Frames()
         self._transport: asyncio.WriteTransport | None = None

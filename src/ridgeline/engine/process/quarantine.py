@@ -13,9 +13,10 @@ from contextlib import aclosing
 import msgspec
 
 from ridgeline.core.clock import Clock
-from ridgeline.core.errors import QuarantinedError
+from ridgeline.core.errors import OverloadedError, QuarantinedError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import OutputDelta
+from ridgeline.engine.streams import LATE
 
 MEMORY_S = 600.0
 MAX_KNOWN = 4096
@@ -45,16 +46,25 @@ class Quarantine:
         return found
 
     async def tried(
-        self, suspects: frozenset[bytes], stream: AsyncGenerator[OutputDelta, None]
+        self, suspects: frozenset[bytes], stream: AsyncGenerator[OutputDelta, None], deadline_s: float | None
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Yield the stream of suspects, of which no others run until it has begun; at its end they are none."""
+        """Yield the stream of suspects, of which no others run until it has begun; at its end they are none.
+
+        Raises OverloadedError where `deadline_s`, on the clock, passes before it is their turn.
+        """
         async with aclosing(stream) as deltas:
-            async with self._turn:
+            try:
+                left_s = None if deadline_s is None else deadline_s - self._clock()
+                async with asyncio.timeout(left_s):
+                    await self._turn.acquire()
+            except TimeoutError:
+                raise OverloadedError(LATE) from None
+            try:
                 self._on_trial = suspects
-                try:
-                    first = await anext(deltas, None)
-                finally:
-                    self._on_trial = frozenset()
+                first = await anext(deltas, None)
+            finally:
+                self._on_trial = frozenset()
+                self._turn.release()
             if first is not None:
                 yield first
             async for delta in deltas:

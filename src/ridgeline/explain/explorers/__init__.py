@@ -1,15 +1,16 @@
 """Explorers: one idea of inference each, as figures that follow from a few inputs. One file each.
 
-A file has `explore`, whose parameters say their range and meaning. The command line (`ridgeline explain NAME`) and the
-Python API are made of them.
+A file has `explore`, whose parameters are in inputs.toml, with range and meaning. The command line (`ridgeline explain
+NAME`) and the Python API are made of them.
 """
 
 import ast
 import inspect
 import pkgutil
+import tomllib
 from collections.abc import Callable, Mapping
 from importlib import import_module, resources
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,7 +31,10 @@ def summary(name: str) -> str:
 
 def inputs_of(name: str) -> Mapping[str, inspect.Parameter]:
     """Return the inputs of an explorer: each a type with a msgspec.Meta, and a default. Raises ConfigError."""
-    return inspect.signature(_explorer(name)).parameters
+    known = tomllib.loads((resources.files(__name__) / "inputs.toml").read_text(encoding="utf-8"))
+    said, inputs = known["every"] | known.get(name, {}), inspect.signature(_explorer(name)).parameters
+    types = {key: Annotated[each.annotation, msgspec.Meta(**said[key])] for key, each in inputs.items()}
+    return {key: each.replace(annotation=types[key]) for key, each in inputs.items()}
 
 
 def explore(name: str, **inputs: Any) -> Exploration:

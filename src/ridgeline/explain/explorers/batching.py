@@ -1,21 +1,17 @@
 """Show what a larger batch gains: weights are read once for all, the KV cache of each sequence is not."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import bandwidth, kv_bytes, limit, memory
 
 
 def explore(
-    parameters: Annotated[float, Meta(ge=1e6, le=1e13, description="Parameters of the model.")] = 13e9,
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 40,
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 40,
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
-    batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences in a step.")] = 32,
-    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of each.")] = 1024,
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+    parameters: float = 13e9,
+    layers: int = 40,
+    kv_heads: int = 40,
+    head_dim: int = 128,
+    batch: int = 32,
+    context: int = 1024,
+    card: str = "h100-sxm",
 ) -> Found:
     """Weigh decode steps of growing batches."""
     weights = 2 * parameters

@@ -1,17 +1,10 @@
 """With a KV cache or without: tokens computed, and pairs of a query and a key."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found
 from ridgeline.program.ops.attention import visible_keys
 
 
-def explore(
-    prompt: Annotated[int, Meta(ge=1, le=1 << 20, description="Tokens of the prompt.")] = 4096,
-    output: Annotated[int, Meta(ge=1, le=1 << 14, description="Tokens of the output.")] = 256,
-) -> Found:
+def explore(prompt: int = 4096, output: int = 256) -> Found:
     """Count what every pass computes: all tokens so far, or only the new one."""
     lengths = range(prompt, prompt + output)
     naive, cached = sum(lengths), lengths[-1]

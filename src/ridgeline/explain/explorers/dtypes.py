@@ -1,10 +1,7 @@
 """One number in the dtypes of weights: its bits, what they say, and the error."""
 
-from typing import Annotated
-
 import ml_dtypes
 import numpy as np
-from msgspec import Meta
 
 from ridgeline.explain.exploration import Figure, Found
 
@@ -17,10 +14,7 @@ FLOATS = (
 """Name, dtype, integers of the same width, bits of the exponent."""
 
 
-def explore(
-    value: Annotated[float, Meta(ge=-1e30, le=1e30, description="The number.")] = 0.1,
-    largest: Annotated[float, Meta(gt=0, le=1e30, description="Largest magnitude under the same scale.")] = 1.0,
-) -> Found:
+def explore(value: float = 0.1, largest: float = 1.0) -> Found:
     """Round the number to each dtype and read its bits."""
     figures: list[Figure] = []
     for name, dtype, unsigned, exponent_bits in FLOATS:

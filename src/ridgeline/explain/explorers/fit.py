@@ -3,24 +3,20 @@
 Weights and cache against the memory, TTFT of linear layers and attention, TPOT, tokens per second.
 """
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found
 from ridgeline.explain.limits import kv_bytes, limit, memory
 from ridgeline.program.ops.attention import visible_keys
 
 
 def explore(
-    parameters: Annotated[float, Meta(ge=1e6, le=1e13, description="Parameters of the model.")] = 13e9,
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers.")] = 40,
-    heads: Annotated[int, Meta(ge=1, le=1024, description="Query heads.")] = 40,
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads.")] = 40,
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
-    batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 32,
-    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of each, all of them prompt for TTFT.")] = 2048,
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+    parameters: float = 13e9,
+    layers: int = 40,
+    heads: int = 40,
+    kv_heads: int = 40,
+    head_dim: int = 128,
+    batch: int = 32,
+    context: int = 2048,
+    card: str = "h100-sxm",
 ) -> Found:
     """Weigh weights and cache, and price a prompt and a decode step."""
     weights, room = 2 * parameters, memory(card)

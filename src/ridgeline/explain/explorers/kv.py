@@ -1,21 +1,19 @@
 """Bytes of the KV cache: what every token of every sequence keeps in every layer."""
 
-from typing import Annotated, Literal
-
-from msgspec import Meta
+from typing import Literal
 
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import kv_bytes, memory
 
 
 def explore(
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 80,
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 8,
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
-    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a sequence.")] = 4096,
-    batch: Annotated[int, Meta(ge=1, le=1 << 20, description="Sequences.")] = 1,
-    element_bytes: Annotated[Literal[1, 2, 4], Meta(description="4 float32, 2 bf16, 1 int8 with its scales.")] = 2,
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+    layers: int = 80,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    context: int = 4096,
+    batch: int = 1,
+    element_bytes: Literal[1, 2, 4] = 2,
+    card: str = "h100-sxm",
 ) -> Found:
     """Multiply what a token keeps by the tokens."""
 

@@ -1,18 +1,10 @@
 """Memory that no token fills: worst-case reservations against blocks."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.core.errors import ConfigError
 from ridgeline.explain.exploration import Figure, Found, Series
 
 
-def explore(
-    mean: Annotated[float, Meta(ge=1, le=1 << 24, description="Mean tokens of a sequence.")] = 400,
-    reserved: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens reserved without paging.")] = 2048,
-    block: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of a block.")] = 16,
-) -> Found:
+def explore(mean: float = 400, reserved: int = 2048, block: int = 16) -> Found:
     """Compare a reservation with blocks, of which the last is half empty."""
     if mean > reserved:
         raise ConfigError(f"paging: a mean of {mean:g} tokens is more than the {reserved} reserved")

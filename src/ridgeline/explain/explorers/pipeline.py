@@ -1,19 +1,9 @@
 """Tensor and pipeline parallelism: how full a pipeline is, and what the parts of a layer have to send."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found, Series
 
 
-def explore(
-    stages: Annotated[int, Meta(ge=1, le=1024, description="Stages of the pipeline.")] = 4,
-    micro_batches: Annotated[int, Meta(ge=1, le=1 << 16, description="Batches that are in it at once.")] = 4,
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers.")] = 80,
-    hidden: Annotated[int, Meta(ge=1, le=1 << 20, description="Entries of a token between layers.")] = 8192,
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a step.")] = 1,
-) -> Found:
+def explore(stages: int = 4, micro_batches: int = 4, layers: int = 80, hidden: int = 8192, tokens: int = 1) -> Found:
     """Count bubbles, hops and all-reduces."""
 
     def full(micro_batches: int) -> float:

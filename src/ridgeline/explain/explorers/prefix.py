@@ -1,18 +1,10 @@
 """Prefix reuse: what of a prompt has to be computed when others began alike."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found
 from ridgeline.program.ops.attention import visible_keys
 
 
-def explore(
-    shared: Annotated[int, Meta(ge=0, le=1 << 22, description="Tokens of the common beginning.")] = 1000,
-    question: Annotated[int, Meta(ge=1, le=1 << 22, description="Tokens that follow.")] = 100,
-    hit: Annotated[float, Meta(ge=0, le=1, description="Share of requests that find the beginning.")] = 1.0,
-) -> Found:
+def explore(shared: int = 1000, question: int = 100, hit: float = 1.0) -> Found:
     """Count the tokens computed with and without reuse."""
     whole = shared + question
     computed = question + (1 - hit) * shared

@@ -1,19 +1,10 @@
 """Arithmetic intensity of a matrix product, and what share of a card's peak it can reach."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import bandwidth, linear_intensity, peak, ridge
 
 
-def explore(
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens in the step: batch, or a prompt.")] = 1,
-    rows: Annotated[int, Meta(ge=1, le=1 << 24, description="Inputs of the matrix.")] = 4096,
-    columns: Annotated[int, Meta(ge=1, le=1 << 24, description="Outputs of the matrix.")] = 11008,
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
-) -> Found:
+def explore(tokens: int = 1, rows: int = 4096, columns: int = 11008, card: str = "h100-sxm") -> Found:
     """Find the product's place on the roofline."""
 
     def reached(tokens: int) -> float:

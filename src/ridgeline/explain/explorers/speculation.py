@@ -1,22 +1,12 @@
 """Speculative decoding: tokens of a round, its cost, and the best number of drafts."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.cost.speculation import speedup, tokens_per_round
 from ridgeline.explain.exploration import Figure, Found, Series
 
 MAX_DRAFTS = 16
 
 
-def explore(
-    acceptance: Annotated[float, Meta(ge=0, le=1, description="Probability that a draft is accepted.")] = 0.8,
-    drafts: Annotated[int, Meta(ge=0, le=MAX_DRAFTS, description="Drafts of a round.")] = 4,
-    draft_ratio: Annotated[
-        float, Meta(ge=0, le=10, description="Time of a draft step ÷ time of a target step.")
-    ] = 0.11,
-) -> Found:
+def explore(acceptance: float = 0.8, drafts: int = 4, draft_ratio: float = 0.11) -> Found:
     """Divide the tokens of a round by its steps."""
 
     def at(drafts: int) -> float:

@@ -3,22 +3,18 @@
 Prefill computes the prompt and makes the first token; every further token is a decode step that reads all weights.
 """
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.explain.exploration import Figure, Found, Series
 from ridgeline.explain.limits import kv_bytes, limit
 
 
 def explore(
-    prompt: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of the prompt.")] = 12,
-    output: Annotated[int, Meta(ge=1, le=1 << 16, description="Tokens of the output.")] = 16,
-    parameters: Annotated[float, Meta(ge=1e6, le=1e13, description="Parameters of the model.")] = 13e9,
-    layers: Annotated[int, Meta(ge=1, le=1000, description="Layers with a KV cache.")] = 40,
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of a layer.")] = 40,
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
-    card: Annotated[str, Meta(description="A datasheet, NAME or NAME:COUNT.")] = "h100-sxm",
+    prompt: int = 12,
+    output: int = 16,
+    parameters: float = 13e9,
+    layers: int = 40,
+    kv_heads: int = 40,
+    head_dim: int = 128,
+    card: str = "h100-sxm",
 ) -> Found:
     """Sum the passes of the request."""
     weight_bytes = 2 * parameters

@@ -1,22 +1,18 @@
 """Kinds of attention by what they keep of a token: all heads, groups, one head, a latent, a window."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from ridgeline.core.errors import ConfigError
 from ridgeline.explain.exploration import Figure, Found
 from ridgeline.program.op import KvState, LatentState
 
 
 def explore(
-    heads: Annotated[int, Meta(ge=1, le=1024, description="Query heads.")] = 64,
-    head_dim: Annotated[int, Meta(ge=1, le=1024, description="Entries of a head.")] = 128,
-    kv_heads: Annotated[int, Meta(ge=1, le=1024, description="KV heads of grouped-query attention.")] = 8,
-    latent_dim: Annotated[int, Meta(ge=1, le=1 << 16, description="Entries of a latent.")] = 512,
-    rope_dim: Annotated[int, Meta(ge=0, le=1024, description="Entries of its rotated key.")] = 64,
-    context: Annotated[int, Meta(ge=1, le=1 << 24, description="Tokens of a sequence.")] = 32768,
-    window: Annotated[int, Meta(ge=1, le=1 << 24, description="Window of sliding attention.")] = 4096,
+    heads: int = 64,
+    head_dim: int = 128,
+    kv_heads: int = 8,
+    latent_dim: int = 512,
+    rope_dim: int = 64,
+    context: int = 32768,
+    window: int = 4096,
 ) -> Found:
     """Ask each kind of state what a token takes."""
     if kv_heads > heads:

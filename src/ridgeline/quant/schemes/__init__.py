@@ -1,6 +1,7 @@
 """Schemes of weight quantization: one file each, named as the scheme, which holds the functions of `Scheme`."""
 
 import importlib
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from ridgeline.core.config import scheme_names
@@ -22,6 +23,20 @@ class Scheme(Protocol):
     def quantize(self, weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:
         """Round each row of a matrix to nearest. Scales of what is no number, or too large, are none either."""
         ...
+
+
+def only(name: str, form: StoredFormat) -> Callable[[int | None, bool], StoredFormat]:
+    """Return the `stored_format` of a scheme that has no options."""
+
+    def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
+        if zero_points or group_size not in (None, form.group):
+            has = f"groups of {form.group} and no zero points; leave these options out"
+            if not form.group:
+                has = "one scale per output: group size and zero points are options of int4"
+            raise ConfigError(f"{name} has {has}")
+        return form
+
+    return stored_format
 
 
 def scheme(name: str) -> Scheme:

@@ -3,17 +3,11 @@
 import numpy as np
 
 from ridgeline.core.dtypes import Float32s
-from ridgeline.core.errors import ConfigError
+from ridgeline.quant.schemes import only
 from ridgeline.quant.stored import StoredFormat, StoredMatrix
 
 LARGEST = 127
-
-
-def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
-    """Return the only format that the scheme has."""
-    if zero_points or group_size is not None:
-        raise ConfigError("int8 has one scale per output: group size and zero points are options of int4")
-    return StoredFormat("uniform", 8, 0, scale="float32")
+stored_format = only("int8", StoredFormat("uniform", 8, 0, scale="float32"))
 
 
 def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:

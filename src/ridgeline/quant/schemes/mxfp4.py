@@ -6,19 +6,13 @@ The standard's power lets the largest of a group saturate; the next one is taken
 import numpy as np
 
 from ridgeline.core.dtypes import Float32s
-from ridgeline.core.errors import ConfigError
 from ridgeline.quant.e2m1 import grouped, rounded
+from ridgeline.quant.schemes import only
 from ridgeline.quant.stored import E8M0_BIAS, StoredFormat, StoredMatrix
 
 GROUP = 32
 LARGEST_EXPONENT = 2  # of E2M1
-
-
-def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
-    """Return the format; it has no options."""
-    if zero_points or group_size not in (None, GROUP):
-        raise ConfigError("mxfp4 has groups of 32 and no zero points; leave these options out")
-    return StoredFormat("e2m1", 4, GROUP, scale="e8m0")
+stored_format = only("mxfp4", StoredFormat("e2m1", 4, GROUP, scale="e8m0"))
 
 
 def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:

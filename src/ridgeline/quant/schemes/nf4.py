@@ -3,19 +3,13 @@
 import numpy as np
 
 from ridgeline.core.dtypes import Float32s
-from ridgeline.core.errors import ConfigError
 from ridgeline.quant.e2m1 import grouped
+from ridgeline.quant.schemes import only
 from ridgeline.quant.stored import LEVELS, StoredFormat, StoredMatrix
 
 GROUP = 64
 BETWEEN = (LEVELS["nf4"][1:] + LEVELS["nf4"][:-1]) / 2  # from here on the next level is nearer
-
-
-def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
-    """Return the format; it has no options."""
-    if zero_points or group_size not in (None, GROUP):
-        raise ConfigError("nf4 has groups of 64 and no zero points; leave these options out")
-    return StoredFormat("nf4", 4, GROUP, scale="float32")
+stored_format = only("nf4", StoredFormat("nf4", 4, GROUP, scale="float32"))
 
 
 def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:

@@ -6,20 +6,14 @@ A group's largest number becomes 6 or, where that loses less, 4.
 import numpy as np
 
 from ridgeline.core.dtypes import FLOAT8_E4M3, Float32s
-from ridgeline.core.errors import ConfigError
 from ridgeline.quant.e2m1 import LARGEST, grouped, rounded
+from ridgeline.quant.schemes import only
 from ridgeline.quant.stored import StoredFormat, StoredMatrix, times_outer
 
 GROUP = 16
 LARGEST_SCALE = np.float32(448)
 LARGEST_WEIGHT = LARGEST_SCALE * np.float32(LARGEST)  # with nothing outside
-
-
-def stored_format(group_size: int | None, zero_points: bool) -> StoredFormat:
-    """Return the format; it has no options."""
-    if zero_points or group_size not in (None, GROUP):
-        raise ConfigError("nvfp4 has groups of 16 and no zero points; leave these options out")
-    return StoredFormat("e2m1", 4, GROUP, scale="e4m3")
+stored_format = only("nvfp4", StoredFormat("e2m1", 4, GROUP, scale="e4m3"))
 
 
 def quantize(weight_NK: Float32s, form: StoredFormat) -> StoredMatrix:

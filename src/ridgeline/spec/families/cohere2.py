@@ -11,11 +11,10 @@ from ridgeline.spec.spec import DecoderSpec, Head, LayerNorm, ParallelLayer
 def read(config: ConfigReader) -> DecoderSpec:
     head_dim = even_head_dim(config)
     config.expect("head_dim", head_dim)
-    config.expect("use_qk_norm", False)
-    config.expect("use_embedding_sharing", True)
-    config.expect("use_gated_activation", True)
-    config.expect("use_parallel_block", True)
-    config.expect("use_parallel_embedding", False)
+    for key in ("use_embedding_sharing", "use_gated_activation", "use_parallel_block"):
+        config.expect(key, True)
+    for key in ("use_qk_norm", "use_parallel_embedding"):
+        config.expect(key, False)
     config.expect("position_embedding_type", "rope_gptj")
     config.expect("rotary_pct", 1.0)
     config.expect("order_of_interleaved_layers", "local_attn_first")

@@ -1,11 +1,14 @@
 """The table of general.architecture: which keys of a file say what the config.json of a family would.
 
-Adding an architecture is adding a row, with functions above it for what no key says as a family spells it.
+Adding an architecture is adding a row to architectures.toml, with functions here for what no key says as a family does.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.gguf.common import (
@@ -29,11 +32,7 @@ Config = dict[str, object]
 Read = Callable[[ConfigReader, Shapes], object]
 
 SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
-
-
-def usual_tensors(spec: DecoderSpec) -> Sequence[Stored]:
-    """Return the Llama layout, with queries, keys and values apart or as one, and experts where there are any."""
-    return [*llama_tensors(), *fused_qkv(), *expert_tensors()]
+ROW = {"family": "", "common": "usual", "tensors": "usual"}  # keys of a row that are none of config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class Architecture:
     """
 
     model_type: str
-    values: Mapping[str, object] = field(default_factory=dict[str, object])
-    common: Callable[[ConfigReader, Shapes], Config] = read_common
-    tensors: Callable[[DecoderSpec], Sequence[Stored]] = usual_tensors
+    values: Mapping[str, object]
+    common: Callable[[ConfigReader, Shapes], Config]
+    tensors: Callable[[DecoderSpec], Sequence[Stored]]
 
     def config(self, metadata: ConfigReader, shapes: Shapes) -> Config:
         """Return the config.json that the family reads."""
@@ -55,40 +54,33 @@ class Architecture:
         return {"model_type": self.model_type, **self.common(metadata, shapes), **own}
 
 
-def integer(key: str, default: int | None = None) -> Read:
-    """Read a whole number."""
-    return lambda metadata, shapes: metadata.integer(key, default)
-
-
-def number(key: str, default: float | None = None, low: float = -1e30) -> Read:
-    """Read a number."""
-    return lambda metadata, shapes: metadata.number(key, default, low=low)
-
-
-def number_above_0(key: str) -> Read:
-    """Read a number that is 0 where there is none."""
-    return lambda metadata, shapes: metadata.optional_number(key, low=0.0) or None
-
-
-def has(tensor: str) -> Read:
-    """Tell whether the first layer has a tensor."""
-    return lambda metadata, shapes: f"blk.0.{tensor}" in shapes
-
-
-def optional_window(metadata: ConfigReader, shapes: Shapes) -> int | None:
-    """Read a window that may be 0 where there is none."""
-    return metadata.optional_integer("attention.sliding_window", low=0) or None
-
-
-def query_scalar(layers_of_27b: int) -> Read:
+def query_scalar(metadata: ConfigReader, layers_of_27b: int) -> int:
     """Return the size of a head, or another number for the 27B, which is known by its number of layers alone."""
+    hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+    is_27b = metadata.integer("block_count") == layers_of_27b
+    return hidden // heads if is_27b else metadata.integer("attention.key_length", hidden // heads)
 
-    def read(metadata: ConfigReader, shapes: Shapes) -> int:
-        hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
-        is_27b = metadata.integer("block_count") == layers_of_27b
-        return hidden // heads if is_27b else metadata.integer("attention.key_length", hidden // heads)
 
-    return read
+def _value(**said: Any) -> Read:
+    """Return what reads a value as a row of the table says."""
+    (kind, key), *options = said.items()
+    arguments = dict(options)
+    match kind, key:
+        case "integer", _:
+            return lambda metadata, shapes: metadata.integer(key, **arguments)
+        case "number", _:
+            return lambda metadata, shapes: metadata.number(key, **{"low": -1e30, **arguments})
+        case "has", _:
+            return lambda metadata, shapes: f"blk.0.{key}" in shapes
+        case "read", "window":
+            return read_window
+        case "read", "optional_window":  # 0 where there is none
+            return lambda metadata, shapes: metadata.optional_integer("attention.sliding_window", low=0) or None
+        case "read", "number_above_0":  # 0 where there is none
+            return lambda metadata, shapes: metadata.optional_number(**arguments, low=0.0) or None
+        case _:
+            assert key == "query_scalar", f"architectures.toml: nothing reads {said}"
+            return lambda metadata, shapes: query_scalar(metadata, **arguments)
 
 
 def deepseek(metadata: ConfigReader, shapes: Shapes) -> Config:
@@ -223,157 +215,43 @@ def stablelm(metadata: ConfigReader, shapes: Shapes) -> Config:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes, **common}
 
 
-def stored_with(*instead: Stored) -> Callable[[DecoderSpec], Sequence[Stored]]:
-    """Return the Llama layout but for these."""
-    return lambda spec: llama_tensors(*instead)
-
-
-PAIRED, LAYER_NORM = partial(read_common, paired=True), partial(read_common, layer_norm=True)
-ATTENTION_BIAS = {"attention_bias": has("attn_q.bias")}
-GATED_BIASES = {**ATTENTION_BIAS, "mlp_bias": has("ffn_gate.bias")}
-PLAIN_BIASES = {**ATTENTION_BIAS, "mlp_bias": has("ffn_up.bias")}
-EXPERTS = {"num_experts": integer("expert_count"), "num_experts_per_tok": integer("expert_used_count")}
-EXPERT_SIZE = {"moe_intermediate_size": integer("expert_feed_forward_length")}
-WINDOW = {"sliding_window": integer("attention.sliding_window")}
 # The norm before the feed-forward, which some files call one after attention.
 SECOND_NORM = one("blk.{i}.post_attention_norm", "layers.{i}.ffn_norm")
 FUSED_UP = Stored(Rename("blk.{i}.ffn_up.weight", ("layers.{i}.ffn.gate.weight", "layers.{i}.ffn.up.weight")))
+PAIRED, LAYER_NORM = partial(read_common, paired=True), partial(read_common, layer_norm=True)
+WHOLE_HEADS = partial(read_common, free_head_dim=False)
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "arcee": Architecture("arcee", PLAIN_BIASES, PAIRED, paired_tensors),
-    "cohere2": Architecture(
-        "cohere2",
-        {
-            **WINDOW,
-            "sliding_window_pattern": integer("attention.sliding_window_pattern", 4),
-            "logit_scale": number("logit_scale"),
-        },
-        LAYER_NORM,
-    ),
-    "command_r": Architecture(
-        "cohere", {"use_qk_norm": has("attn_q_norm.weight"), "logit_scale": number("logit_scale")}, LAYER_NORM
-    ),
-    "deepseek2": Architecture(
-        "deepseek_v2",
-        {
-            "num_attention_heads": integer("attention.head_count"),
-            "kv_lora_rank": integer("attention.kv_lora_rank"),
-            "max_position_embeddings": integer("context_length"),
-            "intermediate_size": integer("feed_forward_length"),
-            "n_routed_experts": integer("expert_count"),
-            "n_shared_experts": integer("expert_shared_count"),
-            "num_experts_per_tok": integer("expert_used_count"),
-            **EXPERT_SIZE,
-            "routed_scaling_factor": number("expert_weights_scale", 1.0),
-            "topk_group": integer("expert_group_used_count", 1),
-        },
-        deepseek,
-        deepseek_tensors,
-    ),
-    "ernie4_5": Architecture("ernie4_5", {"use_bias": has("attn_q.bias")}),
-    "exaone4": Architecture("exaone4", {"sliding_window": read_window}),
-    "gemma": Architecture("gemma", tensors=plus_one_tensors),
-    "gemma2": Architecture(
-        "gemma2",
-        {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": query_scalar(layers_of_27b=46),
-            "attn_logit_softcapping": number("attn_logit_softcapping", 50.0),
-            "final_logit_softcapping": number("final_logit_softcapping", 30.0),
-            "sliding_window": integer("attention.sliding_window", 4096),
-        },
-        tensors=plus_one_tensors,
-    ),
-    "gemma3": Architecture(
-        "gemma3_text",
-        {
-            "query_pre_attn_scalar": query_scalar(layers_of_27b=62),
-            "final_logit_softcapping": number_above_0("final_logit_softcapping"),
-            "sliding_window": optional_window,
-            "sliding_window_pattern": integer("attention.sliding_window_pattern", 6),
-            "rope_local_base_freq": number("rope.freq_base_swa", 10000.0, low=1.0),
-        },
-        tensors=plus_one_tensors,
-    ),
-    "glm4": Architecture("glm4", ATTENTION_BIAS, tensors=stored_with(FUSED_UP)),
-    "gpt2": Architecture(
-        "gpt2",
-        {
-            "n_head": integer("attention.head_count"),
-            "n_inner": integer("feed_forward_length"),
-            "n_positions": integer("context_length"),
-        },
-        gpt2,
-    ),
-    "gpt_oss": Architecture(
-        "gpt_oss",
-        {
-            "num_local_experts": integer("expert_count"),
-            "num_experts_per_tok": integer("expert_used_count"),
-            "intermediate_size": integer("expert_feed_forward_length"),
-            **WINDOW,
-        },
-        gpt_oss,
-        gpt_oss_tensors,
-    ),
-    "gptneox": Architecture("gpt_neox", {"attention_bias": has("attn_qkv.bias")}, gptneox),
-    "granite": Architecture(
-        "granite",
-        {
-            "attention_multiplier": number("attention.scale"),
-            "embedding_multiplier": number("embedding_scale", 1.0),
-            "residual_multiplier": number("residual_scale", 1.0),
-            "logits_scaling": number("logit_scale", 1.0),
-            **GATED_BIASES,
-        },
-        PAIRED,
-        paired_tensors,
-    ),
-    "llama": Architecture("llama", {}, llama, lambda spec: [*paired_tensors(spec), *expert_tensors()]),
-    "mamba": Architecture(
-        "mamba",
-        {
-            "intermediate_size": integer("ssm.inner_size"),
-            "state_size": integer("ssm.state_size"),
-            "time_step_rank": integer("ssm.time_step_rank"),
-            "conv_kernel": integer("ssm.conv_kernel"),
-            "use_conv_bias": has("ssm_conv1d.bias"),
-            "use_bias": has("ssm_in.bias"),
-        },
-        mamba,
-        mamba_tensors,
-    ),
-    "nemotron": Architecture("nemotron", PLAIN_BIASES, nemotron, plus_one_tensors),
-    "olmo2": Architecture("olmo2", {}, olmo),
-    "olmoe": Architecture(
-        # No released model normalizes, and no key says.
-        "olmoe",
-        {**EXPERTS, "norm_topk_prob": False},
-        partial(read_common, free_head_dim=False),
-    ),
-    "phi2": Architecture("phi", {}, partial(read_common, layer_norm=True, free_head_dim=False)),
-    "phi3": Architecture(
-        "phi3", {"sliding_window": optional_window}, tensors=lambda spec: llama_tensors(*fused_qkv(), FUSED_UP)
-    ),
-    "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        {
-            "qkv_bias": has("attn_q.bias"),
-            **EXPERTS,
-            **EXPERT_SIZE,
-            "shared_expert_intermediate_size": integer("expert_shared_feed_forward_length"),
-            "norm_topk_prob": False,  # no released model does, and no key says
-        },
-    ),
-    "qwen3": Architecture("qwen3"),
-    # Every released model normalizes, and no key says.
-    "qwen3moe": Architecture("qwen3_moe", {**EXPERTS, **EXPERT_SIZE, "norm_topk_prob": True}),
-    "seed_oss": Architecture(
-        "seed_oss", {**GATED_BIASES, "attention_out_bias": has("attn_output.bias")}, tensors=stored_with(SECOND_NORM)
-    ),
-    "smollm3": Architecture("smollm3", {}, PAIRED, paired_tensors),
-    "stablelm": Architecture(
-        "stablelm", {"use_qkv_bias": has("attn_q.bias"), "qk_layernorm": has("attn_q_norm.weight")}, stablelm
-    ),
+COMMON: Mapping[str, Callable[[ConfigReader, Shapes], Config]] = {
+    "usual": read_common,
+    "paired": PAIRED,
+    "layer_norm": LAYER_NORM,
+    "whole_heads": WHOLE_HEADS,
+    "layer_norm_whole_heads": partial(WHOLE_HEADS, layer_norm=True),
+    **{each.__name__: each for each in (deepseek, gpt2, gpt_oss, gptneox, llama, mamba, nemotron, olmo, stablelm)},
 }
+TENSORS: Mapping[str, Callable[[DecoderSpec], Sequence[Stored]]] = {
+    "usual": lambda spec: [*llama_tensors(), *fused_qkv(), *expert_tensors()],  # experts where there are any
+    "paired": paired_tensors,
+    "paired_with_experts": lambda spec: [*paired_tensors(spec), *expert_tensors()],
+    "plus_one": plus_one_tensors,
+    "second_norm": lambda spec: llama_tensors(SECOND_NORM),
+    "fused_up": lambda spec: llama_tensors(FUSED_UP),
+    "fused_qkv_up": lambda spec: llama_tensors(*fused_qkv(), FUSED_UP),
+    "deepseek": deepseek_tensors,
+    "gpt_oss": gpt_oss_tensors,
+    "mamba": mamba_tensors,
+}
+
+
+def _table() -> Mapping[str, Architecture]:
+    """Read the rows of architectures.toml."""
+    written = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8"))
+    found: dict[str, Architecture] = {}
+    for name, row in written.items():
+        family, common, tensors = (row.pop(key, other) for key, other in ROW.items())
+        values = {key: _value(**said) if isinstance(said, dict) else said for key, said in row.items()}
+        found[name] = Architecture(family or name, values, COMMON[common], TENSORS[tensors])
+    return found
+
+
+ARCHITECTURES = _table()

@@ -1,9 +1,11 @@
-"""How models write tool calls: a table of formats, with what reads them."""
+"""How models write tool calls: the table of formats, formats.toml, with what reads them."""
 
 import re
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.text.tools.reader import BrokenCallError, Reader, Steps
@@ -25,18 +27,18 @@ class ToolFormat:
     `opening`, `call` with $NAME and $ARGS, more calls behind `separator` (None: one alone), `closing`.
     """
 
-    seen: tuple[str, ...]
+    seen: Sequence[str]
     read: Callable[[Reader], Steps[None]]
     call: str
-    begin: tuple[str, ...] = ()
+    begin: Sequence[str] = ()
     end: str = ""
-    section: tuple[str, ...] = ()
+    section: Sequence[str] = ()
     bare: bool = False
     always: bool = False
     opening: str = ""
     separator: str | None = None
     closing: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: Sequence[str] = ()
 
 
 def _json_call(reader: Reader) -> Steps[None]:
@@ -122,55 +124,19 @@ def _harmony(reader: Reader) -> Steps[None]:
     yield from reader.until(_MESSAGE_ENDS, write)
 
 
-_CALL = '{"name": "$NAME", "arguments": $ARGS}'
-_BARE_CALL = '{"name": "$NAME", "parameters": $ARGS}'
-_in_list = partial(ToolFormat, call=_CALL, separator=", ", closing="]")
-_without_markers = partial(ToolFormat, read=_json_sequence, bare=True, call=_BARE_CALL, separator="; ")
-FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": ToolFormat(
-        seen=("<tool_call>",),
-        read=_json_calls,
-        begin=("<tool_call>",),
-        end="</tool_call>",
-        call='<tool_call>\n{"name": "$NAME", "arguments": $ARGS}\n</tool_call>',
-        separator="\n",
-        aliases=("granite4", "qwen"),
-    ),
-    "granite": _in_list(
-        seen=("<|tool_call|>",), read=_json_calls, begin=("<|tool_call|>", "<tool_call>"), opening="<|tool_call|>["
-    ),
-    "mistral": _in_list(
-        seen=("[TOOL_CALLS]",),
-        read=_mistral,
-        begin=("[TOOL_CALLS]",),
-        section=("[ARGS]", "[CALL_ID]"),
-        opening="[TOOL_CALLS][",
-    ),
-    "llama3_json": _without_markers(
-        seen=("<|start_header_id|>", "ipython", '"parameters"'), begin=("<|python_tag|>",), aliases=("llama4_json",)
-    ),
-    "generic": _without_markers(seen=()),
-    "deepseek_v3": ToolFormat(
-        seen=("<｜tool▁calls▁begin｜>",),
-        read=_deepseek,
-        begin=("<｜tool▁call▁begin｜>",),
-        end="<｜tool▁call▁end｜>",
-        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>"),
-        opening="<｜tool▁calls▁begin｜>",
-        call="<｜tool▁call▁begin｜>$NAME<｜tool▁sep｜>$ARGS<｜tool▁call▁end｜>",
-        separator="",
-        closing="<｜tool▁calls▁end｜>",
-        aliases=("deepseek_v31",),
-    ),
-    "openai": ToolFormat(
-        seen=("<|channel|>",),
-        read=_harmony,
-        begin=("<|channel|>", "<|start|>"),
-        section=(*_MESSAGE_ENDS, "<|message|>", "<|constrain|>"),
-        always=True,
-        call="<|channel|>commentary to=functions.$NAME <|constrain|>json<|message|>$ARGS",
-    ),
-}
+_READERS = (_json_calls, _json_sequence, _mistral, _deepseek, _harmony)
+
+
+def _formats() -> Mapping[str, ToolFormat]:
+    """Read the rows of formats.toml."""
+    readers = {reader.__name__.removeprefix("_"): reader for reader in _READERS}
+    text = Path(__file__).with_name("formats.toml").read_text(encoding="utf-8")
+    rows: Mapping[str, dict[str, Any]] = tomllib.loads(text)
+    read = {name: readers[row.pop("read")] for name, row in rows.items()}
+    return {name: ToolFormat(read=read[name], **row) for name, row in rows.items()}
+
+
+FORMATS = _formats()
 
 
 def chosen_format(name: str, template: str) -> ToolFormat | None:
