@@ -102,7 +102,7 @@ static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, 
     if (block.groups.begin >= block.groups.end) continue;
     with_rows<Kind::kRows>(block.count, [&]<int Rows>() {
       with_panels(block.groups.begin, block.groups.end, [&]<int Panels>(int64_t group) {
-        score_rows<Kind, Rows, Panels>(a, rows, tile, wanted, block.first, group);
+        score_rows<KeysOf<Kind>, Rows, Panels>(a, rows, tile, wanted, block.first, group);
       });
     });
     online_softmax<Kind>(a, rows, tile, block);
@@ -135,7 +135,7 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
     const float* query = q + (a.span.first_row + row) * q_stride + query_head * head_dim;
     if (width != head_dim || kIsRotated<Kind>) query = (float*)__builtin_memcpy(padded, query, (size_t)head_dim * 4);
     if (kIsRotated<Kind>) rotate(padded, head_dim);
-    set_query(Kind{}, rows, r, query, width, a.spec.scale * kLog2E / (kIsRotated<Kind> ? rotation_width(head_dim) : 1));
+    set_query(KeysOf<Kind>{}, rows, r, query, width, a.spec.scale * kLog2E / (kIsRotated<Kind> ? rotation_width(head_dim) : 1));
     if (head == 0 || r == 0) visible(a, row, rows.visible_begin[r], rows.visible_end[r]);
     else rows.visible_begin[r] = rows.visible_begin[r - 1], rows.visible_end[r] = rows.visible_end[r - 1];
     rows.position[r] = span_start(a.span) + row;

@@ -9,9 +9,10 @@
 //
 // with P the block size, D and V the entries of a key and of a value, each rounded up to 16. Latents have no slice of
 // values: attention makes it from the keys, a tile at a time. The even elements of a word are its lower half, so
-// that element 2i and the one behind it are i elements above the lower ends of the halves. int8 is unsigned, 128 = zero,
-// int4 as well, 8 = zero, of what `rotate` gives; fp8 is E4M3 without its subnormals. After the panels of kinds with
-// scales come P float scales, one a token. What they mean is `ridgeline.quant.kv:kept`, bit by bit.
+// that element 2i and the one behind it are i elements above the lower ends of the halves. int8 is unsigned, 128 = zero;
+// fp8 is E4M3 without its subnormals. int4 is what `rotate` gives: values of 4 bits, 8 = zero, and keys of 6 bits, 32 =
+// zero, which for every 16 dims are two steps of their lower 4 bits and one step of their upper 2. After the panels of
+// kinds with scales come P float scales, one a token. What they mean is `ridgeline.quant.kv:kept`, bit by bit.
 #pragma once
 
 #include "kernels/attention/rotate.h"
@@ -31,19 +32,20 @@ struct KvShape {
   int64_t tokens;        // P
   int64_t dims;          // D, padded
   int64_t value_dims;    // V, padded
-  int64_t element_bits;  // 32 / S
+  int64_t key_bits, value_bits;
   KvSlice keys, values;  // no bytes of values where the keys hold them
 
   int64_t slice_bytes() const { return keys.num_bytes + values.num_bytes; }
-  int64_t key_panel_bytes() const { return dims * kGroup * element_bits / 8; }
-  int64_t value_panel_bytes() const { return tokens * kGroup * element_bits / 8; }
-  int64_t group_bytes() const { return kGroup * kGroup * element_bits / 8; }  // of 16 lanes by 16 elements
+  int64_t key_panel_bytes() const { return dims * kGroup * key_bits / 8; }
+  int64_t value_panel_bytes() const { return tokens * kGroup * value_bits / 8; }
+  int64_t group_bytes() const { return kGroup * kGroup * value_bits / 8; }  // of 16 tokens in a panel of values
 };
 
 RL_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-inline constexpr int64_t bits_of(KvKind kind) {
-  return kind == KvKind::f32 ? 32 : kind == KvKind::bf16 ? 16 : kind == KvKind::int4 ? 4 : 8;
+inline constexpr int64_t bits_of(KvKind kind, bool of_keys) {
+  if (kind == KvKind::int4) return of_keys ? 6 : 4;
+  return kind == KvKind::f32 ? 32 : kind == KvKind::bf16 ? 16 : 8;
 }
 
 RL_INLINE KvShape kv_shape(const KvLayout& layout) {
@@ -51,10 +53,10 @@ RL_INLINE KvShape kv_shape(const KvLayout& layout) {
   shape.tokens = round_up(layout.block_size, kGroup);
   shape.dims = round_up(layout.head_dim, kGroup);
   shape.value_dims = round_up(layout.value_dim, kGroup);
-  shape.element_bits = bits_of(layout.kind);
+  shape.key_bits = bits_of(layout.kind, true), shape.value_bits = bits_of(layout.kind, false);
   const int64_t scale_bytes = has_scales(layout.kind) ? shape.tokens * 4 : 0;
-  const int64_t key_bytes = shape.tokens * shape.dims * shape.element_bits / 8;
-  const int64_t value_bytes = shape.tokens * shape.value_dims * shape.element_bits / 8;
+  const int64_t key_bytes = shape.tokens * shape.dims * shape.key_bits / 8;
+  const int64_t value_bytes = shape.tokens * shape.value_dims * shape.value_bits / 8;
   shape.keys = {key_bytes, key_bytes + scale_bytes};
   if (!layout.values_in_keys) shape.values = {value_bytes, value_bytes + scale_bytes};
   return shape;
@@ -79,9 +81,13 @@ struct TokenEntries {
   int64_t word(int64_t d) const {
     return base + (in_steps ? step_offset(d, element_bits) : lane_offset(d, panel_bytes));
   }
-  int64_t bit(int64_t d) const { return in_steps ? bit_in_word(d, element_bits) : first_bit; }
+  int64_t bit(int64_t d) const { return in_steps ? bit_in_word(d, element_bits == 6 ? 4 : element_bits) : first_bit; }
+  int64_t word_of_upper(int64_t d) const { return base + (d / kGroup * 3 + 2) * kStepBytes; }  // of 6 bits
 
-  static int64_t step_offset(int64_t element, int64_t element_bits) { return element * element_bits / 32 * kStepBytes; }
+  static int64_t step_offset(int64_t element, int64_t element_bits) {
+    if (element_bits == 6) return (element / kGroup * 3 + element % kGroup / 8) * kStepBytes;
+    return element * element_bits / 32 * kStepBytes;
+  }
   static constexpr int64_t bit_in_word(int64_t element, int64_t element_bits) {
     const int64_t in_word = 32 / element_bits, at = element % in_word;
     return ((at >> 1) + (at & 1) * (in_word / 2)) * element_bits;
@@ -92,17 +98,20 @@ struct TokenEntries {
 };
 
 RL_INLINE TokenEntries key_entries(const KvShape& shape, int64_t token) {
-  return {TokenEntries::lane_offset(token, shape.key_panel_bytes()), 0, 0, shape.element_bits, true};
+  return {TokenEntries::lane_offset(token, shape.key_panel_bytes()), 0, 0, shape.key_bits, true};
 }
 
 RL_INLINE TokenEntries value_entries(const KvShape& shape, int64_t token) {
-  return {TokenEntries::step_offset(token, shape.element_bits), shape.value_panel_bytes(),
-          TokenEntries::bit_in_word(token, shape.element_bits), shape.element_bits, false};
+  return {TokenEntries::step_offset(token, shape.value_bits), shape.value_panel_bytes(),
+          TokenEntries::bit_in_word(token, shape.value_bits), shape.value_bits, false};
 }
 
-// What an entry of a token is divided by: int8's largest magnitude becomes 127, fp8's 448, and int4's -8, whatever its
-// sign. NaN where an entry is not finite, so that it shows in whatever reads the token.
-RL_INLINE float token_scale(KvKind kind, const float* x, int64_t width) {
+// The zero of int4's levels.
+inline constexpr int32_t zero_of(bool of_keys) { return of_keys ? 32 : 8; }
+
+// What an entry of a token is divided by: int8's largest magnitude becomes 127, fp8's 448, and int4's extreme level 0,
+// whatever its sign. NaN where an entry is not finite, so that it shows in whatever reads the token.
+RL_INLINE float token_scale(KvKind kind, bool of_keys, const float* x, int64_t width) {
   Floats most{}, least{}, poison{};
   int64_t d = 0;
   for (; d + kLanes <= width; d += kLanes) {
@@ -116,7 +125,7 @@ RL_INLINE float token_scale(KvKind kind, const float* x, int64_t width) {
     rest += x[d] * 0.0f;
   }
   const float extreme = -low > top ? low : top, magnitude = __builtin_fabsf(extreme);
-  return (kind == KvKind::int4 ? extreme / -8.0f : magnitude / (kind == KvKind::int8 ? 127.0f : 448.0f)) + rest;
+  return (kind == KvKind::int4 ? extreme / (float)-zero_of(of_keys) : magnitude / (kind == KvKind::int8 ? 127.0f : 448.0f)) + rest;
 }
 
 // x / scale to the nearest integer, ties to even, within -low and `top`, as an unsigned number around `low`'s zero.
@@ -136,20 +145,21 @@ RL_INLINE Words to_e4m3(Floats x, float scale) {
 
 // Sixteen entries as the bits of their elements. `scale` is that of kinds that have one.
 template <KvKind kind>
-RL_INLINE void encode(const float* x, float scale, uint32_t (&bits)[kGroup]) {
+RL_INLINE void encode(const float* x, float scale, bool of_keys, uint32_t (&bits)[kGroup]) {
+  const int32_t zero = zero_of(of_keys);
   for (int64_t i = 0; i < kGroup; i += kLanes) {
     const Floats v = load<Floats>(x + i);
     if constexpr (kind == KvKind::int8) store(bits + i, to_levels(v, scale, -127.0f, 127.0f, 128));
-    else if constexpr (kind == KvKind::int4) store(bits + i, to_levels(v, scale, -8.0f, 7.0f, 8));
+    else if constexpr (kind == KvKind::int4) store(bits + i, to_levels(v, scale, (float)-zero, (float)(zero - 1), zero));
     else if constexpr (kind == KvKind::fp8) store(bits + i, to_e4m3(v, scale));
     else store(bits + i, kind == KvKind::f32 ? (Words)v : bf16_bits(v));
   }
 }
 
 // What `encode` made of an entry.
-RL_INLINE float decode(KvKind kind, uint32_t bits, float scale) {
+RL_INLINE float decode(KvKind kind, bool of_keys, uint32_t bits, float scale) {
   if (kind == KvKind::int8) return (float)((int32_t)bits - 128) * scale;
-  if (kind == KvKind::int4) return (float)((int32_t)bits - 8) * scale;
+  if (kind == KvKind::int4) return (float)((int32_t)bits - zero_of(of_keys)) * scale;
   if (kind == KvKind::bf16) return from_bf16((uint16_t)bits);
   if (kind == KvKind::fp8) bits = (bits & 0x7fu ? (bits & 0x7fu) * (1u << 20) + (120u << 23) : 0) | (bits & 0x80u) << 24;
   float x;
@@ -177,6 +187,17 @@ RL_INLINE void write_steps(uint8_t* to, const uint32_t (&bits)[kGroup]) {
   }
 }
 
+// Those of 6 bits: 8 lower parts a word, and all upper parts in one.
+RL_INLINE void write_split_steps(uint8_t* to, const uint32_t (&bits)[kGroup]) {
+  uint32_t words[3] = {};
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kGroup; i++) {
+    words[i / 8] |= (bits[i] & 15) << TokenEntries::bit_in_word(i, 4);
+    words[2] |= bits[i] >> 4 << TokenEntries::bit_in_word(i, 2);
+  }
+  for (int64_t step = 0; step < 3; step++) __builtin_memcpy(to + step * kStepBytes, words + step, 4);
+}
+
 // Entries along the lanes: a part of one word each, beside those of other tokens.
 template <int64_t element_bits>
 RL_INLINE void write_lanes(uint8_t* to, int64_t first_bit, const uint32_t (&bits)[kGroup]) {
@@ -191,12 +212,13 @@ RL_INLINE void write_lanes(uint8_t* to, int64_t first_bit, const uint32_t (&bits
 template <KvKind kind>
 RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, TokenEntries entries, int64_t token,
                              const float* x, int64_t width) {
-  entries.element_bits = bits_of(kind);  // known when compiled: nothing is divided for an offset
+  constexpr int64_t kKeyBits = bits_of(kind, true), kValueBits = bits_of(kind, false);
+  entries.element_bits = entries.in_steps ? kKeyBits : kValueBits;  // nothing is divided for an offset
   alignas(64) float rotated[kind == KvKind::int4 ? kMaxScaledHeadDim : kLanes];
   if constexpr (kind == KvKind::int4) x = rotate_copy(x, rotated, width);
   float scale = 0;
   if constexpr (has_scales(kind)) {
-    scale = token_scale(kind, x, width);
+    scale = token_scale(kind, entries.in_steps, x, width);
     __builtin_memcpy(slice + size.data_bytes + token * 4, &scale, 4);
   }
   for (int64_t d = 0; d < width; d += kGroup) {
@@ -204,11 +226,11 @@ RL_INLINE void write_entries(uint8_t* slice, const KvSlice& size, TokenEntries e
     float padded[kGroup] = {};
     if (left < kGroup) __builtin_memcpy(padded, x + d, (size_t)left * 4);
     uint32_t bits[kGroup];
-    encode<kind>(left < kGroup ? padded : x + d, scale, bits);
-    if (entries.in_steps)
-      write_steps<bits_of(kind)>(slice + entries.word(d), bits);
-    else
-      write_lanes<bits_of(kind)>(slice + entries.word(d), entries.first_bit, bits);
+    encode<kind>(left < kGroup ? padded : x + d, scale, entries.in_steps, bits);
+    uint8_t* to = slice + entries.word(d);
+    if (!entries.in_steps) write_lanes<kValueBits>(to, entries.first_bit, bits);
+    else if constexpr (kKeyBits == 6) write_split_steps(to, bits);
+    else write_steps<kKeyBits>(to, bits);
   }
 }
 
@@ -226,9 +248,13 @@ RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvSlice& size
   float scale = 1.0f;
   if (has_scales(kind)) __builtin_memcpy(&scale, slice + size.data_bytes + token * 4, 4);
   for (int64_t d = 0; d < width; d++) {
-    uint32_t word;
+    uint32_t word, upper = 0;
     __builtin_memcpy(&word, slice + entries.word(d), 4);
-    x[d] = decode(kind, word >> entries.bit(d) & ~0u >> (32 - entries.element_bits), scale);
+    const bool is_split = entries.element_bits == 6;
+    if (is_split) __builtin_memcpy(&upper, slice + entries.word_of_upper(d), 4);
+    upper = upper >> TokenEntries::bit_in_word(d, 2) & 3;
+    const uint32_t lower = word >> entries.bit(d) & ~0u >> (32 - (is_split ? 4 : entries.element_bits));
+    x[d] = decode(kind, entries.in_steps, upper << 4 | lower, scale);
   }
   if (kind != KvKind::int4) return;
   alignas(64) float rotated[kMaxScaledHeadDim];
@@ -237,7 +263,7 @@ RL_INLINE void read_token(KvKind kind, const uint8_t* slice, const KvSlice& size
 }
 
 RL_INLINE void clear_slice(KvKind kind, uint8_t* slice, const KvSlice& size) {
-  __builtin_memset(slice, kind == KvKind::int8 ? 128 : kind == KvKind::int4 ? 0x88 : 0, (size_t)size.data_bytes);
+  __builtin_memset(slice, kind == KvKind::int8 ? 128 : 0, (size_t)size.data_bytes);
   __builtin_memset(slice + size.data_bytes, 0, (size_t)(size.num_bytes - size.data_bytes));
 }
 
@@ -260,8 +286,7 @@ static inline void kv_fetch(const KvMemory& memory, int64_t slot, int32_t head) 
   if (token == 0) return;  // written whole
   const uint8_t* keys = slice_of(memory, shape, slot / memory.layout.block_size, head);
   const TokenEntries key = key_entries(shape, token), value = value_entries(shape, token);
-  const int64_t in_word = 32 / shape.element_bits;
-  for (int64_t d = 0; d < memory.layout.head_dim; d += in_word) __builtin_prefetch(keys + key.word(d), 1);
+  for (int64_t at = 0; at < shape.key_panel_bytes(); at += kStepBytes) __builtin_prefetch(keys + key.base + at, 1);
   if (memory.layout.values_in_keys) return;
   const uint8_t* values = keys + shape.keys.num_bytes;
   for (int64_t d = 0; d < memory.layout.value_dim; d += kGroup) __builtin_prefetch(values + value.word(d), 1);

@@ -20,9 +20,12 @@ inline constexpr int kWidth = kLanes == 16 ? 4 : 1;  // panels that are multipli
 // How an element kind is multiplied: in `kPasses` over the words of a step, each of which makes operands of them. A row
 // holds kRowWords words a step: the elements that meet one of the panel's words, one word a pass. kRows x kWidth x
 // kParts sums and the operands of a pass fit the level's registers.
+//
+// A step has kSteps times 64 bytes.
 struct F32 {
   using Sum = Floats;
   static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 1, kRowWords = 1, kPasses = 1, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
@@ -37,6 +40,7 @@ struct F32 {
 struct Bf16Pairs {
   using Sum = Floats;
   static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 2, kRowWords = 1, kPasses = 1, kRows = 6;
 
   template <int Pass>
@@ -51,6 +55,7 @@ struct Bf16Pairs {
 struct Bf16Floats {
   using Sum = Floats;
   static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 2, kRowWords = 2, kPasses = 2, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
@@ -67,6 +72,7 @@ struct Bf16Floats {
 struct Int16Rows {
   using Sum = Ints;
   static constexpr bool kScaled = true;
+  static constexpr int kSteps = 1;
   static constexpr float kTop = 32767.0f, kDivisor = 32767.0f, kLeast = 1e-30f;
 
   RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_i16(sum, row, lanes); }
@@ -93,10 +99,29 @@ struct Int4 : Int16Rows {
   }
 };
 
+// Keys beside values of Int4.
+struct Int6 : Int16Rows {
+  static constexpr int kZero = 32, kSteps = 3;
+  static constexpr int kElements = 16, kRowWords = 8, kPasses = 8, kRows = Int8::kRows;
+
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    constexpr int kShift = 2 * Pass - 4;  // of the upper bits, to stand above the lower ones
+    const Words lower = load<Words>(step + Pass / 4 * kStepBytes), upper = load<Words>(step + 2 * kStepBytes);
+    const Words above = kShift < 0 ? upper << -kShift : upper >> (kShift < 0 ? 0 : kShift);
+    return (Ints)((lower >> Pass % 4 * 4 & 0x000f000fu) | (above & 0x00300030u));
+  }
+};
+
+// The kind of the keys beside values of a kind.
+template <class Kind>
+using KeysOf = std::conditional_t<std::is_same_v<Kind, Int4>, Int6, Kind>;
+
 // E4M3 without subnormals, its exponent taken for that of a wider float: 2^-120 of the value, and 0 is 0.
 struct Fp8Rows {
   using Sum = Floats;
   static constexpr bool kScaled = true;
+  static constexpr int kSteps = 1;
   static constexpr float kTop = 0x1p63f, kDivisor = 0x1p-57f, kLeast = 1e-18f;
 };
 
@@ -159,8 +184,9 @@ RL_INLINE void product(const uint32_t* rows, int64_t row_stride, const uint8_t* 
   for (int64_t piece = 0; piece < num_pieces; piece++) {
     const uint8_t *from[Panels], *wanted[Panels];
     RL_UNROLL for (int p = 0; p < Panels; p++) from[p] = panels[piece][p], wanted[p] = ahead[piece][p];
-    for (int64_t at = 0; at < steps * kStepBytes; at += kStepBytes) {
-      RL_UNROLL for (int p = 0; p < Panels; p++) __builtin_prefetch(wanted[p] + at, 0, 2);
+    for (int64_t at = 0; at < steps * Kind::kSteps * kStepBytes; at += Kind::kSteps * kStepBytes) {
+      RL_UNROLL for (int p = 0; p < Panels * Kind::kSteps; p++)
+        __builtin_prefetch(wanted[p / Kind::kSteps] + at + p % Kind::kSteps * kStepBytes, 0, 2);
       add_step<Kind, Rows, Panels>(rows, row_stride, from, at, sums);
       rows += Kind::kRowWords;
     }

@@ -13,7 +13,8 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.program.op import KvState, LatentState, Program
 
 SCALED = ("int8", "fp8", "int4")  # dtypes whose tokens have a float32 scale for each head's key and value
-ENTRY_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
+# of keys and values, their mean
+ENTRY_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "int4": 0.625}
 MAX_HEAD_DIM = 256  # of scaled heads: sums of 32 bits hold their products
 LEAST_NORMAL = np.float32(2.0**-6)  # of E4M3: what is smaller is less than the last bit of any large entry
 
@@ -39,18 +40,19 @@ def entry_bytes(program: Program, kv_dtype: str) -> float:
     return num_bytes / entries if entries else ENTRY_BYTES[kv_dtype]
 
 
-def kept(kv_dtype: str, x: Float32s) -> Float32s:
+def kept(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
     """Return what keys or values [..., head_dim] are after a cache of a scaled dtype: NaN where one is not finite.
 
     int8 and fp8 scale the largest entry to 127 and to 448, and round to whole numbers or to E4M3's normal ones. int4
-    rounds rotated entries to whole numbers; their extreme becomes -8.
+    rounds rotated entries to whole numbers: values to 4 bits, their extreme -8, and keys to 6, as -32.
     """
     with np.errstate(all="ignore"):
         if kv_dtype == "int4":
             rotated = rotate(x)
             most, least = rotated.max(-1, keepdims=True), rotated.min(-1, keepdims=True)
-            scale = np.where(-least > most, least, most) / np.float32(-8)
-            levels = np.clip(np.rint(_divided(rotated, scale)), -8, 7)
+            half = np.float32(32 if keys else 8)
+            scale = np.where(-least > most, least, most) / -half
+            levels = np.clip(np.rint(_divided(rotated, scale)), -half, half - 1)
             back = rotate(levels * scale) / np.float32(rotation_width(x.shape[-1]))
             return np.where(np.isfinite(rotated).all(-1, keepdims=True), back, np.float32(np.nan))
         scale = np.abs(x).max(-1, keepdims=True) / np.float32(127 if kv_dtype == "int8" else 448)

@@ -138,14 +138,11 @@ class _PagedMemory:
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
         blocks_T, offsets_T, fresh_blocks = self._writes[group]
-        for memory, entries in zip(self._memories[state], entries_TKD, strict=True):
+        for part, (memory, entries) in enumerate(zip(self._memories[state], entries_TKD, strict=True)):
+            if self._kv_dtype in SCALED:
+                entries = torch.from_numpy(kept(self._kv_dtype, entries.float().numpy(), keys=part == 0))
             memory[fresh_blocks] = 0
-            memory[blocks_T, :, offsets_T] = self._kept(entries)
-
-    def _kept(self, entries_TKD: Tensor) -> Tensor:
-        if self._kv_dtype not in SCALED:
-            return entries_TKD
-        return torch.from_numpy(kept(self._kv_dtype, entries_TKD.float().numpy()))
+            memory[blocks_T, :, offsets_T] = entries
 
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         for tables_SB, spans in self._span_batches(self._group_of[state], window):
