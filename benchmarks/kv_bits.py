@@ -33,7 +33,7 @@ from ridgeline.core.dtypes import BFLOAT16, FLOAT32, Float32s
 from ridgeline.engine.model import open_model
 from ridgeline.program.op import KvState
 from ridgeline.quality.comparison import TokenScores, score_tokens
-from ridgeline.quant.kv import ENTRY_BYTES, kept, rotate, rotation_width
+from ridgeline.quant.kv import ENTRY_BYTES, as_cached, rotate, rotation_width
 from ridgeline.weights.load import load_weights
 
 KIVI_TOKENS = 32
@@ -89,7 +89,9 @@ def cached(kv_dtype: str) -> Variant:
     """What a cache can be asked for."""
     bits = 8 * ENTRY_BYTES[kv_dtype]
     return Variant(
-        partial(kept, kv_dtype, keys=True), partial(kept, kv_dtype, keys=False), lambda head_dim: bits + 32 / head_dim
+        partial(as_cached, kv_dtype, keys=True),
+        partial(as_cached, kv_dtype, keys=False),
+        lambda head_dim: bits + 32 / head_dim,
     )
 
 
@@ -148,7 +150,7 @@ class KvBitsReport(Report):
 
 
 class RoundedMemory(dense.DenseMemory):
-    """Keys and values of whole sequences as a cache would have kept them."""
+    """Keys and values of whole sequences as a cache would have as_cached them."""
 
     variant: Variant
 

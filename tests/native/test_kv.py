@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.quant.kv import SCALED, kept
+from ridgeline.quant.kv import SCALED, as_cached
 
 native = pytest.importorskip("ridgeline._native", reason="the native kernels are not built")
 
@@ -24,7 +24,7 @@ def to_bf16(x: Floats) -> Floats:
 def stored(kind: str, x: Floats, *, keys: bool) -> Floats:
     """What is read where `x` was written."""
     if kind in SCALED:
-        return kept(kind, x, keys=keys)
+        return as_cached(kind, x, keys=keys)
     return to_bf16(x) if kind == "bf16" else x
 
 

@@ -12,7 +12,7 @@
 // that element 2i and the one behind it are i elements above the lower ends of the halves. int8 is unsigned, 128 = zero;
 // fp8 is E4M3 without its subnormals. int4 is what `rotate` gives: values of 4 bits, 8 = zero, and keys of 6 bits, 32 =
 // zero, which for every 16 dims are two steps of their lower 4 bits and one step of their upper 2. After the panels of
-// kinds with scales come P float scales, one a token. What they mean is `ridgeline.quant.kv:kept`, bit by bit.
+// kinds with scales come P float scales, one a token. What they mean is `ridgeline.quant.kv:as_cached`, bit by bit.
 #pragma once
 
 #include "kernels/attention/rotate.h"

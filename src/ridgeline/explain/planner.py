@@ -219,9 +219,8 @@ def _check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
 
 def _precisions(config: EngineConfig, allow: Sequence[str]) -> list[tuple[EngineConfig, dict[str, str]]]:
     schemes = [None, *(name for name in ("int8", "int4") if name in allow and config.quantize.scheme is None)]
-    kinds: list[KvDtype] = ["auto"]
-    if config.cache.kv_dtype == "auto":
-        kinds += [name for name in ("int8", "fp8", "int4") if f"kv-{name}" in allow]
+    few_bits: Sequence[KvDtype] = ("int8", "fp8", "int4") if config.cache.kv_dtype == "auto" else ()
+    kinds: list[KvDtype] = ["auto", *(name for name in few_bits if f"kv-{name}" in allow)]
     found: list[tuple[EngineConfig, dict[str, str]]] = []
     for scheme, kind in itertools.product(schemes, kinds):
         changed, flags = config, dict[str, str]()

@@ -40,7 +40,7 @@ def entry_bytes(program: Program, kv_dtype: str) -> float:
     return num_bytes / entries if entries else ENTRY_BYTES[kv_dtype]
 
 
-def kept(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
+def as_cached(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
     """Return what keys or values [..., head_dim] are after a cache of a scaled dtype: NaN where one is not finite.
 
     int8 and fp8 scale the largest entry to 127 and to 448, and round to whole numbers or to E4M3's normal ones. int4

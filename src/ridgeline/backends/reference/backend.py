@@ -48,8 +48,8 @@ class ReferencePlan:
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
-        kept = "float32" if self.config.cache.kv_dtype in SCALED else self.dtype
-        return KvStateSize(state.bytes_per_token(host.ELEMENT_BYTES[kept]), state.window)
+        stored = "float32" if self.config.cache.kv_dtype in SCALED else self.dtype
+        return KvStateSize(state.bytes_per_token(host.ELEMENT_BYTES[stored]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return 0: torch does not tell."""

@@ -26,7 +26,7 @@ from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import FEATURES, KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.pricing import ElementBytes
-from ridgeline.quant.kv import SCALED, kept
+from ridgeline.quant.kv import SCALED, as_cached
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
 
@@ -45,7 +45,8 @@ class ReferenceExecutable:
         self._program, self._weights = pack_matrices(program, tensors)
         self._layout = layout
         dtype = next((tensor.dtype for tensor in tensors.values() if tensor.ndim > 1), torch.float32)
-        self._dtype, self._kv_dtype = dtype, kv_dtype
+        self._dtype = dtype
+        self._kv_dtype: KvDtype = kv_dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
         self._memories: dict[int, StateMemory] = {}
@@ -140,7 +141,7 @@ class _PagedMemory:
         blocks_T, offsets_T, fresh_blocks = self._writes[group]
         for part, (memory, entries) in enumerate(zip(self._memories[state], entries_TKD, strict=True)):
             if self._kv_dtype in SCALED:
-                entries = torch.from_numpy(kept(self._kv_dtype, entries.float().numpy(), keys=part == 0))
+                entries = torch.from_numpy(as_cached(self._kv_dtype, entries.float().numpy(), keys=part == 0))
             memory[fresh_blocks] = 0
             memory[blocks_T, :, offsets_T] = entries
 
