@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ridgeline.quant.kv import LEAST_NORMAL, SCALED, as_cached, rotate, rotation_width
+from ridgeline.quant.kv import MIN_NORMAL, SCALED, as_cached, rotate, rotation_width
 
 HEAD_DIMS = (1, 15, 16, 24, 64, 80, 128, 256)
 STEPS = {"int8": (1 / 127, 1 / 127), "fp8": (1 / 14, 1 / 14), "int4": (1 / 32, 1 / 8)}  # of keys and values, at most
@@ -43,10 +43,10 @@ def test_errors_are_half_a_step_and_tokens_stand_alone(kind, head_dim, keys):
 
 def test_fp8_has_the_numbers_of_e4m3_but_its_subnormals():
     codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    numbers = codes[np.isfinite(codes) & ((np.abs(codes) >= LEAST_NORMAL) | (codes == 0))]
+    numbers = codes[np.isfinite(codes) & ((np.abs(codes) >= MIN_NORMAL) | (codes == 0))]
     np.testing.assert_array_equal(as_cached("fp8", numbers[None], keys=True)[0], numbers)
-    small = np.asarray([[448, 0.5001, 0.4999, -0.9, 2**-9]], np.float32) * np.asarray([1, *[LEAST_NORMAL] * 4])
-    want = np.asarray([448, LEAST_NORMAL, 0, -LEAST_NORMAL, 0])
+    small = np.asarray([[448, 0.5001, 0.4999, -0.9, 2**-9]], np.float32) * np.asarray([1, *[MIN_NORMAL] * 4])
+    want = np.asarray([448, MIN_NORMAL, 0, -MIN_NORMAL, 0])
     np.testing.assert_array_equal(as_cached("fp8", small.astype(np.float32), keys=False)[0], want)
 
 

@@ -16,7 +16,7 @@ SCALED = ("int8", "fp8", "int4")  # dtypes whose tokens have a float32 scale for
 # of keys and values, their mean
 ENTRY_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1, "int4": 0.625}
 MAX_HEAD_DIM = 256  # of scaled heads: sums of 32 bits hold their products
-LEAST_NORMAL = np.float32(2.0**-6)  # of E4M3: what is smaller is less than the last bit of any large entry
+MIN_NORMAL = np.float32(2.0**-6)  # of E4M3: what is smaller is less than the last bit of any large entry
 
 
 def check_kv_dtype(kv_dtype: str, program: Program) -> None:
@@ -61,8 +61,8 @@ def as_cached(kv_dtype: str, x: Float32s, *, keys: bool) -> Float32s:
             levels = np.clip(np.rint(ratio), -127, 127)
         else:
             levels, size = ratio.astype(FLOAT8_E4M3).astype(np.float32), np.abs(ratio)
-            least_or_zero = np.copysign(np.where(size > LEAST_NORMAL / 2, LEAST_NORMAL, np.float32(0)), ratio)
-            levels = np.where(size < LEAST_NORMAL, least_or_zero, levels)
+            least_or_zero = np.copysign(np.where(size > MIN_NORMAL / 2, MIN_NORMAL, np.float32(0)), ratio)
+            levels = np.where(size < MIN_NORMAL, least_or_zero, levels)
         return np.where(np.isfinite(x).all(-1, keepdims=True), levels * scale, np.float32(np.nan))
 
 
