@@ -21,6 +21,7 @@ from rich.table import Table
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.report import Report
 from ridgeline.cost.account import kv_bytes_per_token
+from ridgeline.quant.kv import ENTRY_BYTES
 
 FORMATS: dict[str, dict[str, object]] = {
     "bf16": {},
@@ -36,8 +37,9 @@ FORMATS: dict[str, dict[str, object]] = {
     "nf4 int8-inputs": {"quantize": "nf4", "quantize_inputs": "int8"},
     "fp8": {"quantize": "fp8"},
     "bf16 kv-int8": {"kv_dtype": "int8"},
+    "bf16 kv-fp8": {"kv_dtype": "fp8"},
+    "bf16 kv-int4": {"kv_dtype": "int4"},
 }
-KV_BYTES = {"bf16 kv-int8": 1}  # an entry; 2 otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,9 @@ def measure(model: str, name: str, context: int, repeats: int, steps: int, threa
         times.append(step_s(llm, prompt, steps))
         streams.append(stream_bytes_per_s(threads))
     program = llm.engine.program
-    kv_bytes = kv_bytes_per_token(program, KV_BYTES.get(name, 2)) * (context + steps / 2)
+    kv_bytes = kv_bytes_per_token(program, ENTRY_BYTES[str(FORMATS[name].get("kv_dtype", "bfloat16"))]) * (
+        context + steps / 2
+    )
     num_bytes = _weight_bytes(llm) + kv_bytes
     shares = [
         num_bytes / seconds / statistics.median((before, after))

@@ -31,6 +31,8 @@ FORMATS: dict[str, dict[str, object]] = {
     BASE: {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "bfloat16, KV fp8": {"dtype": "bfloat16", "kv_dtype": "fp8"},
+    "bfloat16, KV int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
     "int8": {"quantize": "int8", "quantize_inputs": "int16"},
     "int8 W8A8": {"quantize": "int8", "quantize_inputs": "int8"},
     "int8, KV int8": {"quantize": "int8", "quantize_inputs": "int16", "kv_dtype": "int8"},

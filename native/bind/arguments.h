@@ -36,7 +36,8 @@ Enum by_name(const char* what, const std::pair<const char*, Enum> (&names)[N], c
 
 inline KvKind kv_kind_of(const std::string& name) {
   return by_name<KvKind>("kind of keys and values",
-                         {{"f32", KvKind::f32}, {"bf16", KvKind::bf16}, {"int8", KvKind::int8}}, name);
+                         {{"f32", KvKind::f32}, {"bf16", KvKind::bf16}, {"int8", KvKind::int8}, {"fp8", KvKind::fp8},
+                          {"int4", KvKind::int4}}, name);
 }
 
 }  // namespace ridgeline

@@ -51,9 +51,10 @@ class KvState {
     require(num_heads > 0 && num_blocks > 0, "a cache needs heads and blocks");
     for (const int32_t dim : {head_dim, value_dim.value_or(head_dim)})
       require(dim > 0 && dim <= kMaxHeadDim, "head_dim and value_dim are 1 to 576, got " + std::to_string(dim));
-    require(kind != "int8" || head_dim <= kMaxInt8HeadDim, "int8 keys have up to 256 entries: sums would overflow");
-    require(!values_in_keys || (value_dim.value_or(head_dim) <= head_dim && kind != "int8"),
-            "keys hold only shorter values, and not as int8");
+    const bool scaled = has_scales(kv_kind_of(kind));
+    require(!scaled || head_dim <= kMaxScaledHeadDim, kind + " keys have up to 256 entries: sums would overflow");
+    require(!values_in_keys || (value_dim.value_or(head_dim) <= head_dim && !scaled),
+            "keys hold only shorter values, and those as f32 or bf16");
     require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
             "block_size is a power of two up to 256, got " + std::to_string(block_size));
     memory_.layout = {kv_kind_of(kind), num_heads, head_dim, block_size, value_dim.value_or(head_dim), values_in_keys};

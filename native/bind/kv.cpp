@@ -26,10 +26,10 @@ using Ids = Array<const int64_t, 1>;
 KvMemory kv_memory(const std::string& kind, int num_heads, int head_dim, int block_size, uintptr_t blocks,
                    std::optional<int> latent_dim) {
   require(blocks % 64 == 0, "blocks start at a multiple of 64 bytes");
-  require(num_heads > 0 && head_dim > 0 && head_dim <= (kind == "int8" ? kMaxInt8HeadDim : kMaxHeadDim),
-          "a cache has heads of 1 to 576 entries, and of 1 to 256 as int8");
-  require(!latent_dim || (0 < *latent_dim && *latent_dim <= head_dim && kind != "int8"),
-          "a latent is the first entries of a key, and not int8");
+  require(num_heads > 0 && head_dim > 0 && head_dim <= (has_scales(kv_kind_of(kind)) ? kMaxScaledHeadDim : kMaxHeadDim),
+          "a cache has heads of 1 to 576 entries, and of 1 to 256 as int8, fp8 or int4");
+  require(!latent_dim || (0 < *latent_dim && *latent_dim <= head_dim && !has_scales(kv_kind_of(kind))),
+          "a latent is the first entries of a key, and f32 or bf16");
   require(block_size > 0 && block_size <= 256 && (block_size & (block_size - 1)) == 0,
           "a block's tokens are a power of two up to 256");
   return {{kv_kind_of(kind), num_heads, head_dim, block_size, latent_dim.value_or(head_dim), latent_dim.has_value()},

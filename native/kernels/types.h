@@ -149,10 +149,13 @@ struct Epilogue {
   float limit = 0, alpha = 0;
 };
 
-enum class KvKind : uint8_t { f32, bf16, int8 };
+enum class KvKind : uint8_t { f32, bf16, int8, fp8, int4 };
+
+// Whose tokens have a scale for each head's key and value.
+inline constexpr bool has_scales(KvKind kind) { return kind >= KvKind::int8; }
 
 inline constexpr int64_t kMaxHeadDim = 576;      // of a key: DeepSeek's latent of 512 entries and 64 rotated ones
-inline constexpr int64_t kMaxInt8HeadDim = 256;  // 255 * 32767 * 256 < 2^31
+inline constexpr int64_t kMaxScaledHeadDim = 256;  // of kinds with scales: 255 * 32767 * 256 < 2^31
 
 // One layer's keys and values in the paged cache. A block holds `block_size` tokens of all heads; its bytes are private
 // to kernels/attention: only kv_* functions of the kernel table read or write them.
@@ -162,7 +165,7 @@ struct KvLayout {
   int32_t head_dim;  // entries of a key
   int32_t block_size;
   int32_t value_dim;
-  bool values_in_keys;  // a value is the first entries of its key and takes no memory: latents; not with int8
+  bool values_in_keys;  // a value is the first entries of its key and takes no memory: latents; not with scales
 };
 
 struct KvMemory {

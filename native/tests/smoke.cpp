@@ -181,7 +181,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
   const AttentionKernels& k = kernels.attention;
   const int64_t table[] = {3, 0, 4};
   const std::vector<float> sinks = numbers.floats(kHeads), slopes = numbers.floats(kHeads);
-  for (const KvKind kind : {KvKind::f32, KvKind::bf16, KvKind::int8}) {
+  for (const KvKind kind : {KvKind::f32, KvKind::bf16, KvKind::int8, KvKind::fp8, KvKind::int4}) {
     const KvLayout layout{kind, kKvHeads, kDim, kBlock, kDim, false};
     const int64_t bytes = kBlocks * k.block_bytes(layout);
     const Memory<uint8_t> blocks(bytes), scratch(k.scratch_bytes);
@@ -200,7 +200,7 @@ void attention(const KernelTable& kernels, Numbers& numbers, Results& results) {
     for (int32_t head = 0; head < kKvHeads; head++)
       k.attend(spec, memory, {span, head, 0, kRows, 0, kTokens}, nullptr, q.data(), kWidth, out.data(), kWidth, nullptr,
                scratch.data());
-    const double bound = kind == KvKind::int8 ? kQuantizedBound : kFloatBound;
+    const double bound = has_scales(kind) ? kQuantizedBound : kFloatBound;
     results.near(name, out.data(), kRows * kWidth, bound);
     const int64_t stride = kRows * (kHeads / kKvHeads) * (2 + kDim);
     for (int32_t head = 0; head < kKvHeads; head++) {

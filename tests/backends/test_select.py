@@ -94,8 +94,10 @@ def test_latents_are_kept_as_floats():
     assert plan.state_size(states[0]).bytes_per_token == 1152
     assert choose(config(), model("float32", [LatentState(1024, 64)]))[0] == "reference"
     for state in (*states, KvState(2, 512, None)):
-        with pytest.raises(ConfigError, match="kv_dtype=int8"):
-            choose(config(kv_dtype="int8"), model("bfloat16", [state]))
+        for kv_dtype in ("int8", "fp8", "int4"):
+            for support in (HERE, ABSENT):
+                with pytest.raises(ConfigError, match=f"kv_dtype={kv_dtype}"):
+                    choose(config(kv_dtype=kv_dtype), model("bfloat16", [state]), support)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -121,7 +123,6 @@ def test_every_level_that_runs_may_be_asked_for(level):
         ({"backend": {"isa": "avx2"}}, ABSENT, "this installation has no native code"),
         ({"backend": {"backend": "reference", "isa": "avx2"}}, HERE, "reference backend cannot be used: isa=avx2"),
         ({"backend": {"deterministic": True}}, ABSENT, "deterministic needs the native backend"),
-        ({"kv_dtype": "int8"}, ABSENT, "kv_dtype=int8 needs the native backend"),
         ({"kv_dtype": "float32"}, ABSENT, "kv_dtype=float32 needs the native backend"),
         ({"quantize": {"inputs": "int8"}}, HERE, "quantize_inputs=int8 is for matrices of integers"),
         ({"quantize": {"inputs": "int16"}}, ABSENT, "no matrix of this model is quantized; add quantize=int8"),
@@ -155,12 +156,25 @@ def test_missing_native_code_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "num_bytes"), [("float32", 2 * 3 * 20 * 4), ("bfloat16", 240), ("int8", 2 * 3 * 24)]
+    ("kv_dtype", "num_bytes"),
+    [
+        ("float32", 2 * 3 * 20 * 4),
+        ("bfloat16", 240),
+        ("int8", 2 * 3 * 24),
+        ("fp8", 2 * 3 * 24),
+        ("int4", 3 * (15 + 4 + 10 + 4)),
+    ],
 )
 def test_bytes_of_keys_and_values(kv_dtype, num_bytes):
     _, plan, _ = choose(config(kv_dtype=kv_dtype), model("bfloat16"))
     size = plan.state_size(KvState(num_heads=3, head_dim=20, window=7))
     assert (size.bytes_per_token, size.window) == (num_bytes, 7)
+
+
+def test_the_reference_keeps_rounded_keys_and_values_as_float32():
+    name, plan, _ = choose(config(kv_dtype="int4"), model("bfloat16"), ABSENT)
+    assert (name, plan.choices["kv_dtype"].value) == ("reference", "int4")
+    assert plan.state_size(KvState(num_heads=3, head_dim=20, window=7)).bytes_per_token == 2 * 3 * 20 * 4
 
 
 def test_bytes_of_weights():

@@ -20,7 +20,10 @@ def soil(executable, rubbish):
 
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 1e30])
-@pytest.mark.parametrize(("backend", "kv_dtype"), [("reference", "auto"), ("native", "float32"), ("native", "int8")])
+@pytest.mark.parametrize(
+    ("backend", "kv_dtype"),
+    [("reference", "auto"), ("reference", "int4"), *(("native", kind) for kind in ("float32", "int8", "fp8", "int4"))],
+)
 def test_rubbish_in_unwritten_slots_changes_nothing(shared_data, backend, kv_dtype, rubbish):
     if backend == "native":
         pytest.importorskip("ridgeline._native", reason="the native module is not built")

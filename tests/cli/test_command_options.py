@@ -252,9 +252,9 @@ def test_options_reach_the_engine(ridgeline, model_folder):
     options = ("--quantize", "int4", "--quantize-group-size", 32, "--quantize-zero-points", "--no-quantize-embeddings")
     done = ridgeline("-v", "generate", model_folder, "def", "--max-tokens", 1, "--backend", "reference", *options)
     assert done.code == 0, done.err
-    done = ridgeline("generate", model_folder, "def", "--backend", "reference", "--kv-dtype", "int8")
+    done = ridgeline("generate", model_folder, "def", "--backend", "reference", "--kv-dtype", "bfloat16")
     assert (done.code, done.out) == (2, "")
-    assert "kv_dtype=int8 needs the native backend" in done.err
+    assert "kv_dtype=bfloat16 needs the native backend" in done.err
 
 
 def test_help_groups_the_options(ridgeline):

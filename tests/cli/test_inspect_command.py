@@ -173,6 +173,13 @@ def test_int8_keys_and_values_have_scales(inspect):
     assert "KV cache of a sequence, int8" in inspect(LLAMA_3_8B, "--kv-dtype", "int8")
 
 
+def test_int4_has_keys_of_6_bits_and_values_of_4(inspect):
+    found = inspect(LLAMA_3_8B, "--json", "--kv-dtype", "int4", "--context", "100")
+    assert found["kv"]["bytes_per_token"] == 32 * 8 * (128 * 6 // 8 + 4 + 128 * 4 // 8 + 4)
+    assert found["kv"]["bytes_per_token"] <= 0.35 * inspect(LLAMA_3_8B, "--json")["kv"]["bytes_per_token"]
+    assert found["decode"]["kv_read_bytes"] == pytest.approx(100 * found["kv"]["bytes_per_token"])
+
+
 def test_folder_and_errors(ridgeline, model_folder, tmp_path):
     done = ridgeline("inspect", model_folder, "--json")
     assert json.loads(done.out)["parameters"]["embedding"] == 300 * 32

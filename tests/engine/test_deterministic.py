@@ -24,6 +24,8 @@ FORMATS = {
         "quantize_inputs": "int16",
     },
     "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "KV fp8": {"dtype": "bfloat16", "kv_dtype": "fp8"},
+    "KV int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)
 SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)  # within the step, by native code

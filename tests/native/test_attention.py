@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.quant.kv import SCALED, rotate, rotation_width
+
 native = pytest.importorskip("ridgeline._native", reason="the native kernels are not built")
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 LEVELS = native.runnable_levels()
-KINDS = ("f32", "bf16", "int8")
+KINDS = ("f32", "bf16", *SCALED)
 EPS = 2.0**-23  # of float32
 
 
@@ -39,7 +41,7 @@ class Case:
     magnitude: float = 1.0
     seed: int = 0
     value_dim: int = 0  # 0: as wide as the keys
-    values_in_keys: bool = False  # latents; int8 has none of them
+    values_in_keys: bool = False  # latents, of floats alone
     float32: bool = False  # bfloat16 multiplied in float32
 
     @property
@@ -93,7 +95,7 @@ class Sequence:
         case, rng = self.case, np.random.default_rng(self.case.seed)
         num_blocks = -(-case.kv_length // case.block_size)
         total = num_blocks + self.spare_blocks
-        value_dim, self.in_keys = case.value_dim or case.head_dim, case.values_in_keys and self.kind != "int8"
+        value_dim, self.in_keys = case.value_dim or case.head_dim, case.values_in_keys and self.kind not in SCALED
         self.state = native.KvState(
             self.level, self.kind, case.kv_heads, case.head_dim, case.block_size, total, value_dim, self.in_keys
         )
@@ -144,11 +146,7 @@ class Sequence:
         q_THD, heads = q.astype(np.float64), np.arange(case.kv_heads * case.group) // case.group
         k_SHD, v_SHD = k[:, heads], v[:, heads]
         logits = np.einsum("thd,shd->ths", q_THD, k_SHD) * self.scale
-        products = np.einsum("thd,shd->ths", np.abs(q_THD), np.abs(k_SHD)) * self.scale
-        error = EPS * (case.head_dim + 8) * products
-        if self.kind == "int8":  # queries are rounded to 16 bits
-            largest = np.abs(q_THD).max(-1)[:, :, None]
-            error = error + largest * 2**-16 * np.abs(k_SHD).sum(-1).T[None] * self.scale * 1.01
+        error = self._error_of_scores(q_THD, k_SHD)
         if case.softcap:
             logits = case.softcap * np.tanh(logits / case.softcap)
             error = error + 8 * EPS * case.softcap
@@ -174,14 +172,35 @@ class Sequence:
         out = np.einsum("ths,shd->thd", weights, v_SHD)
         return out, self._bound(weights, v_SHD, np.where(seen[:, None], error, 0).max(-1))
 
+    def _error_of_scores(self, q_THD: Doubles, k_SHD: Doubles) -> Doubles:
+        """How far q . k may be from exact: sums in float32 of rounded queries, for int4 those of rotated heads."""
+        length = np.abs(q_THD).sum(-1)[:, :, None]
+        if self.kind == "int4":
+            q_THD, k_SHD = rotate(q_THD), rotate(k_SHD) / rotation_width(self.case.head_dim)
+        products = np.einsum("thd,shd->ths", np.abs(q_THD), np.abs(k_SHD))
+        error = EPS * (self.case.head_dim + 8) * products
+        entries = np.abs(k_SHD).sum(-1).T[None]
+        if self.kind in ("int8", "int4"):  # queries are rounded to 16 bits
+            error += np.abs(q_THD).max(-1)[:, :, None] * 2**-16 * entries * 1.01
+        if self.kind == "int4":  # 8 sums of two for each entry
+            error += 8 * EPS * length * entries
+        if self.kind == "fp8":  # they may be rounded to bfloat16
+            error += 2**-8 * products
+        return error * self.scale
+
     def _bound(self, weights: Doubles, v_SHD: Doubles, error_TH: Doubles) -> Doubles:
         tokens = v_SHD.shape[0]
-        rounding = 2**-8 if self.kind == "bf16" else 0.0
+        rounding = 2**-8 if self.kind in ("bf16", "fp8") else 0.0
         relative = 2.5 * error_TH + rounding + EPS * (tokens + 64)
+        width = rotation_width(v_SHD.shape[-1]) if self.kind == "int4" else 1
+        if self.kind == "int4":
+            v_SHD = rotate(v_SHD)
         bound = relative[:, :, None] * np.einsum("ths,shd->thd", weights, np.abs(v_SHD)) * 1.1
-        if self.kind == "int8":  # weights times scales are rounded to 16 bits around their largest
+        if self.kind in ("int8", "int4"):  # weights times scales are rounded to 16 bits around their largest
             bound += ((weights * np.abs(v_SHD).max(-1).T[None]).max(-1) * tokens * 2**-16)[:, :, None]
-        return bound + 1e-30
+        # an entry has its share of all that were rotated with it
+        blocks = bound.reshape(*bound.shape[:-1], -1, width)
+        return np.broadcast_to(blocks.mean(-1, keepdims=True), blocks.shape).reshape(bound.shape) + 1e-30
 
 
 def to_bf16(x: Floats) -> Floats:

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.quant.kv import SCALED, as_cached
+
 native = pytest.importorskip("ridgeline._native", reason="the native kernels are not built")
 
 Floats = npt.NDArray[np.float32]
 LEVELS = native.runnable_levels()
-KINDS = ("f32", "bf16", "int8")
+KINDS = ("f32", "bf16", *SCALED)
 
 
 def to_bf16(x: Floats) -> Floats:
@@ -19,14 +21,11 @@ def to_bf16(x: Floats) -> Floats:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
 
 
-def to_int8(x: Floats) -> Floats:
-    """Rounded to 255 levels around each last axis' largest entry."""
-    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
-    levels = np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)
-    return np.clip(np.rint(levels), -127, 127) * scale
-
-
-STORED = {"f32": lambda x: x, "bf16": to_bf16, "int8": to_int8}
+def stored(kind: str, x: Floats, *, keys: bool) -> Floats:
+    """What is read where `x` was written."""
+    if kind in SCALED:
+        return as_cached(kind, x, keys=keys)
+    return to_bf16(x) if kind == "bf16" else x
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,8 +49,8 @@ def test_tokens_are_read_as_they_were_rounded(
     v[0] = 0
     state.write(slots, k, v)
     read_k, read_v = state.read(slots)
-    np.testing.assert_array_equal(read_k, STORED[kind](k))
-    np.testing.assert_array_equal(read_v, STORED[kind](v))
+    np.testing.assert_array_equal(read_k, stored(kind, k, keys=True))
+    np.testing.assert_array_equal(read_v, stored(kind, v, keys=False))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,8 +61,8 @@ def test_the_first_token_of_a_block_clears_what_was_there(level: str, kind: str)
     state.write(np.arange(24), ones * np.float32(np.nan), ones * np.float32(np.nan))
     assert all(np.isnan(x).all() for x in state.read(np.arange(24)))  # a NaN stays visible until then
     state.write(np.asarray([8]), ones[:1], ones[:1])
-    for x in state.read(np.arange(24)):
-        np.testing.assert_array_equal(x[8], ones[8])
+    for number, x in enumerate(state.read(np.arange(24))):
+        np.testing.assert_array_equal(x[8], stored(kind, ones[8], keys=number == 0))
         np.testing.assert_array_equal(x[9:16], 0 * ones[9:16])
         assert np.isnan(x[:8]).all() and np.isnan(x[16:]).all()
 
@@ -78,8 +77,8 @@ def test_a_write_in_the_middle_keeps_its_neighbours(level: str, kind: str) -> No
     state.write(slots, k, v)
     k[37], v[37] = 5, -7
     state.write(slots[37:38], k[37:38], v[37:38])
-    for x, want in zip(state.read(slots), (k, v), strict=True):
-        np.testing.assert_array_equal(x, STORED[kind](want))
+    for x, want, keys in zip(state.read(slots), (k, v), (True, False), strict=True):
+        np.testing.assert_array_equal(x, stored(kind, want, keys=keys))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,15 +102,16 @@ def test_int8_rounds_ties_to_even_and_survives_subnormals() -> None:
     assert np.abs(v - tiny).max() <= tiny.max() / 127
 
 
+@pytest.mark.parametrize("kind", SCALED)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_int8_token_that_is_not_finite_says_so(value: float) -> None:
-    state = native.KvState(LEVELS[-1], "int8", 1, 8, 16, 1)
+def test_a_scaled_token_that_is_not_finite_says_so(value: float, kind: str) -> None:
+    state = native.KvState(LEVELS[-1], kind, 1, 8, 16, 1)
     x = np.ones((2, 1, 8), np.float32)
     x[0, 0, 3] = value
     state.write(np.arange(2), x, x)
-    for read in state.read(np.arange(2)):
+    for read, keys in zip(state.read(np.arange(2)), (True, False), strict=True):
         assert np.isnan(read[0]).all()
-        np.testing.assert_array_equal(read[1], x[1])
+        np.testing.assert_array_equal(read[1], stored(kind, x[1], keys=keys))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,9 @@ def test_an_int8_token_that_is_not_finite_says_so(value: float) -> None:
         ("f32", 0, 16, "head_dim"),
         ("f32", 577, 16, "head_dim"),
         ("int8", 257, 16, "int8"),
+        ("int4", 257, 16, "int4"),
         ("f32", 64, 24, "block_size"),
-        ("fp8", 64, 16, "fp8"),
+        ("fp4", 64, 16, "fp4"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(kind: str, head_dim: int, block_size: int, words: str) -> None:

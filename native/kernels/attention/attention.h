@@ -21,13 +21,13 @@ static void score_rows(const Attention& a, AttentionRows& rows, const Tile& tile
   product<Kind, Rows, Panels>(
       rows.queries + first * rows.query_stride, rows.query_stride, panels, ahead, 1, a.shape.dims / Kind::kElements,
       [&](int r, int) {
-        if constexpr (Kind::kElements == 4) return splat_int(rows.query_bias[first + r]);
+        if constexpr (kIsInteger<Kind>) return splat_int(rows.query_bias[first + r]);
         else return Floats{};
       },
       [&](int r, int p, auto sum) {
-        if constexpr (Kind::kElements == 4)
+        if constexpr (Kind::kScaled)
           store(to + r * kTileTokens + p * kLanes,
-                to_floats(sum) * load<Floats>(tile.key_scales[group + p / kParts] + p % kParts * kLanes));
+                __builtin_convertvector(sum, Floats) * load<Floats>(tile.key_scales[group + p / kParts] + p % kParts * kLanes));
         else
           store(to + r * kTileTokens + p * kLanes, sum);
       });
@@ -49,14 +49,15 @@ static void accumulate_values(const Attention& a, AttentionRows& rows, const Til
   product<Kind, Rows, Panels>(
       rows.weights + first * kTileTokens + skipped, kTileTokens, panels, ahead, groups.end - groups.begin, kSteps,
       [&](int r, int p) {
-        if constexpr (Kind::kElements == 4) return splat_int(rows.weight_bias[first + r]);
+        if constexpr (kIsInteger<Kind>) return splat_int(rows.weight_bias[first + r]);
+        else if constexpr (Kind::kScaled) return Floats{};
         else return load<Floats>(outputs + r * a.shape.value_dims + p * kLanes) * rows.rescale[first + r];
       },
       [&](int r, int p, auto sum) {
         float* to = outputs + r * a.shape.value_dims + p * kLanes;
-        if constexpr (Kind::kElements == 4) {
+        if constexpr (Kind::kScaled) {
           const Floats before = load<Floats>(to) * rows.rescale[first + r];
-          store(to, fma(to_floats(sum), splat(rows.weight_scale[first + r]), before));
+          store(to, fma(__builtin_convertvector(sum, Floats), splat(rows.weight_scale[first + r]), before));
         } else {
           store(to, sum);
         }
@@ -101,7 +102,7 @@ static void run_tile(const Attention& a, AttentionRows& rows, const Tile& tile, 
     if (block.groups.begin >= block.groups.end) continue;
     with_rows<Kind::kRows>(block.count, [&]<int Rows>() {
       with_panels(block.groups.begin, block.groups.end, [&]<int Panels>(int64_t group) {
-        score_rows<Kind, Rows, Panels>(a, rows, tile, wanted, block.first, group);
+        score_rows<KeysOf<Kind>, Rows, Panels>(a, rows, tile, wanted, block.first, group);
       });
     });
     online_softmax<Kind>(a, rows, tile, block);
@@ -132,8 +133,9 @@ static void start_rows(const Attention& a, AttentionRows& rows, int64_t begin, c
     if (head == a.group_heads) head = 0, row++;
     const int64_t query_head = a.head * a.group_heads + head;
     const float* query = q + (a.span.first_row + row) * q_stride + query_head * head_dim;
-    if (width != head_dim) query = (float*)__builtin_memcpy(padded, query, (size_t)head_dim * 4);
-    set_query(Kind{}, rows, r, query, width, a.spec.scale * kLog2E);
+    if (width != head_dim || kIsRotated<Kind>) query = (float*)__builtin_memcpy(padded, query, (size_t)head_dim * 4);
+    if (kIsRotated<Kind>) rotate(padded, head_dim);
+    set_query(KeysOf<Kind>{}, rows, r, query, width, a.spec.scale * kLog2E / (kIsRotated<Kind> ? rotation_width(head_dim) : 1));
     if (head == 0 || r == 0) visible(a, row, rows.visible_begin[r], rows.visible_end[r]);
     else rows.visible_begin[r] = rows.visible_begin[r - 1], rows.visible_end[r] = rows.visible_end[r - 1];
     rows.position[r] = span_start(a.span) + row;
@@ -214,18 +216,20 @@ static void finish_rows(const Attention& a, AttentionRows& rows, int64_t begin, 
   int64_t row = begin / a.group_heads, head = begin % a.group_heads;
   for (int64_t r = 0; r < rows.count; r++, head++) {
     if (head == a.group_heads) head = 0, row++;
-    const float* values = rows.outputs + r * a.shape.value_dims;
+    float* values = rows.outputs + r * a.shape.value_dims;
+    if (kIsRotated<Kind>) rotate(values, width);
+    const float turned = kIsRotated<Kind> ? 1.0f / rotation_width(width) : 1.0f;
     const auto write = write_scaled<Kind::kElements == 2>;
     const Floats sums = load<Floats>(rows.weight_sums + r * kGroup);
     const float total = fold_lanes(sums, added<Floats>)[0];
     if (partial) {
       float* to = partial + (begin + r) * (2 + width);
       to[0] = rows.maximum[r], to[1] = total;
-      write(to + 2, values, width, 1.0f);
+      write(to + 2, values, width, turned);
     } else {
       const int64_t query_head = a.head * a.group_heads + head;
       write(out + (a.span.first_row + row) * out_stride + query_head * width, values, width,
-            normalizer(a.spec, query_head, rows.maximum[r], total));
+            normalizer(a.spec, query_head, rows.maximum[r], total) * turned);
     }
   }
 }
@@ -279,6 +283,13 @@ static inline void attend(const AttentionSpec& spec, const KvMemory& memory, con
       return attend_kind<Bf16Floats>(a, next ? &b : nullptr, rows, at);
     case KvKind::int8:
       return attend_kind<Int8>(a, next ? &b : nullptr, rows, at);
+    case KvKind::fp8:
+#if defined(__AVX512BF16__)
+      if (!spec.float32) return attend_kind<Fp8Pairs>(a, next ? &b : nullptr, rows, at);
+#endif
+      return attend_kind<Fp8Floats>(a, next ? &b : nullptr, rows, at);
+    case KvKind::int4:
+      return attend_kind<Int4>(a, next ? &b : nullptr, rows, at);
   }
 }
 

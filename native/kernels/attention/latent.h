@@ -28,7 +28,7 @@ RL_INLINE void transpose_steps(const uint8_t* from, uint8_t* to) {
       v[i] = pair_tokens(load<Ints>(from + i * kStepBytes), std::make_integer_sequence<int, 2 * kLanes>{});
     exchange_all<1>(v), exchange_all<2>(v), exchange_all<3>(v);
     RL_UNROLL for (int i = 0; i < 8; i++) store(to + i * kStepBytes, v[i]);
-  } else {
+  } else if constexpr (!Kind::kScaled) {
     constexpr int64_t kWord = Kind::kElements, kBytes = 4 / kWord;
     for (int64_t token = 0; token < kGroup; token++)
       for (int64_t dim = 0; dim < kGroup; dim++)

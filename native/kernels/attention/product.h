@@ -2,6 +2,8 @@
 // queries against panels of keys, outputs are weights against panels of values.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/kv.h"
 
 #if defined(__clang__)
@@ -18,8 +20,12 @@ inline constexpr int kWidth = kLanes == 16 ? 4 : 1;  // panels that are multipli
 // How an element kind is multiplied: in `kPasses` over the words of a step, each of which makes operands of them. A row
 // holds kRowWords words a step: the elements that meet one of the panel's words, one word a pass. kRows x kWidth x
 // kParts sums and the operands of a pass fit the level's registers.
+//
+// A step has kSteps times 64 bytes.
 struct F32 {
   using Sum = Floats;
+  static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 1, kRowWords = 1, kPasses = 1, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
@@ -33,6 +39,8 @@ struct F32 {
 // Pairs of bfloat16: one product of the level's own.
 struct Bf16Pairs {
   using Sum = Floats;
+  static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 2, kRowWords = 1, kPasses = 1, kRows = 6;
 
   template <int Pass>
@@ -46,6 +54,8 @@ struct Bf16Pairs {
 // bfloat16 by products of float32. Rows hold what was rounded to bfloat16 as float32.
 struct Bf16Floats {
   using Sum = Floats;
+  static constexpr bool kScaled = false;
+  static constexpr int kSteps = 1;
   static constexpr int kElements = 2, kRowWords = 2, kPasses = 2, kRows = kLanes == 4 ? 2 : 6;
 
   template <int Pass>
@@ -55,9 +65,21 @@ struct Bf16Floats {
   RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
 };
 
-// Rows are int16; sums are exact: 255 * 32767 * 256 < 2^31.
-struct Int8 {
+// Kinds whose tokens have scales. A row's largest magnitude becomes kTop, and a sum is kDivisor times as large as that
+// of the values as they are; magnitudes below kLeast count as 0.
+//
+// Rows of integers are int16; sums are exact: 255 * 32767 * 256 < 2^31. kZero is the element that means 0.
+struct Int16Rows {
   using Sum = Ints;
+  static constexpr bool kScaled = true;
+  static constexpr int kSteps = 1;
+  static constexpr float kTop = 32767.0f, kDivisor = 32767.0f, kLeast = 1e-30f;
+
+  RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_i16(sum, row, lanes); }
+};
+
+struct Int8 : Int16Rows {
+  static constexpr int kZero = 128;
   static constexpr int kElements = 4, kRowWords = 2, kPasses = 2, kRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 
   template <int Pass>
@@ -65,8 +87,73 @@ struct Int8 {
     const Ints words = load<Ints>(step);
     return Pass == 0 ? words & 0x00ff00ff : (Ints)((UShorts)words >> 8);
   }
-  RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_i16(sum, row, lanes); }
 };
+
+struct Int4 : Int16Rows {
+  static constexpr int kZero = 8;
+  static constexpr int kElements = 8, kRowWords = 4, kPasses = 4, kRows = Int8::kRows;
+
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    return (Ints)(load<Words>(step) >> 4 * Pass) & 0x000f000f;
+  }
+};
+
+// Keys beside values of Int4.
+struct Int6 : Int16Rows {
+  static constexpr int kZero = 32, kSteps = 3;
+  static constexpr int kElements = 16, kRowWords = 8, kPasses = 8, kRows = Int8::kRows;
+
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    constexpr int kShift = 2 * Pass - 4;  // of the upper bits, to stand above the lower ones
+    const Words lower = load<Words>(step + Pass / 4 * kStepBytes), upper = load<Words>(step + 2 * kStepBytes);
+    const Words above = kShift < 0 ? upper << -kShift : upper >> (kShift < 0 ? 0 : kShift);
+    return (Ints)((lower >> Pass % 4 * 4 & 0x000f000fu) | (above & 0x00300030u));
+  }
+};
+
+// The kind of the keys beside values of a kind.
+template <class Kind>
+using KeysOf = std::conditional_t<std::is_same_v<Kind, Int4>, Int6, Kind>;
+
+// E4M3 without subnormals, its exponent taken for that of a wider float: 2^-120 of the value, and 0 is 0.
+struct Fp8Rows {
+  using Sum = Floats;
+  static constexpr bool kScaled = true;
+  static constexpr int kSteps = 1;
+  static constexpr float kTop = 0x1p63f, kDivisor = 0x1p-57f, kLeast = 1e-18f;
+};
+
+#if defined(__AVX512BF16__)
+struct Fp8Pairs : Fp8Rows {
+  static constexpr int kElements = 4, kRowWords = 2, kPasses = 2, kRows = 6;
+
+  template <int Pass>
+  RL_INLINE Ints lanes(const uint8_t* step) {
+    const UShorts halves = load<UShorts>(step);
+    return (Ints)((Words)((Shorts)(Pass == 0 ? halves << 8 : halves) >> 4) & 0x87f087f0u);
+  }
+  RL_INLINE Sum dot(Sum sum, Ints row, Ints lanes) { return dot_bf16(sum, row, lanes); }
+};
+#endif
+
+struct Fp8Floats : Fp8Rows {
+  static constexpr int kElements = 4, kRowWords = 4, kPasses = 4, kRows = kLanes == 4 ? 2 : 6;
+
+  template <int Pass>
+  RL_INLINE Floats lanes(const uint8_t* step) {
+    constexpr int kFromTop = 24 - 8 * (Pass / 2 + Pass % 2 * 2);
+    return (Floats)((Words)((Ints)(load<Words>(step) << kFromTop) >> 4) & 0x87f00000u);
+  }
+  RL_INLINE Sum dot(Sum sum, Ints row, Floats lanes) { return fma((Floats)row, lanes, sum); }
+};
+
+template <class Kind>
+inline constexpr bool kIsInteger = std::is_same_v<typename Kind::Sum, Ints>;
+
+template <class Kind>
+inline constexpr bool kIsRotated = std::is_same_v<Kind, Int4>;
 
 // Adds one pass over a step, and over those behind it.
 template <class Kind, int Rows, int Panels, int Pass = 0>
@@ -97,8 +184,9 @@ RL_INLINE void product(const uint32_t* rows, int64_t row_stride, const uint8_t* 
   for (int64_t piece = 0; piece < num_pieces; piece++) {
     const uint8_t *from[Panels], *wanted[Panels];
     RL_UNROLL for (int p = 0; p < Panels; p++) from[p] = panels[piece][p], wanted[p] = ahead[piece][p];
-    for (int64_t at = 0; at < steps * kStepBytes; at += kStepBytes) {
-      RL_UNROLL for (int p = 0; p < Panels; p++) __builtin_prefetch(wanted[p] + at, 0, 2);
+    for (int64_t at = 0; at < steps * Kind::kSteps * kStepBytes; at += Kind::kSteps * kStepBytes) {
+      RL_UNROLL for (int p = 0; p < Panels * Kind::kSteps; p++)
+        __builtin_prefetch(wanted[p / Kind::kSteps] + at + p % Kind::kSteps * kStepBytes, 0, 2);
       add_step<Kind, Rows, Panels>(rows, row_stride, from, at, sums);
       rows += Kind::kRowWords;
     }

@@ -102,8 +102,8 @@ static inline void transform_scores(const Attention& a, const AttentionRows& row
   }
 }
 
-// Stores weights times their values' scales in `scores`, adds the weights to `total`, and returns the largest product of
-// each lane. A scale of NaN, a value that was not finite, makes the row's sum NaN.
+// Stores weights times their values' scales in `scores`, adds the weights to `total`, and returns each lane's largest
+// magnitude of them. A scale of NaN, a value that was not finite, makes the row's sum NaN.
 RL_INLINE Floats scale_weights(const Tile& tile, int64_t vector, Piece& weights, float* scores, Floats& total) {
   Floats most{};
   RL_UNROLL for (int i = 0; i < kPieceVectors; i++) {
@@ -111,27 +111,32 @@ RL_INLINE Floats scale_weights(const Tile& tile, int64_t vector, Piece& weights,
     const Floats scaled = weights[i] * load<Floats>(tile.value_scales[at / kParts] + at % kParts * kLanes);
     total += fma(scaled, Floats{}, weights[i]);
     store(scores + at * kLanes, scaled);
-    most = max(scaled, most);
+    most = max((Floats)((Words)scaled & 0x7fffffffu), most);  // int4's scales have a sign
   }
   return most;
 }
 
-// Rounds what `scale_weights` left to rows of int16 around each row's largest product; below 1e-30 that counts as 0.
-static inline void round_weights(AttentionRows& rows, int64_t first, int64_t count, int64_t begin, int64_t end,
-                                 const Floats (&largest)[Int8::kRows]) {
-  const Floats bound = fold_block<Int8>(largest, count, larger);
+// Makes rows of `product` of what `scale_weights` left, around each row's largest.
+template <class Kind>
+RL_INLINE void round_weights(AttentionRows& rows, int64_t first, int64_t count, int64_t begin, int64_t end,
+                             const Floats (&largest)[Kind::kRows]) {
+  const Floats bound = fold_block<Kind>(largest, count, larger);
   alignas(64) float inverse[kLanes], scale[kLanes];
-  alignas(64) int32_t bias[kLanes];
-  store(inverse, bound > 1e-30f ? 32767.0f / bound : Floats{});
-  store(scale, bound / 32767.0f);
-  Ints sums[Int8::kRows] = {};
-  for (int64_t r = 0; r < count; r++) {
-    int16_t* to = (int16_t*)(rows.weights + (first + r) * kTileTokens);
-    for (int64_t i = begin; i < end; i++)
-      sums[r] += store_int16(to + i * kLanes, load<Floats>(rows.scores + r * kTileTokens + i * kLanes) * inverse[r]);
+  store(inverse, bound > Kind::kLeast ? Kind::kTop / bound : Floats{});
+  store(scale, bound / Kind::kDivisor);
+  Ints sums[Kind::kRows] = {};
+  for (int64_t r = 0; r < count; r++)
+    for (int64_t at = begin * kLanes; at < end * kLanes; at += 2 * kLanes) {
+      const float* from = rows.scores + r * kTileTokens + at;
+      sums[r] += store_entries(Kind{}, rows.weights + (first + r) * kTileTokens, at,
+                               load<Floats>(from) * inverse[r], load<Floats>(from + kLanes) * inverse[r]);
+    }
+  for (int64_t r = 0; r < count; r++) rows.weight_scale[first + r] = scale[r];
+  if constexpr (kIsInteger<Kind>) {
+    alignas(64) int32_t bias[kLanes];
+    store(bias, -Kind::kZero * fold_block<Kind>(sums, count, added<Ints>));
+    for (int64_t r = 0; r < count; r++) rows.weight_bias[first + r] = bias[r];
   }
-  store(bias, -128 * fold_block<Int8>(sums, count, added<Ints>));
-  for (int64_t r = 0; r < count; r++) rows.weight_bias[first + r] = bias[r], rows.weight_scale[first + r] = scale[r];
 }
 
 // Whether row r sees the whole tile and its logits are scores times a factor that keeps their order: a property of the
@@ -179,7 +184,7 @@ RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Til
       Piece weights;
       RL_UNROLL for (int i = 0; i < kPieceVectors; i++)
         weights[i] = exp2_nonpositive(fma(load<Floats>(scores + (at + i) * kLanes), factor, -maximum));
-      if constexpr (Kind::kElements == 4)
+      if constexpr (Kind::kScaled)
         largest[r] = max(scale_weights(tile, at, weights, scores, total), largest[r]);
       else
         total += store_weights(Kind{}, to + at * kLanes * Kind::kRowWords / Kind::kElements, weights);
@@ -188,7 +193,7 @@ RL_INLINE void online_softmax(const Attention& a, AttentionRows& rows, const Til
     store(sums, fma(load<Floats>(sums), splat(state.rescale[r]), total));
     rows.rescale[row] = state.rescale[r], rows.maximum[row] = state.maximum[r];
   }
-  if constexpr (Kind::kElements == 4) round_weights(rows, block.first, block.count, begin, end, largest);
+  if constexpr (Kind::kScaled) round_weights<Kind>(rows, block.first, block.count, begin, end, largest);
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -1,8 +1,6 @@
 // What attention keeps for the rows it computes together, and where the tokens of a tile are.
 #pragma once
 
-#include <utility>
-
 #include "kernels/attention/product.h"
 
 namespace ridgeline::RIDGELINE_LEVEL {
@@ -40,7 +38,7 @@ RL_INLINE Attention attention_of(const AttentionSpec& spec, const KvMemory& memo
   const uint8_t* keys = slice_of(memory, shape, 0, part.head);
   const int64_t group_heads = spec.num_heads / layout.num_heads;
   const int64_t group_tokens = layout.block_size < kGroup ? layout.block_size : kGroup;
-  const int64_t panel_stride = layout.values_in_keys ? kGroup * kGroup * shape.element_bytes : shape.value_panel_bytes();
+  const int64_t panel_stride = layout.values_in_keys ? shape.group_bytes() : shape.value_panel_bytes();
   return {spec,
           layout,
           shape,
@@ -88,8 +86,8 @@ struct alignas(64) AttentionRows {
   float rescale[kMaxRows];       // what sums so far are multiplied by since the running maximum rose
   float score_scale[kMaxRows];   // from q . k as multiplied to the logit
   float slope[kMaxRows];         // ALiBi: what a logit gains for each position
-  float weight_scale[kMaxRows];  // int8: of the tile's weights
-  int32_t query_bias[kMaxRows];  // int8: what the keys' offset of 128 adds to q . k, negated
+  float weight_scale[kMaxRows];  // kinds with scales: of the tile's weights
+  int32_t query_bias[kMaxRows];  // integers: what the zero of the keys adds to q . k, negated
   int32_t weight_bias[kMaxRows];
   int64_t position[kMaxRows];                              // of the query
   int64_t visible_begin[kMaxRows], visible_end[kMaxRows];  // positions
@@ -142,7 +140,7 @@ RL_INLINE Tile locate(const Attention& a, int64_t index, int64_t visible_begin, 
     const int64_t offset = a.span.table[token >> a.block_shift] * a.block_stride;
     tile.keys[g] = a.keys + offset + group * a.shape.key_panel_bytes();
     tile.values[g] = a.layout.values_in_keys ? tile.keys[g]  // until `transpose_keys`
-                                             : a.values + offset + group * kGroup * kGroup * a.shape.element_bytes;
+                                             : a.values + offset + group * a.shape.group_bytes();
     tile.key_scales[g] = (const float*)(a.keys + offset + a.shape.keys.data_bytes) + group * kGroup;
     tile.value_scales[g] = (const float*)(a.values + offset + a.shape.values.data_bytes) + group * kGroup;
   }
@@ -180,7 +178,7 @@ RL_INLINE bool first_tile(const Attention& a, Tile& tile) {
 
 // Fetches the groups of a tile for which `tile`, which is computed before it, has no group to fetch them with.
 RL_INLINE void fetch_rest(const Attention& a, const Tile& tile, const Tile& after) {
-  const int64_t panel_bytes = kGroup * kGroup * a.shape.element_bytes;
+  const int64_t panel_bytes = a.shape.group_bytes();
   for (int64_t g = after.begin; g < after.end; g++) {
     if (g >= tile.begin && g < tile.end) continue;
     for (int64_t at = 0; at < a.shape.key_panel_bytes(); at += 64) __builtin_prefetch(after.keys[g] + at, 0, 2);
@@ -197,11 +195,6 @@ RL_INLINE void exchange(Vector& u, Vector& v, std::integer_sequence<int, Lane...
   const Vector low = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + (Lane ^ 1 << Bit) : Lane)...);
   v = __builtin_shufflevector(u, v, (Lane >> Bit & 1 ? kLanes + Lane : Lane ^ 1 << Bit)...);
   u = low;
-}
-
-template <int Distance, class Vector, int... Lane>
-RL_INLINE Vector cross_lanes(Vector v, std::integer_sequence<int, Lane...>) {
-  return __builtin_shufflevector(v, v, (Lane ^ Distance)...);
 }
 
 // Joins lanes whose numbers agree modulo Distance by a binary tree; every one of them gets the result.
@@ -261,20 +254,42 @@ RL_INLINE void set_query(Bf16Floats, AttentionRows& rows, int64_t r, const float
   rows.score_scale[r] = scale;
 }
 
-// q as int16 around its largest entry. A query below 1e-30 counts as 0; one that is not finite gives NaN.
-RL_INLINE void set_query(Int8, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
+// Stores 2 * kLanes numbers of a row of `product` from entry `at` on, and returns what integers add up to.
+template <class Kind>
+RL_INLINE Ints store_entries(Kind, uint32_t* row, int64_t at, Floats low, Floats high) {
+  if constexpr (kIsInteger<Kind>) {
+    int16_t* to = (int16_t*)row + at;
+    return store_int16(to, low) + store_int16(to + kLanes, high);
+  } else if constexpr (Kind::kRowWords * 2 == Kind::kElements) {
+    store_bf16((uint16_t*)row + at, low, high);
+  } else {
+    store(row + at, low), store(row + at + kLanes, high);
+  }
+  return Ints{};
+}
+
+// What numbers up to `bound` are multiplied by to be a row of a kind with scales.
+template <class Kind>
+RL_INLINE float to_top(float bound) {
+  return bound > Kind::kLeast ? Kind::kTop / bound : 0.0f;
+}
+
+// q around its largest entry, for kinds with scales. A query that is not finite gives NaN.
+template <class Kind>
+RL_INLINE void set_query(Kind, AttentionRows& rows, int64_t r, const float* q, int64_t width, float scale) {
   Floats max_lanes{}, poison{};
   for (int64_t d = 0; d < width; d += kLanes) {
     const Floats x = load<Floats>(q + d);
     max_lanes = max(max(x, -x), max_lanes);
     poison += x * 0.0f;
   }
-  const float bound = fold_lanes(max_lanes, larger)[0], inverse = bound > 1e-30f ? 32767.0f / bound : 0.0f;
-  int16_t* to = (int16_t*)(rows.queries + r * rows.query_stride);
+  const float bound = fold_lanes(max_lanes, larger)[0], inverse = to_top<Kind>(bound);
+  uint32_t* to = rows.queries + r * rows.query_stride;
   Ints total{};
-  for (int64_t d = 0; d < width; d += kLanes) total += store_int16(to + d, load<Floats>(q + d) * inverse);
-  rows.query_bias[r] = -128 * fold_lanes(total, added<Ints>)[0];
-  rows.score_scale[r] = bound / 32767.0f * scale + fold_lanes(poison, added<Floats>)[0];
+  for (int64_t d = 0; d < width; d += 2 * kLanes)
+    total += store_entries(Kind{}, to, d, load<Floats>(q + d) * inverse, load<Floats>(q + d + kLanes) * inverse);
+  if constexpr (kIsInteger<Kind>) rows.query_bias[r] = -Kind::kZero * fold_lanes(total, added<Ints>)[0];
+  rows.score_scale[r] = bound / Kind::kDivisor * scale + fold_lanes(poison, added<Floats>)[0];
 }
 
 }  // namespace ridgeline::RIDGELINE_LEVEL

@@ -3,22 +3,21 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Literal, cast
+from typing import cast
 
 from ridgeline.backends.select import computes
-from ridgeline.core.config import Dtype
-from ridgeline.core.errors import ConfigError
+from ridgeline.core.config import Dtype, KvDtype
 from ridgeline.cost import account as cost
 from ridgeline.program.lower import lower
-from ridgeline.program.op import KvState, LatentState, Op, Program
+from ridgeline.program.op import Op, Program
 from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
+from ridgeline.quant.kv import ENTRY_BYTES, check_kv_dtype, entry_bytes
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 
 DEFAULT_PROMPT_TOKENS = 1024
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_BYTES = {**DTYPE_BYTES, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,9 @@ class Inspection:
         return DTYPE_BYTES[self.dtype]
 
     @property
-    def kv_element(self) -> int:
+    def kv_element(self) -> float:
         """Bytes of a key or value entry."""
-        return KV_BYTES[self.kv_dtype]
+        return ENTRY_BYTES[self.kv_dtype]
 
 
 def examine(
@@ -81,7 +80,7 @@ def examine(
     batch: int = 1,
     prompt: int | None = None,
     dtype: Dtype = "auto",
-    kv_dtype: Dtype | Literal["int8"] = "auto",
+    kv_dtype: Dtype | KvDtype = "auto",
 ) -> Inspection:
     """Read, lower and price a config.
 
@@ -94,8 +93,9 @@ def examine(
     groups = fuse(program)
     weights_in = _stored_dtype(config) if dtype == "auto" else dtype
     kv_in = weights_in if kv_dtype == "auto" else kv_dtype
+    check_kv_dtype(kv_in, program)
     size = DTYPE_BYTES[weights_in]
-    element = ElementBytes(weight=size, activation=size, kv=_kv_entry_bytes(program, kv_in))
+    element = ElementBytes(weight=size, activation=size, kv=entry_bytes(program, kv_in))
 
     def price(name: str, load: Load) -> StepCost:
         ops = [priced for _, priced in cost.account(program, load, element)]
@@ -109,16 +109,6 @@ def examine(
 def _stored_dtype(config: Mapping[str, object]) -> str:
     stored = config.get("dtype", config.get("torch_dtype"))
     return stored if isinstance(stored, str) and stored in DTYPE_BYTES else "float32"
-
-
-def _kv_entry_bytes(program: Program, kv_dtype: str) -> float:
-    """Return the bytes of a key's, value's or latent's entry, with its share of a scale."""
-    if kv_dtype == "int8" and any(isinstance(state, LatentState) for state in program.states):
-        raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
-    states = [state for state in program.states if isinstance(state, KvState)]
-    entries = sum(2 * state.num_heads * state.head_dim for state in states)
-    num_bytes = sum(state.bytes_per_token(KV_BYTES[kv_dtype]) for state in states)
-    return num_bytes / entries if entries else KV_BYTES[kv_dtype]
 
 
 def as_json(inspection: Inspection) -> str:

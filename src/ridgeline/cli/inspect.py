@@ -37,7 +37,7 @@ def inspect(
         typer.Option("--dtype", help="Data type of weights and activations; auto takes the config's, else float32."),
     ] = "auto",
     kv_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4"],
         typer.Option("--kv-dtype", help="Data type of the KV cache; auto takes that of --dtype."),
     ] = "auto",
     speculate: Annotated[

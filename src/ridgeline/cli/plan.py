@@ -23,7 +23,7 @@ def plan(
     trace: TraceOption = None,
     hardware: HardwareOption = "this",
     allow: Annotated[
-        str, typer.Option(help="Precisions that may be chosen, separated by commas: int8, int4, kv-int8.")
+        str, typer.Option(help="Precisions that may be chosen, by commas: int8, int4, kv-int8, kv-fp8, kv-int4.")
     ] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Run the plan here, and print what was measured.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

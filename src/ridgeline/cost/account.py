@@ -56,7 +56,7 @@ def total(accounts: Iterable[tuple[Op, OpCost]]) -> OpCost:
     return sum((cost for _, cost in accounts), OpCost())
 
 
-def kv_groups(program: Program, element_bytes: int) -> Sequence[KvGroup]:
+def kv_groups(program: Program, element_bytes: float) -> Sequence[KvGroup]:
     """Return the program's states by what they keep: all tokens, a window of them, or one value for the whole sequence.
 
     `element_bytes` per key, value or latent entry; recurrent states are float32.
@@ -80,7 +80,7 @@ class SharedKv:
     bytes_per_token: int
 
 
-def shared_kv(program: Program, element_bytes: int) -> SharedKv:
+def shared_kv(program: Program, element_bytes: float) -> SharedKv:
     """Find what attentions after the first one of a state need not compute themselves."""
     readers = Counter(op.attrs.state for op in program.ops if isinstance(op.attrs, AttentionAttrs))
     spared = [(program.states[state], count - 1) for state, count in readers.items()]
@@ -89,12 +89,12 @@ def shared_kv(program: Program, element_bytes: int) -> SharedKv:
     return SharedKv(sum(count for _, count in spared), num_bytes)
 
 
-def kv_bytes_per_token(program: Program, element_bytes: int) -> int:
+def kv_bytes_per_token(program: Program, element_bytes: float) -> int:
     """Return the bytes that all layers together keep of one token, while no window has passed it."""
     return sum(group.bytes_per_token for group in kv_groups(program, element_bytes))
 
 
-def kv_bytes(program: Program, num_tokens: int, element_bytes: int) -> int:
+def kv_bytes(program: Program, num_tokens: int, element_bytes: float) -> int:
     """Return the bytes of a sequence of `num_tokens` in the cache, without padding to blocks or spans in flight."""
     return sum(group.num_bytes(num_tokens) for group in kv_groups(program, element_bytes))
 

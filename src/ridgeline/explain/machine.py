@@ -31,6 +31,7 @@ from ridgeline.program.lower import lower
 from ridgeline.program.op import Program, RecurrentState, State
 from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes
+from ridgeline.quant.kv import ENTRY_BYTES
 
 if TYPE_CHECKING:
     from ridgeline.backends.step import Executable
@@ -126,7 +127,7 @@ class _SheetPlan:
         self.choices: Mapping[str, Choice] = {}
         self._program, self._sheet = program, sheet
         wide = 4.0 if config.model.dtype == "float32" else 2.0
-        kv = {"auto": wide, "float32": 4.0, "bfloat16": 2.0, "int8": 1.0}[config.cache.kv_dtype]
+        kv = wide if config.cache.kv_dtype == "auto" else ENTRY_BYTES[config.cache.kv_dtype]
         scheme, group = config.quantize.scheme, config.quantize.group_size or 128
         int4 = bytes_per_weight("int4", group, group, zero_points=config.quantize.zero_points)
         weight = {None: wide, "int8": 1.0, "int4": int4}.get(scheme)
@@ -146,7 +147,7 @@ class _SheetPlan:
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
-        return KvStateSize(max(1, int(state.bytes_per_token(1) * self._element.kv)), state.window)
+        return KvStateSize(state.bytes_per_token(self._element.kv), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return 0: what another engine takes beside weights and cache is not known."""

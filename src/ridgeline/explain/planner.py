@@ -12,7 +12,7 @@ from typing import Any
 from ridgeline.bench.arrivals import Arrivals, greedy_requests
 from ridgeline.bench.metrics import Results, Slo, summarize
 from ridgeline.bench.workload import BenchRequest
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import EngineConfig, KvDtype
 from ridgeline.core.errors import ConfigError
 from ridgeline.engine.build import build_engine
 from ridgeline.explain.exploration import Provenance, frame, html_table
@@ -20,7 +20,7 @@ from ridgeline.explain.machine import THIS_MACHINE, SimulatedMachine, simulated_
 from ridgeline.explain.simulation import run_simulated
 from ridgeline.program.pricing import Load as StepLoad
 
-LOSSES = ("int8", "int4", "kv-int8")
+LOSSES = ("int8", "int4", "kv-int8", "kv-fp8", "kv-int4")
 SEQUENCES = (4, 8, 16, 32, 64, 128)
 BUDGETS = (128, 256, 512, 1024, 2048)
 SLOWER = 1.1
@@ -219,14 +219,15 @@ def _check_floor(machine: SimulatedMachine, slos: Sequence[Slo]) -> None:
 
 def _precisions(config: EngineConfig, allow: Sequence[str]) -> list[tuple[EngineConfig, dict[str, str]]]:
     schemes = [None, *(name for name in ("int8", "int4") if name in allow and config.quantize.scheme is None)]
-    kinds = ["auto", *(["int8"] if "kv-int8" in allow and config.cache.kv_dtype == "auto" else [])]
+    few_bits: Sequence[KvDtype] = ("int8", "fp8", "int4") if config.cache.kv_dtype == "auto" else ()
+    kinds: list[KvDtype] = ["auto", *(name for name in few_bits if f"kv-{name}" in allow)]
     found: list[tuple[EngineConfig, dict[str, str]]] = []
     for scheme, kind in itertools.product(schemes, kinds):
         changed, flags = config, dict[str, str]()
         if scheme is not None:
             changed, flags["--quantize"] = replace(changed, quantize=replace(config.quantize, scheme=scheme)), scheme
-        if kind == "int8":
-            changed, flags["--kv-dtype"] = replace(changed, cache=replace(config.cache, kv_dtype="int8")), "int8"
+        if kind != "auto":
+            changed, flags["--kv-dtype"] = replace(changed, cache=replace(config.cache, kv_dtype=kind)), kind
         found.append((changed, flags))
     return found
 

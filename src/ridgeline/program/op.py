@@ -58,10 +58,10 @@ class KvState:
     head_dim: int
     window: int | None
 
-    def bytes_per_token(self, element_bytes: int) -> int:
-        """Return the bytes of a token; int8 entries have a float32 scale for the key and the value of each head."""
-        scale_bytes = 4 if element_bytes == 1 else 0
-        return 2 * self.num_heads * (self.head_dim * element_bytes + scale_bytes)
+    def bytes_per_token(self, element_bytes: float) -> int:
+        """Return the bytes of a token; entries of 8 bits or less share a float32 scale by key and value of a head."""
+        scale_bytes = 4 if element_bytes < 2 else 0
+        return int(2 * self.num_heads * (self.head_dim * element_bytes + scale_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class LatentState:
     def window(self) -> None:
         """Return None: latents are cached for every token."""
 
-    def bytes_per_token(self, element_bytes: int) -> int:
-        return (self.latent_dim + self.rope_dim) * element_bytes
+    def bytes_per_token(self, element_bytes: float) -> int:
+        return int((self.latent_dim + self.rope_dim) * element_bytes)
 
 
 @dataclass(frozen=True, slots=True)

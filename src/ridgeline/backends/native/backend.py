@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from ridgeline.backends import host
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
 from ridgeline.backends.native.kinds import NATIVE_KINDS, NATIVE_OPS
-from ridgeline.backends.native.settings import KvKind, NativeSettings, matrix_bytes, prequantized_formats, settings_of
+from ridgeline.backends.native.settings import KV_KINDS, NativeSettings, matrix_bytes, prequantized_formats, settings_of
 from ridgeline.backends.probe import NativeModule, find_native
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig
@@ -28,6 +28,7 @@ from ridgeline.program.op import KvState, LatentState, Program, RecurrentState, 
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.quant import chosen_format, decoded_matrices, quantized_names
 from ridgeline.quant.inputs import chosen_inputs, describe_inputs
+from ridgeline.quant.kv import ENTRY_BYTES, check_kv_dtype
 from ridgeline.weights.load import StreamedWeights, prequantized
 from ridgeline.weights.lora import stacked
 
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     from ridgeline.backends.native.packs.store import PackStore
     from ridgeline.backends.step import Executable
 
-KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
 LAYOUT_VERSION = 6  # of packed weights; raised when their bytes change, so that packs on disk are built again
 MAX_HEAD_DIM = 576  # of the attention kernels
-MAX_INT8_HEAD_DIM = 256  # beyond it their sums could overflow
 MIN_PACK_BYTES = 32 << 20  # of packed weights that are cached; fewer are packed again in no time
 
 log = get_logger("native")
@@ -81,7 +80,7 @@ class NativePlan:
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
-        return KvStateSize(state.bytes_per_token({"f32": 4, "bf16": 2, "int8": 1}[self.settings.kv]), state.window)
+        return KvStateSize(state.bytes_per_token(ENTRY_BYTES[self.choices["kv_dtype"].value]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         return self._measured.workspace_bytes(limits)
@@ -175,14 +174,13 @@ class NativeBackend:
     def plan(self, model: ModelSource, config: EngineConfig) -> BackendPlan:
         """Choose the instructions, the number of threads, and the formats of weights, inputs, keys and values.
 
-        Raises ConfigError for an ISA level that does not run here, and for keys that int8 cannot hold.
+        Raises ConfigError for an ISA level that does not run here, and for keys that the cache's type cannot hold.
         """
         from ridgeline.backends.native.tuning.choose import Chooser
 
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
-        if kv_dtype == "int8":
-            _check_int8(model.program)
+        check_kv_dtype(kv_dtype, model.program)
         level, why_level = _choose_level(config.backend.isa, self._native.module)
         num_threads, why_threads = host.choose_threads(config)
         as_stored = config.quantize.scheme is None and model.tensors is None
@@ -235,16 +233,6 @@ def _key_entries(state: State) -> int:
             return state.latent_dim + state.rope_dim
         case RecurrentState():
             return 0
-
-
-def _check_int8(program: Program) -> None:
-    """Raise ConfigError where keys and values cannot be cached as int8."""
-    if any(isinstance(state, LatentState) for state in program.states):
-        raise ConfigError("kv_dtype=int8 is for keys and values; this model keeps latents: use bfloat16 or float32")
-    head_dim = max((_key_entries(state) for state in program.states), default=0)
-    if head_dim > MAX_INT8_HEAD_DIM:
-        limit = f"kv_dtype=int8 holds heads of up to {MAX_INT8_HEAD_DIM} entries, and this model's have {head_dim}"
-        raise ConfigError(f"{limit}: use bfloat16 or float32")
 
 
 def _check_bandwidth(settings: NativeSettings, executable: "NativeExecutable") -> None:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from ridgeline.cost.roofline import WeightKind
 
 FOUR_BITS = ("int4", "int4_minima", "int4_super_minima", "mxfp4", "nvfp4", "nf4", "fp4")  # kinds of matrices
-KvKind = Literal["f32", "bf16", "int8"]
+KvKind = Literal["f32", "bf16", "int8", "fp8", "int4"]
 InputKind = Literal["f32", "bf16", "int16", "int8"]
+KV_KINDS: Mapping[str, KvKind] = {"float32": "f32", "bfloat16": "bf16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,21 @@ Called by the executable when a step is profiled.
 from collections.abc import Iterator, Mapping, Sequence
 
 from ridgeline.backends.native.compile import Part
-from ridgeline.backends.native.settings import FOUR_BITS, KvKind, MatrixFormat, MatrixFormats, NativeSettings
+from ridgeline.backends.native.settings import FOUR_BITS, KV_KINDS, KvKind, MatrixFormat, MatrixFormats, NativeSettings
 from ridgeline.cost.efficiency import InputKind, OpTiming
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.program.op import KvState, Op, Program
+from ridgeline.program.op import Op, Program
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.ops.experts import expert_matrices
 from ridgeline.program.ops.latent import LatentSizes
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes
+from ridgeline.quant.kv import entry_bytes
 
 ROW_BYTES = 4  # activations between kernels are float32, and so are norms and biases
-SCALE_BYTES = 4  # of each token's and head's int8 keys, and values
-KV_PRODUCTS: Mapping[KvKind, InputKind] = {"f32": "f32", "bf16": "bf16", "int8": "int16"}
+KV_PRODUCTS: Mapping[KvKind, InputKind]
+KV_PRODUCTS = {"f32": "f32", "bf16": "bf16", "int8": "int16", "fp8": "bf16", "int4": "int16"}
+KV_DTYPES = {kind: dtype for dtype, kind in KV_KINDS.items()}
 
 
 class TapeTimings:
@@ -53,7 +55,7 @@ def _timing(program: Program, formats: MatrixFormats, group: Group) -> OpTiming:
             inputs = KV_PRODUCTS[formats.settings.kv]
         elif op.kind == "latent_attention":
             inputs, weight = KV_PRODUCTS[formats.settings.kv], _latent_bytes(program, op, formats)
-    element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=_kv_bytes(program, formats.settings))
+    element = ElementBytes(weight=weight, activation=ROW_BYTES, kv=entry_bytes(program, KV_DTYPES[formats.settings.kv]))
     return OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
 
 
@@ -88,11 +90,3 @@ def _latent_bytes(program: Program, op: Op, formats: MatrixFormats) -> float:
 def _weight_bytes(program: Program, name: str, form: MatrixFormat) -> float:
     """Return the bytes of an entry of a matrix."""
     return bytes_per_weight(form.kind, program.weights[name][-1], form.group, zero_points=form.zero_points)
-
-
-def _kv_bytes(program: Program, settings: NativeSettings) -> float:
-    """Return the bytes of an entry of keys or values."""
-    head_dims = [state.head_dim for state in program.states if isinstance(state, KvState)]
-    if settings.kv == "int8" and head_dims:
-        return 1.0 + SCALE_BYTES / head_dims[0]
-    return {"f32": 4.0, "bf16": 2.0, "int8": 1.0}[settings.kv]

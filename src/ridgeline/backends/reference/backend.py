@@ -19,6 +19,7 @@ from ridgeline.program.opset import OPSET
 from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant import StoredFormat, chosen_format, prequantized_matrices, quantized_names
 from ridgeline.quant.inputs import describe_inputs, has_integer_inputs
+from ridgeline.quant.kv import SCALED, check_kv_dtype
 from ridgeline.weights.load import load_weights, prequantized
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ReferencePlan:
     def state_size(self, state: State) -> StateSize:
         if isinstance(state, RecurrentState):
             return RecurrentStateSize(state.num_bytes, state.logged_bytes)
-        return KvStateSize(state.bytes_per_token(host.ELEMENT_BYTES[self.dtype]), state.window)
+        stored = "float32" if self.config.cache.kv_dtype in SCALED else self.dtype
+        return KvStateSize(state.bytes_per_token(host.ELEMENT_BYTES[stored]), state.window)
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return 0: torch does not tell."""
@@ -83,7 +85,7 @@ class ReferencePlan:
         if quantize.scheme is not None:
             form = chosen_format(quantize)
             weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)
-        return ReferenceExecutable(program, weights, layout)
+        return ReferenceExecutable(program, weights, layout, self.config.cache.kv_dtype)
 
 
 class ReferenceBackend:
@@ -91,7 +93,7 @@ class ReferenceBackend:
 
     name = "reference"
     preference = 0
-    caveat = "slower, and without int8 keys and values, ISA levels and the deterministic mode"
+    caveat = "slower, and without ISA levels and the deterministic mode"
     kinds = frozenset(OPSET)
 
     def refuses(self, model: ModelSource, config: EngineConfig) -> str | None:
@@ -103,7 +105,7 @@ class ReferenceBackend:
             f"isa={config.backend.isa}": config.backend.isa is not None,
             "deterministic": config.backend.deterministic,
             f"tuning={config.backend.tuning}": config.backend.tuning not in ("auto", "default"),
-            f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype),
+            f"kv_dtype={config.cache.kv_dtype}": config.cache.kv_dtype not in ("auto", dtype, *SCALED),
         }
         asked = [option for option, is_asked in lacking.items() if is_asked]
         return f"{asked[0]} needs the native backend; leave it out" if asked else None
@@ -112,9 +114,11 @@ class ReferenceBackend:
         dtype, why_dtype = host.choose_dtype(config.model.dtype, model.folder.config)
         num_threads, why_threads = host.choose_threads(config)
         why_kv = "as asked" if config.cache.kv_dtype != "auto" else "the model's dtype"
+        kv_dtype = config.cache.kv_dtype if config.cache.kv_dtype != "auto" else dtype
+        check_kv_dtype(kv_dtype, model.program)
         integers = _integers(model, config.quantize)
         choices = {
-            "kv_dtype": Choice(dtype, why_kv),
+            "kv_dtype": Choice(kv_dtype, why_kv),
             "quantize": host.describe_quantize(config.quantize),
             **describe_inputs(config.quantize.inputs, has_integers=bool(integers)),
             "threads": why_threads,

@@ -20,12 +20,13 @@ from ridgeline.backends.reference.packed import pack_matrices
 from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
-from ridgeline.core.config import Choice
+from ridgeline.core.config import Choice, KvDtype
 from ridgeline.core.dtypes import Array
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import FEATURES, KvState, LatentState, Program, RecurrentState, State
 from ridgeline.program.ops.dense import MATRIX_OPS
 from ridgeline.program.pricing import ElementBytes
+from ridgeline.quant.kv import SCALED, as_cached
 
 MAX_BATCHED_QUERIES = 16  # spans up to this long attend together when equally long; longer ones one by one
 
@@ -35,23 +36,27 @@ Memories = Mapping[int, StateMemory]  # by state
 
 
 class ReferenceExecutable:
-    """Runs a program bound to weights and to cache tensors in the dtype of the weights."""
+    """Runs a program bound to weights and to cache tensors in the dtype of the weights; of rounded values, float32."""
 
-    def __init__(self, program: Program, weights: Mapping[str, Array], layout: CacheLayout) -> None:
+    def __init__(
+        self, program: Program, weights: Mapping[str, Array], layout: CacheLayout, kv_dtype: KvDtype = "auto"
+    ) -> None:
         tensors = as_tensors(weights)
         self._program, self._weights = pack_matrices(program, tensors)
         self._layout = layout
         dtype = next((tensor.dtype for tensor in tensors.values() if tensor.ndim > 1), torch.float32)
         self._dtype = dtype
+        self._kv_dtype: KvDtype = kv_dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
         self._is_bf16 = dtype is torch.bfloat16
         self._memories: dict[int, StateMemory] = {}
         self._logs: dict[int, StateMemory] = {}
         self._group_of: dict[int, int] = {}
+        stored = torch.float32 if kv_dtype in SCALED else dtype
         for index, group in enumerate(layout.groups):
             for state in group.states:
                 size = program.states[state]
-                self._memories[state] = _allocate(size, group.num_blocks + 1, layout.block_size, dtype)
+                self._memories[state] = _allocate(size, group.num_blocks + 1, layout.block_size, stored)
                 self._group_of[state] = index
                 if isinstance(size, RecurrentState) and group.log_rows:
                     shape = (group.num_blocks, group.log_rows)
@@ -94,7 +99,7 @@ class ReferenceExecutable:
         inputs = {name: torch.from_numpy(array) for name, array in step.inputs().items()}
         if features_TW is not None:
             inputs[FEATURES] = torch.from_numpy(features_TW).to(self._dtype)
-        return inputs, _PagedMemory(self._memories, self._logs, self._group_of, self._layout, step)
+        return inputs, _PagedMemory(self._memories, self._logs, self._group_of, self._layout, step, self._kv_dtype)
 
     def _copy_blocks(self, step: StepBatch) -> None:
         for group, source, target in step.copies_C3.tolist():
@@ -116,9 +121,15 @@ class _PagedMemory:
     """StepMemory of one step over the cache tensors. Tables and masks are made once per window, for all layers."""
 
     def __init__(
-        self, memories: Memories, logs: Memories, group_of: Mapping[int, int], layout: CacheLayout, step: StepBatch
+        self,
+        memories: Memories,
+        logs: Memories,
+        group_of: Mapping[int, int],
+        layout: CacheLayout,
+        step: StepBatch,
+        kv_dtype: KvDtype,
     ) -> None:
-        self._logs = logs
+        self._logs, self._kv_dtype = logs, kv_dtype
         self._memories, self._group_of, self._layout, self._step = memories, group_of, layout, step
         self._writes: dict[int, tuple[Tensor, ...]] = {}
         self._batches: dict[tuple[int, int | None], list[tuple[Tensor, CachedSpans]]] = {}
@@ -128,7 +139,9 @@ class _PagedMemory:
         if group not in self._writes:
             self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
         blocks_T, offsets_T, fresh_blocks = self._writes[group]
-        for memory, entries in zip(self._memories[state], entries_TKD, strict=True):
+        for part, (memory, entries) in enumerate(zip(self._memories[state], entries_TKD, strict=True)):
+            if self._kv_dtype in SCALED:
+                entries = torch.from_numpy(as_cached(self._kv_dtype, entries.float().numpy(), keys=part == 0))
             memory[fresh_blocks] = 0
             memory[blocks_T, :, offsets_T] = entries
 

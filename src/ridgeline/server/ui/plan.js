@@ -5,7 +5,7 @@ import { splitBar, scatter } from "./charts.js";
 import choices from "./data-plan.js";
 import { asTable, bytes, command, field, h, milliseconds, number } from "./dom.js";
 
-const LOSSES = { int8: "weights in int8", int4: "weights in int4", "kv-int8": "KV cache in int8" };
+const LOSSES = { int8: "weights in int8", int4: "weights in int4", "kv-int8": "KV cache in int8", "kv-fp8": "KV cache in fp8", "kv-int4": "KV cache in int4" };
 const HEAD = ["options", "output tokens/s", "meet all", "TTFT p50", "TPOT p50"];
 
 export function plan(server) {
