@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import ContextLengthError, RequestError
-from ridgeline.core.params import RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
+from ridgeline.core.params import MAX_INT, RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo
 from ridgeline.text.grammar import Grammar, GrammarCompiler
@@ -137,6 +137,8 @@ class Intake:
         self, ids: Sequence[int], params: SamplingParams, name: str | None, priority: int, deadline_s: float | None
     ) -> Request:
         """Return a request of its parameters alone, numbered, seeded and timed: for one token, with no end but that."""
+        if abs(priority) > MAX_INT:
+            raise RequestError(f"priority must be between -{MAX_INT} and {MAX_INT}, got {priority}", param="priority")
         with self._lock:
             seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
             number = next(self._numbers)

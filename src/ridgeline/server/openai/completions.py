@@ -26,7 +26,8 @@ from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
-_DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
+COMPLETION_BODY = with_parameters(CompletionRequest)
+_DECODER = msgspec.json.Decoder(COMPLETION_BODY)
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:

@@ -1,5 +1,6 @@
 """Turn request fields into SamplingParams, and refuse fields that cannot be honoured. No torch, no engine."""
 
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -12,7 +13,6 @@ from ridgeline.server.openai.protocol import ChatMessage, SamplingFields
 from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
-MAX_PRIORITY = 2**31 - 1
 Body = TypeVar("Body", bound=SamplingFields)
 
 
@@ -21,19 +21,21 @@ def with_parameters(request: type[Body]) -> type[Body]:
 
     Their ranges are checked by SamplingParams; null is the same as absent.
     """
-    fields: dict[str | None, list[tuple[str, Any, None]]] = {}
-    for row in table(SamplingParams):
-        if row.field not in request.__struct_fields__:
-            fields.setdefault(row.part, []).append((row.field, row.type | None, None))
+    rows = [row for row in table(SamplingParams) if row.part is None and row.field not in request.__struct_fields__]
+    fields = [(row.field, row.type | None, None) for row in rows]
     parts = [
-        (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
-        for part, rows in fields.items()
-        if part is not None
+        (part, _fields_of(part), None) for part in dict.fromkeys(row.part for row in table(SamplingParams)) if part
     ]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
-    added = [*fields[None], *parts, *neutral]
+    added = [*fields, *parts, *neutral]
     made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
     return cast("type[Body]", made)
+
+
+@cache
+def _fields_of(part: str) -> Any:
+    rows = [(row.field, row.type | None, None) for row in table(SamplingParams) if row.part == part]
+    return msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None
 
 
 def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") -> None:
@@ -55,8 +57,6 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Return the fields that are set, else generation_config.json's, else the API's defaults. Raises RequestError."""
-    if fields.priority is not None and abs(fields.priority) > MAX_PRIORITY:
-        raise RequestError(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
