@@ -80,7 +80,9 @@ class Intake:
         if wanted > room:
             asked = f"the prompt has {len(prompt_ids)} and max_tokens asks for {wanted} more"
             fix = "shorten the prompt or lower max_tokens"
-            raise ContextLengthError(f"this model's context is {self.info.max_model_len} tokens; {asked}: {fix}")
+            raise ContextLengthError(
+                f"this model's maximum context length is {self.info.max_model_len} tokens; {asked}: {fix}"
+            )
         grammar = self._grammar(params)
         stops = frozenset(params.stop_token_ids)
         return replace(
@@ -111,7 +113,9 @@ class Intake:
             raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
         num_tokens, context, room = len(prompt_ids), self.info.max_model_len, self.info.max_unchunked_prompt
         if num_tokens > context:
-            raise ContextLengthError(f"this model's context is {context} tokens; the prompt has {num_tokens}")
+            raise ContextLengthError(
+                f"this model's maximum context length is {context} tokens; the prompt has {num_tokens}"
+            )
         if room is not None and num_tokens > room:
             needs = f"{num_tokens} tokens, and a step has {room}; raise max_num_batched_tokens"
             raise ContextLengthError(f"this model sees a text as a whole: {needs}")

@@ -9,7 +9,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import ChatMessage, SamplingFields
+from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, UsageChunks
 from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
@@ -68,11 +68,13 @@ def sampling_params(
     return default_params(generation, **given)
 
 
-def include_usage(fields: SamplingFields) -> bool:
-    """Tell whether a stream ends with a usage chunk. Raises RequestError for stream options that make no sense."""
+def usage_chunks(fields: SamplingFields) -> UsageChunks:
+    """Tell which chunks of a stream have token counts. Raises RequestError for stream options that make no sense."""
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise RequestError("stream_options needs stream=true", param="stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not there for streams; use stream=false", param="prompt_logprobs")
-    return options is not None and bool(options.include_usage)
+    if options is None or not options.include_usage:
+        return ""
+    return "each" if options.continuous_usage_stats else "last"
