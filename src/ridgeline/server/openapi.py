@@ -20,6 +20,7 @@ from ridgeline.server.openai.items import RESPONSES_BODY
 from ridgeline.server.openai.protocol import ChatChoice, CompletionBody, CompletionChoice, SamplingFields
 from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 
+_REF, _TEXT = "#/components/schemas/{name}", {"schema": {"type": "string"}}
 _REFUSALS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 431, 500, 503, 529)
 _STREAMS = ("/completions", "/chat/completions", "/responses", "/messages")
 _BODIES: Mapping[str, Any] = {  # by path, less /v1
@@ -38,43 +39,39 @@ _BODIES: Mapping[str, Any] = {  # by path, less /v1
 async def openapi(http: Request) -> Response:
     """Serve /openapi.json, OpenAPI 3.1: all but the pages."""
     kinds = [*_BODIES.values(), ErrorBody, CompletionChoice, ChatChoice, CompletionBody]
-    (*known, error, text, chat, answer), schemas = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
-    )
+    (*bodies, error, text, chat, reply), schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     schemas["CompletionBody"]["properties"]["choices"]["items"] = {"anyOf": [text, chat]}
     for kind in (COMPLETION_BODY, CHAT_BODY, RESPONSES_BODY):
         _narrow(schemas[kind.__name__]["properties"], kind)
     del schemas["ResponsesRequest"]["additionalProperties"]  # it ignores what it does not know
-    bodies, paths = dict(zip(_BODIES, known)), dict[str, Any]()
+    taken = {path: {"requestBody": {"required": True, **_content(body)}} for path, body in zip(_BODIES, bodies)}
+    paths: dict[str, Any] = {}
     for route in http.app.routes:
-        path = route.path_format.removeprefix("/v1") if isinstance(route, Route) else "/ui"
-        if not path.startswith("/ui"):
-            operation = _operation(route, path, answer if path.endswith("completions") else {})
-            if path in bodies:
-                operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": bodies[path]}}}
-            paths[route.path_format] = dict.fromkeys(
-                (method.lower() for method in (route.methods or set()) - {"HEAD"}), operation
-            )
-    refusal: Any = {"type": "object", "properties": {"error": error}, "required": ["error"]}
-    refusals = {"Error": _content("application/json", refusal), "AnthropicError": _content("application/json", {})}
-    components = {"schemas": schemas, "responses": refusals}
-    about = {"title": "Ridgeline", "version": version("ridgeline")}
+        if isinstance(route, Route) and not route.path.startswith("/ui"):
+            path, methods = route.path_format.removeprefix("/v1"), (route.methods or set()) - {"HEAD"}
+            operation = _operation(route, path, reply if path.endswith("completions") else {}) | taken.get(path, {})
+            paths[route.path_format] = {method.lower(): operation for method in methods}
+    told = {"type": "object", "properties": {"error": error}, "required": ["error"]}
+    refusals = {"Error": {"description": "", **_content(told)}, "AnthropicError": {"description": "", **_content({})}}
+    components, about = (
+        {"schemas": schemas, "responses": refusals},
+        {"title": "Ridgeline", "version": version("ridgeline")},
+    )
     document = {"openapi": "3.1.0", "info": about, "paths": paths, "components": components}
     return Response(msgspec.json.encode(document), media_type="application/json")
 
 
-def _operation(route: Route, path: str, answer: object) -> dict[str, Any]:
-    done = _content("text/plain" if path == "/metrics" else "application/json", answer)
-    if path in _STREAMS:
-        done["content"]["text/event-stream"] = {}
+def _operation(route: Route, path: str, reply: object) -> dict[str, Any]:
+    content = _content(reply, "text/plain" if path == "/metrics" else "application/json")["content"]
+    content |= {"text/event-stream": {}} if path in _STREAMS else {}
     refused = {"$ref": f"#/components/responses/{'Anthropic' if path.startswith('/messages') else ''}Error"}
-    text = {"in": "path", "required": True, "schema": {"type": "string"}}
-    parameters = [{"name": name, **text} for name in route.param_convertors]
-    return {"parameters": parameters, "responses": {"200": done, **dict.fromkeys(map(str, _REFUSALS), refused)}}
+    parameters = [{"name": name, "in": "path", "required": True, **_TEXT} for name in route.param_convertors]
+    responses = {"200": {"description": "", "content": content}, **dict.fromkeys(map(str, _REFUSALS), refused)}
+    return {"parameters": parameters, "responses": responses}
 
 
-def _content(media_type: str, schema: object) -> dict[str, Any]:
-    return {"description": "", "content": {media_type: {"schema": schema}}}
+def _content(schema: object, media_type: str = "application/json") -> dict[str, Any]:
+    return {"content": {media_type: {"schema": schema}}}
 
 
 def _narrow(properties: dict[str, Any], kind: type[SamplingFields]) -> None:

@@ -1,6 +1,5 @@
 """Turn request fields into SamplingParams, and refuse fields that cannot be honoured. No torch, no engine."""
 
-from functools import cache
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -14,6 +13,11 @@ from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
 Body = TypeVar("Body", bound=SamplingFields)
+_PARTS = [  # the same types in all bodies
+    (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
+    for part in ("diffusion", "structured_outputs")
+    for rows in [[(row.field, row.type | None, None) for row in table(SamplingParams) if row.part == part]]
+]
 
 
 def with_parameters(request: type[Body]) -> type[Body]:
@@ -23,19 +27,10 @@ def with_parameters(request: type[Body]) -> type[Body]:
     """
     rows = [row for row in table(SamplingParams) if row.part is None and row.field not in request.__struct_fields__]
     fields = [(row.field, row.type | None, None) for row in rows]
-    parts = [
-        (part, _fields_of(part), None) for part in dict.fromkeys(row.part for row in table(SamplingParams)) if part
-    ]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
-    added = [*fields, *parts, *neutral]
+    added = [*fields, *_PARTS, *neutral]
     made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
     return cast("type[Body]", made)
-
-
-@cache
-def _fields_of(part: str) -> Any:
-    rows = [(row.field, row.type | None, None) for row in table(SamplingParams) if row.part == part]
-    return msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None
 
 
 def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") -> None:
