@@ -28,14 +28,14 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
         raise ConfigError(f"--config {path}: there is no option {', '.join(sorted(unknown))}")
 
 
+FILE = typer.Option("--config", is_eager=True, callback=_from_file, help="TOML of options.", metavar="FILE")
+
+
 @with_options(default=default_model)
 def serve(
     settings: ServerSettings,
     config: EngineConfig,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config", is_eager=True, callback=_from_file, help="TOML of options.", metavar="FILE"),
-    ] = None,
+    config_file: Annotated[Path | None, FILE] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     uds: Annotated[str | None, typer.Option(help="Unix socket to listen on instead.", metavar="PATH")] = None,
