@@ -49,7 +49,7 @@ def test_prefixes_are_shared_within_a_run(bench):
 def test_bad_options_are_one_clear_error(bench):
     with pytest.raises(ConfigError, match="repeats must be 1 or more"):
         measure(bench, {}, parse_workload("fixed"), name="x", repeats=0, warmups=0, temperature=0.0, on_run=silent)
-    with pytest.raises(RequestError, match="context is 512 tokens"):
+    with pytest.raises(RequestError, match="maximum context length is 512 tokens"):
         bench.requests([BenchRequest(prompt=[5], max_tokens=5000)], temperature=0.0)
 
 

@@ -92,7 +92,7 @@ def test_unknown_command_and_option(ridgeline):
         (["generate", "-m", "no/such/folder/"], 3, "neither an existing folder nor a Hugging Face id"),
         (["generate", "-m", "MODEL", "--temperature", "-1"], 2, "temperature must be between 0 and 100, got -1.0"),
         (["generate", "-m", "MODEL", "--max-model-len", "0"], 2, "max_model_len must be at least 1, got 0"),
-        (["generate", "-m", "MODEL", "--max-tokens", "1000"], 2, "context is 96 tokens"),
+        (["generate", "-m", "MODEL", "--max-tokens", "1000"], 2, "maximum context length is 96 tokens"),
         (["generate", "-m", "MODEL", "--n", "0"], 2, "n must be between 1 and"),
         (["generate", "-m", "MODEL", "--stop", ""], 2, "a stop string must have 1 to"),
         (["inspect", "no-such-model"], 2, "no folder, no config.json and no bundled model"),

@@ -1,6 +1,7 @@
 """Every option of every command, away from its default, is what arrives in the engine, the sampler and the server."""
 
 import inspect
+import json
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -156,6 +157,55 @@ def test_every_option_of_the_server_arrives(ridgeline, monkeypatch):
     assert {row.field for row in table(ServerSettings)} | {"api_key"} == {
         field.name for field in fields(ServerSettings)
     }
+
+
+def as_toml(words):
+    """What was typed, as a file of --config has it: by names without dashes at the front."""
+    values = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            follows = words[index + 1 : index + 2]
+            is_flag = not follows or follows[0].startswith("--")
+            name = word.removeprefix("--no-") if word.startswith("--no-") else word.removeprefix("--")
+            values.setdefault(name, []).append(not word.startswith("--no-") if is_flag else follows[0])
+    several = {"lora", "served-model-name", "allowed-host", "cors-origin"}
+    lines = [f"{name} = {json.dumps(given if name in several else given[-1])}" for name, given in values.items()]
+    return "\n".join(lines)
+
+
+def test_every_option_arrives_from_a_file(ridgeline, arrived, monkeypatch, tmp_path):
+    options = {row.name: away(row) for row in rows_of("serve")} | {"quantize": "int4", "speculate": "ngram"}
+    engine = [word for row in rows_of("serve") for word in typed(row, options[row.name])]
+    server = [word for row in table(ServerSettings) for word in typed(row, away(row))]
+    (tmp_path / "all.toml").write_text(f'model = "some-model"\nport = 0\n{as_toml(engine)}\n{as_toml(server)}\n')
+    settings = []
+    monkeypatch.setattr(app, "create_app", lambda engine, tokenizer, given: settings.append(given))
+    with pytest.raises(ArrivedError):
+        ridgeline("serve", "--config", tmp_path / "all.toml", "--engine-process")  # what is typed comes first
+    assert arrived == [EngineConfig.of("some-model", **options)]
+    monkeypatch.setattr(process_client, "ProcessEngine", lambda config: SimpleNamespace(tokenizer=None))
+    with pytest.raises(AttributeError):  # there is no app to run
+        ridgeline("serve", "--config", tmp_path / "all.toml", "--engine-process", "--api-key", "k")
+    expected = {row.field: away(row) for row in table(ServerSettings)} | {"engine_process": True}
+    assert settings == [ServerSettings(api_key="k", **expected)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nope = 1", "there is no option nope"),
+        ("[server]\nport = 0", "there is no option server"),
+        ("port = ", "cannot be read"),
+        ("port = 70000", "65535"),
+        ('kv-dtype = "nope"', "--kv-dtype"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_of_options_that_is_wrong_is_refused(ridgeline, tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "some.toml").write_text(text)
+    ran = ridgeline("serve", "some-model", "--config", tmp_path / "some.toml")
+    assert ran.code == 2 and words in ran.err and len(ran.err.splitlines()) == 1, ran.err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "bench latency"])

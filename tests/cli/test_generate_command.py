@@ -92,7 +92,7 @@ def test_dtype_and_context_reach_the_engine(ridgeline, model_folder, caplog):
     assert "dtype: bfloat16 (as asked)" in caplog.text
     done = ridgeline("generate", "-m", model_folder, "--max-tokens", 1, "--max-model-len", 4, "one two three four five")
     assert done.code == 2
-    assert "context is 4 tokens" in done.err
+    assert "maximum context length is 4 tokens" in done.err
 
 
 def test_standard_input_must_be_utf8(ridgeline, model_folder):

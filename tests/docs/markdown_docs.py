@@ -7,7 +7,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "src" / "ridgeline"
 DOCUMENTS = (
-    *(REPO / "README.md", REPO / "CHANGELOG.md", REPO / "native" / "README.md"),
+    *(REPO / "README.md", REPO / "CHANGELOG.md", REPO / "SECURITY.md", REPO / "native" / "README.md"),
     *sorted((REPO / "docs").rglob("*.md")),
 )
 

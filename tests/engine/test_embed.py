@@ -99,7 +99,7 @@ def test_a_long_text_is_cut_for_a_decoder_and_refused_by_an_encoder(folders):
     np.testing.assert_allclose(output.embedding, hidden_states(folders["qwen3"], text)[-1], atol=1e-4)
     with pytest.raises(ContextLengthError, match="max_num_batched_tokens"):
         llm_of(folders["bert"]).embed(text)
-    with pytest.raises(ContextLengthError, match="context is 64"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 64"):
         llm_of(folders["bert"]).embed([1] * 65)
 
 

@@ -122,6 +122,8 @@ def test_wrong_counts_of_params_and_priorities(llm):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
     with pytest.raises(RequestError, match="1 prompts but 2 priorities"):
         llm.generate(["a"], GREEDY, priority=[1, 2], use_tqdm=False)
+    with pytest.raises(RequestError, match="priority must be between"):
+        llm.generate(["a"], GREEDY, priority=[2**31], use_tqdm=False)
 
 
 def test_a_model_without_chat_template_says_so(llm):

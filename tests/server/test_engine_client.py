@@ -59,7 +59,7 @@ def test_requests_are_checked_and_completed_from_the_info(counting: LiveServer, 
     assert (request.adapter, request.params.temperature, request.stop_ids) == (1, 0.5, frozenset({2}))
     for body, words in (
         ({"prompt": [512]}, "from 0 to 511"),
-        ({"prompt": [1], "max_tokens": 64}, "context is 64 tokens"),
+        ({"prompt": [1], "max_tokens": 64}, "maximum context length is 64 tokens"),
         ({"prompt": [1], "n": 5}, "4 sequences"),
         ({"prompt": [1], "model": "other"}, "there is counter, backwards"),
     ):

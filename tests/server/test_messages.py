@@ -254,7 +254,7 @@ def test_errors_are_the_classes_of_the_client(client: anthropic.Anthropic, think
     with pytest.raises(anthropic.NotFoundError, match="nobody") as error:
         ask(client, model="nobody")
     assert error.value.body["error"]["type"] == "not_found_error" and error.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match="context has no room"):
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length is"):
         ask(client, messages=without_limit("Rain. " * 3000)["messages"])
     assert thinker.client.get("/v1/messages").json()["error"]["type"] == "invalid_request_error"
     large = thinker.post("messages", messages=[{"role": "user", "content": "x" * (3 * 2**20)}])

@@ -199,7 +199,7 @@ def test_reasoning_is_an_item_and_is_counted(client: openai.OpenAI):
     sent = [{"role": "user", "content": "Weather?"}, thought, {"role": "assistant", "content": "Rain."}]
     more = ask(client, input=[*sent, {"role": "user", "content": "And?"}])
     text = f"user: Weather?assistant: Rain.({thought.content[0].text})user: And?</think>"
-    counted = client.post("/tokenize", body={"prompt": text, "add_special_tokens": False}, cast_to=dict)
+    counted = client.post("/tokenize", body={"prompt": text, "add_special_tokens": False}, cast_to=dict[str, object])
     assert more.usage.input_tokens == counted["count"]
 
 

@@ -289,3 +289,20 @@ def test_messages_of_other_servers_are_taken(client: openai.OpenAI) -> None:
         extra_body={"prompt_cache_options": {"a": 1}},
     )
     assert list(second)[-1].usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"include_usage": True}, [None, None, 3]),
+        ({"include_usage": True, "continuous_usage_stats": True}, [1, 2, 3, 3]),
+        ({"continuous_usage_stats": True}, ["absent"] * 3),
+    ],
+)
+def test_which_chunks_have_token_counts(live: LiveServer, options: dict, counts: list) -> None:
+    body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "stream": True, "stream_options": options}
+    lines = live.post("completions", **body).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    usages = [chunk.get("usage", "absent") for chunk in chunks]
+    got = [usage["completion_tokens"] if isinstance(usage, dict) else usage for usage in usages]
+    assert got[-1] == counts[-1] and set(got) == set(counts), got

@@ -68,6 +68,7 @@ def test_the_helpers_of_the_client(client: openai.OpenAI):
     [
         ({"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
         ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
+        ({"structured_outputs": {"grammar": 'root ::= "z" [0-3]'}}, "z[0-3]"),
         ({"guided_regex": "[ab]{4}"}, "[ab]{4}"),
         ({"guided_choice": ["one", "two"]}, "one|two"),
         ({"guided_grammar": 'root ::= "x" [0-3]', "guided_decoding_backend": "xgrammar"}, "x[0-3]"),
@@ -99,6 +100,7 @@ def test_fields_of_other_servers(live: LiveServer, fields: dict, pattern: str):
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs", "choices"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex and choice"),
+        ({"guided_json": False}, "guided_json", "Unsatisfiable"),
         ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "xgrammar"),
     ],
 )
@@ -107,6 +109,21 @@ def test_refusals_name_the_field(live: LiveServer, fields: dict, param: str, wor
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == param, error
     assert words in error["message"], error
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "any", "schema": True}}},
+        {"guided_json": True},
+        {"json_schema": "true"},
+    ],
+)
+def test_a_schema_of_any_value(live: LiveServer, fields: dict):
+    bias = {live.client.post("/tokenize", json={"prompt": "1", "add_special_tokens": False}).json()["tokens"][-1]: 100}
+    (choice,) = live.complete(prompt="Once", max_tokens=4, temperature=0, logit_bias=bias, **fields)["choices"]
+    assert choice["text"].strip().isdecimal()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,7 @@
 """Serve a model over an OpenAI-compatible HTTP API."""
 
 import logging
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,15 +11,31 @@ import typer
 from ridgeline.cli._options import default_model, with_options
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ConfigError
 from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
+
+
+def _from_file(context: typer.Context, path: Path | None) -> None:
+    """Take options from a TOML file, by the names of flags; those that are given come first. Raises ConfigError."""
+    try:
+        given = {} if path is None else tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from None
+    context.default_map = {name.replace("-", "_"): value for name, value in given.items()}
+    if unknown := context.default_map.keys() - {each.name for each in context.command.params}:
+        raise ConfigError(f"--config {path}: there is no option {', '.join(sorted(unknown))}")
+
+
+FILE = typer.Option("--config", is_eager=True, callback=_from_file, help="TOML of options.", metavar="FILE")
 
 
 @with_options(default=default_model)
 def serve(
     settings: ServerSettings,
     config: EngineConfig,
+    config_file: Annotated[Path | None, FILE] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     uds: Annotated[str | None, typer.Option(help="Unix socket to listen on instead.", metavar="PATH")] = None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import ContextLengthError, RequestError
-from ridgeline.core.params import RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
+from ridgeline.core.params import MAX_INT, RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo
 from ridgeline.text.grammar import Grammar, GrammarCompiler
@@ -80,7 +80,9 @@ class Intake:
         if wanted > room:
             asked = f"the prompt has {len(prompt_ids)} and max_tokens asks for {wanted} more"
             fix = "shorten the prompt or lower max_tokens"
-            raise ContextLengthError(f"this model's context is {self.info.max_model_len} tokens; {asked}: {fix}")
+            raise ContextLengthError(
+                f"this model's maximum context length is {self.info.max_model_len} tokens; {asked}: {fix}"
+            )
         grammar = self._grammar(params)
         stops = frozenset(params.stop_token_ids)
         return replace(
@@ -111,7 +113,9 @@ class Intake:
             raise RequestError("this model was loaded to generate: load it with task=embed", param="task")
         num_tokens, context, room = len(prompt_ids), self.info.max_model_len, self.info.max_unchunked_prompt
         if num_tokens > context:
-            raise ContextLengthError(f"this model's context is {context} tokens; the prompt has {num_tokens}")
+            raise ContextLengthError(
+                f"this model's maximum context length is {context} tokens; the prompt has {num_tokens}"
+            )
         if room is not None and num_tokens > room:
             needs = f"{num_tokens} tokens, and a step has {room}; raise max_num_batched_tokens"
             raise ContextLengthError(f"this model sees a text as a whole: {needs}")
@@ -137,6 +141,8 @@ class Intake:
         self, ids: Sequence[int], params: SamplingParams, name: str | None, priority: int, deadline_s: float | None
     ) -> Request:
         """Return a request of its parameters alone, numbered, seeded and timed: for one token, with no end but that."""
+        if abs(priority) > MAX_INT:
+            raise RequestError(f"priority must be between -{MAX_INT} and {MAX_INT}, got {priority}", param="priority")
         with self._lock:
             seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
             number = next(self._numbers)

@@ -26,6 +26,7 @@ from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.openai.responses import create_response, stored_response
 from ridgeline.server.openai.tokens import detokenize, tokenize
+from ridgeline.server.openapi import openapi
 from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
@@ -55,6 +56,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/models", partial(list_models, service)),
             Route("/v1/models/{model_id:path}", partial(retrieve_model, service)),
             Route("/version", _version),
+            Route("/openapi.json", openapi),
             Route("/ui", page),
             Route("/ui/{name:path}", page),
             Route("/explain/server", partial(describe_server, service)),

@@ -106,8 +106,8 @@ class Service:
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
         if isinstance(prompt, str) and len(prompt) > self._max_prompt_chars:
-            room = f"this model's context has no room for more than {self._max_prompt_chars}"
-            raise ContextLengthError(f"the prompt has {len(prompt)} characters; {room}: shorten it")
+            most = f"{self.info.max_model_len} tokens, at most {self._max_prompt_chars} characters"
+            raise ContextLengthError(f"this model's maximum context length is {most}; the prompt has {len(prompt)}")
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:

@@ -197,7 +197,7 @@ def _grammar_text(params: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def checked_schema(given: str | Mapping[str, Any] | bool) -> Any:
-    """Return a JSON schema whose size can be compiled. Raises RequestError."""
+    """Return a JSON schema whose size can be compiled, as an object. Raises RequestError."""
     if isinstance(given, str):
         _require_size("json", given, MAX_GRAMMAR_CHARS)
         try:
@@ -215,7 +215,7 @@ def checked_schema(given: str | Mapping[str, Any] | bool) -> Any:
         raise _refused("json", f"the schema has {num_properties} properties, and may have {MAX_PROPERTIES}")
     if not isinstance(given, str):
         _require_size("json", json.dumps(schema), MAX_GRAMMAR_CHARS)
-    return schema
+    return schema if isinstance(schema, Mapping) else {} if schema else {"anyOf": []}
 
 
 def _measure(value: object, depth: int) -> int:

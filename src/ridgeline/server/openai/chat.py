@@ -18,7 +18,7 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
-from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
+from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai.protocol import (
     AssistantMessage,
@@ -64,7 +64,7 @@ def prepared(
     """Check everything and compute the prompt's tokens, in a worker thread; `max_tokens` is told the room behind."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
-    usage_chunk = include_usage(body)
+    usage = usage_chunks(body)
     own, named = structured_outputs(body), field_of(body)
     dialogue = dialogue_of(service, body, constrained=own is not None)
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
@@ -90,7 +90,7 @@ def prepared(
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    return Reply(service, note, chat_id, model, [request], usage_chunk, dialogue.form)
+    return Reply(service, note, chat_id, model, [request], usage, dialogue.form)
 
 
 def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
@@ -141,7 +141,7 @@ class _Chat:
                     opening = event(self._opening(delta.index))
                 if chunks := opening + b"".join(event(self._chunk(choice)) for choice in self._added(delta, reader)):
                     yield chunks
-        if self.reply.usage_chunk:
+        if self.reply.usage_chunks:
             yield event(self._chunk())
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:

@@ -17,7 +17,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.fields import include_usage, refuse_unsupported, sampling_params, with_parameters
+from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
 from ridgeline.server.openai.reply import Reply, end, respond
@@ -26,7 +26,8 @@ from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
-_DECODER = msgspec.json.Decoder(with_parameters(CompletionRequest))
+COMPLETION_BODY = with_parameters(CompletionRequest)
+_DECODER = msgspec.json.Decoder(COMPLETION_BODY)
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
@@ -69,7 +70,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         raise RequestError("suffix is not supported: this server completes, it does not insert", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of is not supported, except when it equals n; leave it out", param="best_of")
-    usage_chunk = include_usage(body)
+    usage = usage_chunks(body)
     params = sampling_params(
         body,
         service.info.generation,
@@ -99,7 +100,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    reply = Reply(service, note, completion_id, model, requests, usage_chunk)
+    reply = Reply(service, note, completion_id, model, requests, usage)
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 
@@ -144,7 +145,7 @@ class _Completion:
                 if delta.finish is not None:
                     end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
                 yield event(self.reply.chunk("text_completion", choice))
-        if self.reply.usage_chunk:
+        if self.reply.usage_chunks:
             yield event(self.reply.chunk("text_completion"))
 
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:

@@ -8,12 +8,16 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
-from ridgeline.server.openai.protocol import ChatMessage, SamplingFields
+from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, UsageChunks
 from ridgeline.server.openai.structured import structured_outputs
 from ridgeline.weights.folder import GenerationDefaults
 
-MAX_PRIORITY = 2**31 - 1
 Body = TypeVar("Body", bound=SamplingFields)
+_PARTS = [  # the same types in all bodies
+    (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
+    for part in ("diffusion", "structured_outputs")
+    for rows in [[(row.field, row.type | None, None) for row in table(SamplingParams) if row.part == part]]
+]
 
 
 def with_parameters(request: type[Body]) -> type[Body]:
@@ -21,17 +25,10 @@ def with_parameters(request: type[Body]) -> type[Body]:
 
     Their ranges are checked by SamplingParams; null is the same as absent.
     """
-    fields: dict[str | None, list[tuple[str, Any, None]]] = {}
-    for row in table(SamplingParams):
-        if row.field not in request.__struct_fields__:
-            fields.setdefault(row.part, []).append((row.field, row.type | None, None))
-    parts = [
-        (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
-        for part, rows in fields.items()
-        if part is not None
-    ]
+    rows = [row for row in table(SamplingParams) if row.part is None and row.field not in request.__struct_fields__]
+    fields = [(row.field, row.type | None, None) for row in rows]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
-    added = [*fields[None], *parts, *neutral]
+    added = [*fields, *_PARTS, *neutral]
     made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
     return cast("type[Body]", made)
 
@@ -55,8 +52,6 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Return the fields that are set, else generation_config.json's, else the API's defaults. Raises RequestError."""
-    if fields.priority is not None and abs(fields.priority) > MAX_PRIORITY:
-        raise RequestError(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
@@ -68,11 +63,13 @@ def sampling_params(
     return default_params(generation, **given)
 
 
-def include_usage(fields: SamplingFields) -> bool:
-    """Tell whether a stream ends with a usage chunk. Raises RequestError for stream options that make no sense."""
+def usage_chunks(fields: SamplingFields) -> UsageChunks:
+    """Tell which chunks of a stream have token counts. Raises RequestError for stream options that make no sense."""
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise RequestError("stream_options needs stream=true", param="stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not there for streams; use stream=false", param="prompt_logprobs")
-    return options is not None and bool(options.include_usage)
+    if options is None or not options.include_usage:
+        return ""
+    return "each" if options.continuous_usage_stats else "last"

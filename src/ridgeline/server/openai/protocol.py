@@ -18,9 +18,10 @@ FunctionName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$")]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`include_usage`: one more chunk with the token counts before [DONE]."""
+    """`include_usage`: one more chunk with the token counts before [DONE], or with `continuous_usage_stats` in each."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -190,6 +191,7 @@ class ChatRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 FinishName = Literal["stop", "length", "tool_calls"]
 ObjectName = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
+UsageChunks = Literal["", "last", "each"]  # of a stream: those with token counts
 
 
 class UsageBody(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
-from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody
+from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, while_connected
 from ridgeline.text.outputs import OutputFormat
@@ -30,7 +30,7 @@ class Reply:
     response_id: str
     model: str
     requests: Sequence[Request]
-    usage_chunk: bool  # whether a stream ends with the token counts
+    usage_chunks: UsageChunks
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -83,8 +83,9 @@ class Reply:
 
     def chunk(self, kind: ObjectName, *choices: Choice) -> CompletionBody:
         """Return a message of a stream; the one without choices has the token counts."""
-        no_usage = None if self.usage_chunk else UNSET
-        return self._message(kind, choices, no_usage if choices else self.usage)
+        no_usage = None if self.usage_chunks else UNSET
+        counted = not choices or self.usage_chunks == "each"
+        return self._message(kind, choices, self.usage if counted else no_usage)
 
     def _message(
         self, kind: ObjectName, choices: Sequence[Choice], usage: UsageBody | UnsetType | None

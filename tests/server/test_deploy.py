@@ -1,0 +1,171 @@
+"""The files of deploy/ fit the server: options, paths, timeouts and metrics that they name are there."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from live_server import LiveServer
+
+from ridgeline.server.boundary import PUBLIC_PATHS
+from ridgeline.server.settings import ServerSettings
+
+REPO = Path(__file__).resolve().parents[2]
+DEPLOY = REPO / "deploy"
+GUIDE = (REPO / "docs/howto/deploy.md").read_text(encoding="utf-8")
+CACHES = ("XDG_CACHE_HOME", "HF_HOME")
+
+
+@pytest.fixture(scope="module")
+def options() -> set[str]:
+    """Every option of `ridgeline serve --help`."""
+    command = [sys.executable, "-m", "ridgeline", "serve", "--help"]
+    wide = {**os.environ, "COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}
+    shown = subprocess.run(command, env=wide, capture_output=True, text=True, check=True).stdout
+    found = set(re.findall(r"--[a-z][\w-]*", shown))
+    assert {"--model", "--port", "--insecure-no-auth", "--no-engine-process"} <= found
+    return found
+
+
+@pytest.fixture(scope="module")
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # names are as they are written
+    parser.read_string((DEPLOY / "ridgeline.service").read_text())
+    return parser
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, dict]:
+    found = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+    assert set(found) == {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
+    return found
+
+
+def directives() -> dict[str, list[str]]:
+    """The instructions of the Dockerfile: what follows each word, by word."""
+    text = re.sub(r"\\\n\s*", " ", (DEPLOY / "Dockerfile").read_text())
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            found.setdefault(word, []).append(rest)
+    return found
+
+
+def require_options(words: list[str], options: set[str]) -> None:
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert given and given <= options, f"no options of serve: {given - options}"
+
+
+def test_the_image_runs_without_rights_and_knows_its_options(options: set[str]):
+    found = directives()
+    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
+    assert set(found) == known | {"ENTRYPOINT", "CMD"}
+    assert found["USER"] == ["10001:10001"] and found["STOPSIGNAL"] == ["SIGTERM"]
+    entry, command = json.loads(found["ENTRYPOINT"][0]), json.loads(found["CMD"][0])  # no shell: signals arrive
+    assert entry[:2] == ["ridgeline", "serve"] and command == ["python-9m"]
+    require_options(entry, options)
+    assert f"http://127.0.0.1:{entry[entry.index('--port') + 1]}/health" in found["HEALTHCHECK"][0]
+    (environment,) = found["ENV"]
+    for name in CACHES:
+        assert re.search(rf"\b{name}=/cache", environment), "what is written lies on the volume"
+    assert json.loads(found["VOLUME"][0]) == ["/cache"]
+    for copied in found["COPY"]:
+        for path in copied.split()[:-1]:
+            assert path.startswith(("--from=", "/usr/local/lib/")) or (REPO / path).exists(), path
+
+
+def test_the_unit_drains_and_knows_its_options(unit: configparser.ConfigParser, options: set[str]):
+    service = unit["Service"]
+    words = service["ExecStart"].split()
+    assert words[1] == "serve"
+    require_options(words, options)
+    timeout_s = float(words[words.index("--shutdown-timeout") + 1])
+    assert timeout_s == ServerSettings().shutdown_timeout_s
+    assert float(service["TimeoutStopSec"]) >= timeout_s + 10
+    assert service["KillMode"] == "mixed" and "HUP" in service["ExecReload"]
+    assert service["DynamicUser"] == service["NoNewPrivileges"] == "yes" and service["ProtectSystem"] == "strict"
+    for name in CACHES:
+        assert f"{name}=/var/cache/{service['CacheDirectory']}" in service["Environment"]
+    assert unit["Install"]["WantedBy"] == "multi-user.target"
+
+
+def test_systemd_can_read_the_unit(tmp_path: Path):
+    command = shutil.which("systemd-analyze")
+    if command is None:
+        pytest.skip("NOT TESTED: deploy/ridgeline.service by systemd-analyze, for lack of it")
+    text = (DEPLOY / "ridgeline.service").read_text().replace("/usr/local/lib/ridgeline/bin/ridgeline", "/bin/true")
+    (tmp_path / "ridgeline.service").write_text(text)
+    done = subprocess.run([command, "verify", str(tmp_path / "ridgeline.service")], capture_output=True, text=True)
+    ours = [line for line in done.stderr.splitlines() if "ridgeline" in line]
+    assert not ours, done.stderr
+
+
+def test_the_manifest_probes_what_is_there(objects: dict[str, dict], options: set[str], live: LiveServer):
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    require_options(container["args"], options)
+    assert {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")} == {
+        "startup": "/ready",  # nothing is restarted while it loads
+        "liveness": "/health",
+        "readiness": "/ready",
+    }
+    for name in ("startup", "liveness", "readiness"):
+        path = container[f"{name}Probe"]["httpGet"]["path"]
+        assert path in PUBLIC_PATHS and live.client.get(path).status_code == 200
+    pause_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    timeout_s = float(container["args"][container["args"].index("--shutdown-timeout") + 1])
+    assert spec["terminationGracePeriodSeconds"] >= pause_s + timeout_s + 10
+    assert container["securityContext"]["readOnlyRootFilesystem"] and spec["securityContext"]["runAsNonRoot"]
+    user = int(directives()["USER"][0].partition(":")[0])
+    assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == user
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert {"/cache", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == objects["Service"]["spec"]["selector"]
+    assert labels == objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    assert labels == objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+
+
+def test_every_metric_of_an_alert_is_exported(live: LiveServer):
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    live.complete(prompt="Once", max_tokens=2)
+    live.post("completions", prompt="Once", temperature=-1)  # one of each kind: a label without a value is not shown
+    shown = live.client.get("/metrics").text
+    exported = set(re.findall(r"^(ridgeline_\w+)(?:\{| )", shown, re.M))
+    named = {name for rule in group["rules"] for name in re.findall(r"\bridgeline_\w+", rule["expr"])}
+    assert len(named) >= 8 and named <= exported, named - exported
+    labels = set(re.findall(r"(\w+)=\"", "".join(re.findall(r"\{[^}]*\}", shown)))) | {"job"}
+    used = {name for rule in group["rules"] for name in re.findall(r"(\w+)=~?\"", rule["expr"])}
+    assert used <= labels, used - labels
+
+
+def test_every_reason_of_an_alert_is_a_code_of_an_error():
+    errors = (REPO / "src/ridgeline/server/errors.py").read_text()
+    rules = (DEPLOY / "alerts.yaml").read_text()
+    reasons = {one for several in re.findall(r'reason=~?"([^"]+)"', rules) for one in several.split("|")}
+    assert reasons == {one for one in reasons if f'"{one}"' in errors} and len(reasons) >= 4
+
+
+def test_every_alert_says_what_to_do():
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    described = set(re.findall(r"^\| `(Ridgeline\w+)` \|", GUIDE, re.M))
+    assert {rule["alert"] for rule in group["rules"]} == described
+    for rule in group["rules"]:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"} and rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_prometheus_can_read_the_rules():
+    command = shutil.which("promtool")
+    if command is None:
+        pytest.skip("NOT TESTED: deploy/alerts.yaml by promtool, for lack of it: apt-get install prometheus")
+    done = subprocess.run([command, "check", "rules", str(DEPLOY / "alerts.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
