@@ -13,6 +13,7 @@ void bind_sample(nanobind::module_& module);
 void bind_probe(nanobind::module_& module);
 void bind_kv(nanobind::module_& module);
 void bind_lookup(nanobind::module_& module);
+void bind_parts(nanobind::module_& module);
 void bind_runtime(nanobind::module_& module);
 
 }  // namespace ridgeline

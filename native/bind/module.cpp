@@ -20,5 +20,6 @@ NB_MODULE(_native, module) {
   ridgeline::bind_probe(module);
   ridgeline::bind_kv(module);
   ridgeline::bind_lookup(module);
+  ridgeline::bind_parts(module);
   ridgeline::bind_runtime(module);
 }

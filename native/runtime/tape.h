@@ -83,7 +83,7 @@ class Tape {
   double* seconds_ = nullptr;
   int num_workers_ = 0;
 
-  // Of a step that was started: worker 0 is late, asks to be let in, and is so before an instruction.
+  // A step that was started: worker 0 is late, asks to be let in, and is let in before an instruction.
   bool started_ = false, late_ = false;
   Team* team_ = nullptr;
   double start_s_ = 0, held_up_s_ = 0;

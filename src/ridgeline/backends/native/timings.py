@@ -18,8 +18,13 @@ from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant.kv import entry_bytes
 
 ROW_BYTES = 4  # activations between kernels are float32, and so are norms and biases
-KV_PRODUCTS: Mapping[KvKind, InputKind]
-KV_PRODUCTS = {"f32": "f32", "bf16": "bf16", "int8": "int16", "fp8": "bf16", "int4": "int16"}
+KV_PRODUCTS: Mapping[KvKind, InputKind] = {
+    "f32": "f32",
+    "bf16": "bf16",
+    "int8": "int16",
+    "fp8": "bf16",
+    "int4": "int16",
+}
 KV_DTYPES = {kind: dtype for dtype, kind in KV_KINDS.items()}
 
 
