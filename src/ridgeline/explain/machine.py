@@ -61,7 +61,7 @@ class SimulatedMachine:
 
     def with_config(self, config: EngineConfig) -> "SimulatedMachine":
         """Return the same with other limits and another cache. Raises ConfigError where nothing fits."""
-        return replace(self, setup=_setup(config, self.plan, self.program, self.max_positions, self.setup.depth))
+        return replace(self, setup=_setup(config, self.plan, self.program, self.max_positions))
 
 
 def simulated_machine(config: EngineConfig, hardware: str = THIS_MACHINE) -> SimulatedMachine:
@@ -87,9 +87,7 @@ def _here(config: EngineConfig) -> SimulatedMachine:
     level = hardware.machine.isa_level or "no native code"
     name = f"this machine ({hardware.machine.cpu_model}, {num_threads} threads, {level})"
     program, max_positions = model.program, model.spec.max_positions
-    overlaps = backend.name == "native" and num_threads > 1
-    depth = 2 if overlaps and not any(isinstance(state, RecurrentState) for state in program.states) else 1
-    setup, time = _setup(config, plan, program, max_positions, depth), step_time_here(config, program, plan)
+    setup, time = _setup(config, plan, program, max_positions), step_time_here(config, program, plan)
     return SimulatedMachine(name, model.folder.name, setup, time, plan, program, max_positions)
 
 
@@ -112,14 +110,14 @@ def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:
         weights = f"{config.model.model} has {plan.weight_bytes / 1e9:,.1f} GB of weights"
         memory = f"{sheet.name} {plan.available_bytes / 1e9:,.1f} GB of memory for them and the cache"
         raise ConfigError(f"{weights}, and {memory}: take {device}:{enough}, or quantize")
-    setup = _setup(config, plan, program, spec.max_positions, 1)
+    setup = _setup(config, plan, program, spec.max_positions)
     time = StepTime(program, plan.pieces(), sheet, 1, is_limit=True)
     return SimulatedMachine(sheet.title, config.model.model, setup, time, plan, program, spec.max_positions)
 
 
-def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int, depth: int) -> EngineSetup:
+def _setup(config: EngineConfig, plan: BackendPlan, program: Program, max_positions: int) -> EngineSetup:
     sizing = choose_sizes(plan, config, program.states, max_positions, all_rows=False)
-    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth)
+    return setup_of(config, sizing, Autoregressive(), {**plan.choices, **sizing.choices}, depth=1)
 
 
 class _SheetPlan:
