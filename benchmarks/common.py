@@ -37,6 +37,16 @@ def option_parser(doc: str, *, out: Path | None = None) -> argparse.ArgumentPars
     return parser
 
 
+def text_parser(doc: str) -> argparse.ArgumentParser:
+    """Return the parser of `option_parser` with the options of what is measured on held-out text, in windows."""
+    parser = option_parser(doc)
+    parser.add_argument("--model", default="python-9m", help="folder, .gguf file, hub id or bundled model")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="held-out text, UTF-8")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most")
+    parser.add_argument("--window", type=int, default=512, help="tokens that the model sees at most")
+    return parser
+
+
 def save(out: Path | None, report: Report) -> None:
     """Write the result into `out` and say where."""
     if out:

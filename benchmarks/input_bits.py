@@ -15,11 +15,10 @@ import argparse
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.common import option_parser, save
+from benchmarks.common import save, text_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -244,11 +243,7 @@ def show(report: InputBitsReport) -> None:
 
 def main() -> None:
     """Read the options, measure, show and save."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--model", default="python-9m", help="folder, .gguf file, hub id or bundled model")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="held-out text, UTF-8")
-    parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most")
-    parser.add_argument("--window", type=int, default=512, help="tokens that the model sees at most")
+    parser = text_parser(__doc__)
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=["int8", "int4"])
     parser.add_argument("--planted", action="store_true", help="plant channels of outliers")
     options = parser.parse_args()

@@ -15,12 +15,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from benchmarks.common import option_parser, save
+from benchmarks.common import save, text_parser
 from benchmarks.input_bits import kl_bits, read_windows
 from rich.console import Console
 from rich.table import Table
@@ -222,11 +221,7 @@ def show(report: KvBitsReport) -> None:
 
 def main() -> None:
     """Read the options, measure, show and save."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--model", default="python-9m", help="folder, .gguf file, hub id or bundled model")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="held-out text, UTF-8")
-    parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most")
-    parser.add_argument("--window", type=int, default=512, help="tokens that the model sees at most")
+    parser = text_parser(__doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
