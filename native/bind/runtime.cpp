@@ -30,6 +30,8 @@ namespace {
 
 using Ids = Array<const int64_t, 1>;
 
+constexpr int64_t kPending = -1;  // PENDING of core/step.py
+
 template <class T>
 T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
@@ -215,6 +217,7 @@ class TapeBuilder {
               std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn = take_turn();
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
+    following_.reset();
     end_started();
     double* const times = read(block, logits, sampled, seconds);
     {
@@ -227,6 +230,7 @@ class TapeBuilder {
   void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
              std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn = take_turn();
+    following_.reset();
     end_started();
     double* const times = read(block, logits, sampled, seconds);
     started_.emplace(Started{block, logits, sampled, seconds});
@@ -235,11 +239,20 @@ class TapeBuilder {
     tape_.start(*step_, times);
   }
 
-  // Returns what `run` does, of the step that was started.
-  int64_t finish() {
+  void follow(Array<int64_t, 1> block, Array<float, 2> logits, Array<int64_t, 1> sampled,
+              std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    return end_started();
+    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds}, block.data()});
+  }
+
+  // Returns what `run` does, of the step that was started, and whether the one that follows it was.
+  std::pair<int64_t, bool> finish() {
+    const std::unique_lock turn = take_turn();
+    require(started_.has_value(), "no step was started");
+    auto next = std::exchange(following_, std::nullopt);
+    const int64_t highest = end_started(next ? &*next : nullptr);
+    return {highest, started_.has_value()};
   }
 
   // The buffer's first `rows` rows as they are now, [rows, width]; valid until the next step.
@@ -257,6 +270,11 @@ class TapeBuilder {
     Array<float, 2> logits;
     Array<int64_t, 1> sampled;
     std::optional<Array<double, 1>> seconds;
+  };
+  // One that goes on from its tokens, which are written into its block.
+  struct Following {
+    Started step;
+    int64_t* block;
   };
 
   std::unique_lock<std::mutex> take_turn() {
@@ -287,16 +305,41 @@ class TapeBuilder {
     return highest;
   }
 
-  int64_t end_started() {
+  // Starts `next` where the step that was started ends. Where it cannot be started it is not, and its caller, who will
+  // start it, hears why.
+  int64_t end_started(const Following* next = nullptr) {
     if (!started_) return 0;
+    int64_t highest = 0;
+    bool goes_on = false;
     {
       const WithoutGil unlocked;
       tape_.finish();
+      highest = results(started_->sampled);
+      if (next) goes_on = start_following(*next);
     }
-    const int64_t highest = results(started_->sampled);
-    started_.reset();
-    started_tapes().erase(&tape_);
+    if (goes_on) {
+      started_.emplace(next->step);
+    } else {
+      started_.reset();
+      started_tapes().erase(&tape_);
+    }
     return highest;
+  }
+
+  bool start_following(const Following& next) {
+    try {
+      const int64_t num_sampled = (int64_t)started_->sampled.shape(0);
+      const Started& step = next.step;
+      double* const times = read(step.block, step.logits, step.sampled, step.seconds);
+      require(step_->num_tokens == num_sampled, "a step follows another token by token");
+      int64_t* const token_ids = next.block + (step_->token_ids - next.block);
+      for (int64_t t = 0; t < num_sampled; t++)  // where none could be sampled, any will do
+        if (token_ids[t] == kPending) token_ids[t] = std::max<int64_t>(0, started_->sampled.data()[t]);
+      tape_.start(*step_, times);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
   }
 
   Buffer* at(int index) {
@@ -323,6 +366,7 @@ class TapeBuilder {
   StepReader reader_;
   Step* step_ = nullptr;  // the last that was read
   std::optional<Started> started_;
+  std::optional<Following> following_;
   std::mutex running_;
 };
 
@@ -367,7 +411,11 @@ void bind_runtime(nb::module_& module) {
            "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
       .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
            "Runs the step on the pool's other threads; its memory is in use until `finish`.")
-      .def("finish", &TapeBuilder::finish, "Finishes the step that was started; returns what `run` does.")
+      .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
+           "seconds"_a.none() = nb::none(),
+           "Has `finish` start this step too, its pending tokens being those that the one before has sampled.")
+      .def("finish", &TapeBuilder::finish,
+           "Finishes the step that was started; returns what `run` does, and whether one that follows was started.")
       .def("view", &TapeBuilder::view, "buffer"_a, "rows"_a, nb::rv_policy::reference_internal)
       .def_prop_ro("allocated_bytes", &TapeBuilder::allocated_bytes, "What the steps so far have needed.")
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,

@@ -10,6 +10,7 @@ constexpr int64_t kRowsPreparedByEach = 4;
 constexpr int64_t kPreparedTogether = 16;  // rows of one tile, which one worker must lay out whole; vectors need none
 constexpr int64_t kChunkBytes = 256 * 1024;  // a new stretch of memory costs about as much as reading 25 KB
 constexpr int64_t kRowsAtMemorysPace = 4;    // more take longer over a chunk, and the last ones leave others idle longer
+constexpr int64_t kFirstBytes = 4096;        // of the weights, on their way while a worker prepares inputs
 
 }  // namespace
 
@@ -44,6 +45,9 @@ void Linear::run(const Worker& worker) {
   void* input = input_->as<uint8_t>() + worker.index * input_stride_;
   const int64_t unit = worker.kernels.probe.tiles ? kPreparedTogether : 1;
   const auto rows = each_prepares_ ? Worker::Share{0, rows_} : worker.share(rows_, unit);
+  if (const int64_t panel = panels_.peek(worker.index); panel >= 0)
+    for (int64_t at = 0; at < std::min(kFirstBytes, matrix_.panel_bytes); at += kCacheLine)
+      __builtin_prefetch(matrix_.data + panel * matrix_.panel_bytes + at);
   kernels.prepare_input(matrix_, norm_, operands_.in->data(), operands_.in->stride,
                         operands_.select ? worker.step.logit_rows : nullptr, rows.begin, rows.end, rows_, input);
   if (!each_prepares_) worker.barrier();

@@ -13,10 +13,11 @@ namespace {
 constexpr size_t kFetchedBytes = 512, kFetchedAhead = 6;
 
 // A step's weights drive the instructions out of the caches, and to wait for each in turn would take longer than all of
-// `prepare`.
+// `prepare`, and as long as meeting at a barrier before each is run.
+template <int kToWrite>
 void fetch(const Instruction* instruction) {
   for (size_t at = 0; at < kFetchedBytes; at += kCacheLine)
-    __builtin_prefetch(reinterpret_cast<const char*>(instruction) + at, 1);
+    __builtin_prefetch(reinterpret_cast<const char*>(instruction) + at, kToWrite);
 }
 
 double now_s() {
@@ -100,7 +101,7 @@ void Tape::prepare(const Step& step) {
   for (SharedPlan& plan : plans_) plan.make(step, pool_->size());
   for (LatentPlan& plan : latent_plans_) plan.make(step, pool_->size());
   for (size_t i = 0; i < instructions_.size(); i++) {
-    if (i + kFetchedAhead < instructions_.size()) fetch(instructions_[i + kFetchedAhead].get());
+    if (i + kFetchedAhead < instructions_.size()) fetch<1>(instructions_[i + kFetchedAhead].get());
     instructions_[i]->prepare(kernels_, step, pool_->size());
   }
 }
@@ -185,6 +186,7 @@ void Tape::work(int index) {
   for (int64_t i = begin; i < end_; i++) {
     Worker self = worker(index, all);
     instructions_[(size_t)i]->run(self);
+    if (i + 1 < end_) fetch<0>(instructions_[(size_t)i + 1].get());
     if (i + 1 < end_ || seconds_) {
       const bool lets_in = !all && self.index == 0 && i + 1 < end_ && asks_.load();
       if (lets_in) {

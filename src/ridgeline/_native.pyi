@@ -301,8 +301,15 @@ class Tape:
         Runs the step on the pool's other threads; its memory is in use until `finish`.
         """
 
-    def finish(self) -> int:
-        """Finishes the step that was started; returns what `run` does."""
+    def follow(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+        """
+        Has `finish` start this step too, its pending tokens being those that the one before has sampled.
+        """
+
+    def finish(self) -> tuple[int, bool]:
+        """
+        Finishes the step that was started; returns what `run` does, and whether one that follows was started.
+        """
 
     def view(self, buffer: int, rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 

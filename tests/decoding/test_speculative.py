@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import DraftStats, SampledToken, StepPlan, StepResult
+from ridgeline.core.step import DraftStats, SampledToken, Span, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.speculative import Speculative
@@ -68,6 +68,27 @@ class Machine:
             assert view.num_computed == len(view.token_ids) - 1
         strategy.observe(plan, StepResult(1, ()), 0.0)
         return spans
+
+
+def test_steps_that_are_planned_ahead_are_timed_one_by_one():
+    """Where drafts are not asked for the next step is planned while one is computed, which then takes less."""
+    now_s = 0.0
+    control = DraftControl()
+    strategy, views = Speculative({"right": Says(0)}, 4, control, lambda: now_s), [sequence()]
+    num_in_flight = num_ahead = 0
+    while strategy.ahead(views) or num_in_flight:
+        if strategy.ahead(views) and num_in_flight < 2:
+            strategy.begin(views, Room(64, 64, others_wait=False))
+            num_in_flight += 1
+            num_ahead += num_in_flight == 2
+            continue
+        now_s += 0.010
+        plan = StepPlan(1, (Span(0, 2, (2,), 1),), (), (), (), follows=1)
+        strategy.observe(plan, StepResult(1, ()), 0.010)
+        num_in_flight -= 1
+    strategy.begin(views, Room(64, 64, others_wait=False))
+    assert num_ahead > 10
+    assert abs(control.times.plain_s(1) - 0.010) < 1e-9
 
 
 def test_counts_of_a_round_are_those_of_what_was_verified():

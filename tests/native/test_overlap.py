@@ -15,6 +15,7 @@ from native_steps import CONTEXT, native, schedule, step
 from tiny_models import build
 
 from ridgeline import LLM, SamplingParams, _native
+from ridgeline.backends.step import SamplingMetadata
 from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
 
@@ -51,10 +52,67 @@ def test_a_started_step_is_the_same_whenever_the_caller_joins(model, threads):
         time.sleep(random.choice(DELAYS_S))
         if number % 4 == 3:  # somebody else's step comes between: what was started is finished first
             _native.read_all(_native.best_level(), started.pool, ids.ctypes.data, ids.nbytes // 8 * 8)
-        found, ops = started.finish()
+        found, ops, _ = started.finish()
         assert np.array_equal(found.logits_RV, expected.logits_RV)
         assert np.array_equal(found.sampled_token_ids, expected.sampled_token_ids)
         assert (sum(op.seconds for op in ops) > 0) == (number % 3 == 2)
+
+
+def greedy(num_rows):
+    """All rows sampled within the step, the most likely token each."""
+    zeros = np.zeros(num_rows, np.int64)
+    return SamplingMetadata(
+        np.arange(num_rows), zeros.astype("f4"), zeros.astype("i4"), zeros + 1.0, zeros + 0.0, zeros.astype("u8"),
+        zeros.astype("u8"), zeros - 1, np.zeros((0, 0), "u8"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_step_that_follows_goes_on_from_the_tokens_of_the_one_before(model, threads):
+    """And both results are there, whenever they are looked at; a token that is known stays what it is."""
+    program, settings = model.lowered(CONTEXT), {"num_threads": threads, "deterministic": True}
+    whole, started = (native(program, model.weights, _native.best_level(), **settings) for _ in range(2))
+    random = np.random.default_rng(threads)
+    tokens, expected = np.array([5, 6, 7]), []
+
+    def decode(at, ids):
+        return step(program, [(s, at, [int(ids[s])]) for s in range(3)], greedy(3))
+
+    for at in range(20):
+        output = whole.run(decode(at, tokens))
+        tokens = np.array([9, *output.sampled_token_ids[1:]])
+        expected.append((output.logits_RV.copy(), output.sampled_token_ids))
+    batches = [decode(0, [5, 6, 7]), *(decode(at, [9, -1, -1]) for at in range(1, 20))]
+    started.start(batches[0])
+    found = []
+    for at in range(20):
+        if at < 19:
+            assert started.follow(batches[at + 1], timed=at % 3 == 1)
+        time.sleep(random.choice(DELAYS_S))
+        output, ops, goes_on = started.finish()
+        assert goes_on == (at < 19) and (sum(op.seconds for op in ops) > 0) == (at % 3 == 2)
+        time.sleep(random.choice(DELAYS_S))
+        found.append((output.logits_RV.copy(), output.sampled_token_ids))
+    for (logits, ids), (expected_logits, expected_ids) in zip(found, expected, strict=True):
+        assert np.array_equal(logits, expected_logits) and np.array_equal(ids, expected_ids)
+
+
+def test_a_step_that_cannot_follow_is_not_started(model):
+    program = model.lowered(CONTEXT)
+    executable = native(program, model.weights, _native.best_level(), num_threads=2)
+    first = step(program, [(0, 0, [5]), (1, 0, [6])], greedy(2))
+    with pytest.raises(ValueError, match="no step was started"):
+        executable.follow(first)
+    executable.start(first)
+    executable.follow(step(program, [(0, 1, [-1])], greedy(1)))
+    output, _, goes_on = executable.finish()
+    assert not goes_on and (output.sampled_token_ids >= 0).all()
+    executable.start(first)
+    executable.follow(step(program, [(0, 1, [-1]), (1, 1, [-1])], greedy(2)))
+    again = executable.run(first)  # what was to follow is forgotten
+    assert np.array_equal(again.sampled_token_ids, output.sampled_token_ids)
+    with pytest.raises(ValueError, match="no step was started"):
+        executable._tape.finish()
 
 
 def test_another_thread_may_finish_and_a_second_start_ends_the_first(model):
@@ -115,7 +173,7 @@ def test_steps_are_planned_before_the_one_under_way_is_taken_in(engines):
     """And a step that fails then costs its culprit alone, where the one planned behind it had its tokens as well."""
     _, engine = engines
     loop, executor = engine.engine.loop, engine.engine.executor
-    num_ahead, submit, finish, failed = 0, executor.submit, executor._overlapping.finish, []
+    num_ahead, num_followed, submit, finish, failed = 0, 0, executor.submit, executor._overlapping.finish, []
 
     def counting(plan):
         nonlocal num_ahead
@@ -123,7 +181,9 @@ def test_steps_are_planned_before_the_one_under_way_is_taken_in(engines):
         submit(plan)
 
     def breaking():
+        nonlocal num_followed
         result = finish()
+        num_followed += result[-1]
         if num_ahead == 5 and not failed:
             failed.append(loop._in_flight)
             raise RuntimeError("a defect")
@@ -139,5 +199,5 @@ def test_steps_are_planned_before_the_one_under_way_is_taken_in(engines):
         )
     finally:
         del executor.submit, executor._overlapping.finish
-    assert num_ahead > 20 and failed
+    assert num_ahead > 20 and num_followed > 20 and failed
     assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]

@@ -228,6 +228,17 @@ class Overlapping(Executable, Protocol):
         """Do as `run` or as `timed`, up to `finish`; the step's arrays, and logits, are in use until then."""
         ...
 
-    def finish(self) -> tuple[StepOutput, Iterable[OpTiming]]:
-        """Return what was computed in the step that was started, and how long its parts took where that was asked."""
+    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+        """Have `finish` start this step as soon as the one that was started ends; False where that cannot be.
+
+        It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
+        logits of both are in use until it is finished.
+        """
+        ...
+
+    def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
+        """Return what was computed in the step that was started, and how long its parts took where that was asked.
+
+        The last value tells whether the step that follows was started.
+        """
         ...

@@ -205,20 +205,20 @@ class Profiler:
         step.step_s, step.ops = elapsed_s, list(step.times.ops)  # made now: they are no part of the step
         step.plan_s, step.commit_s, step.render_s = (float(record[part]) for part in ("plan_s", "commit_s", "render_s"))
         if self._overlaps:
-            step.step_s = step.times.batch_s + step.times.run_s + step.times.sample_s
+            step.step_s = step.times.run_s
+            if not step.times.follows:
+                step.step_s += step.times.batch_s + step.times.sample_s
         return step
 
     def _profile(self, name: str, steps: Sequence[_Step], by_layer: bool) -> StepProfile:
         all_timed = sorted((step for step in steps if step.ops), key=lambda step: step.step_s)
         timed = all_timed[: (len(all_timed) + 1) // 2]
-        rest = {
-            "batch": fmean(step.times.batch_s for step in timed),
-            "between ops": fmean(step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed),
-            "sample": fmean(step.times.sample_s for step in timed),
-        }
+        between_ops = [step.times.run_s - sum(timing.seconds for timing in step.ops) for step in timed]
+        laying_out = {part: fmean(getattr(step.times, f"{part}_s") for step in timed) for part in ("batch", "sample")}
         deciding = {part: fmean(getattr(step, f"{part}_s") for step in timed) for part in ("plan", "commit", "render")}
-        if not self._overlaps:
-            rest |= deciding
+        rest, behind = {"between ops": fmean(between_ops)}, {}
+        (behind if all(step.times.follows for step in timed) else rest).update(laying_out)
+        (behind if self._overlaps else rest).update(deciding)
         ops, step_s = self._ops(name, timed, by_layer), fmean(step.step_s for step in timed)
         rest["other"] = step_s - sum(rest.values()) - sum(op.measured_s for op in ops)
         self.rests.append((len(timed[0].load.spans), sum(rest.values()) - rest["between ops"]))  # those are the clock's
@@ -233,7 +233,7 @@ class Profiler:
             ops_per_s={kind: self._now.peak(kind, self._num_threads) or 0.0 for kind in self._now.ops_per_s},
             ops=ops,
             rest_s=rest,
-            behind_s=deciding if self._overlaps else {},
+            behind_s=behind,
         )
 
     def _ops(self, name: str, steps: Sequence[_Step], by_layer: bool) -> list[OpProfile]:

@@ -25,7 +25,8 @@ PURSE_STEPS = 8  # steps without drafts: what the purse holds at first and at mo
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 ONLY_ASKED, BEHIND_DRAFTS = -1, -2  # instead of drafted tokens: none were found that pay; and a step before had some
-MAX_ASKED = 16  # steps in which drafts are asked for between two that are timed without
+MAX_ASKED = 16  # steps in which drafts are asked for, before some are timed without
+PLAIN_STEPS = 4  # these, in a row: plain steps are planned while others are computed, and take less for it
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
@@ -212,6 +213,11 @@ class DraftControl:
     _extra: int = 0  # drafted tokens of the last step
     _asked: bool = False  # whether drafts were asked for in this one
     _num_asked: int = 0  # steps since one was seen without
+    _num_plain: int = 0  # steps still to be made without
+
+    def goes_on_plain(self, num_decodes: int) -> bool:
+        """Tell whether the next step is made as without drafts, whatever the one before brings."""
+        return self._nap > 0 or self._num_plain > 0 or not self.times.knows(num_decodes, 0)
 
     def rests(self) -> bool:
         """Tell whether the step that begins is planned as without drafts; what it takes need not be known."""
@@ -220,7 +226,10 @@ class DraftControl:
 
     def asks(self, num_decodes: int) -> bool:
         """Tell whether to ask for drafts in the step that begins: what it takes without them is learnt first."""
-        self._asked = self.times.knows(num_decodes, 0) and (self._num_asked < MAX_ASKED or self._extra > 0)
+        if self._num_asked >= MAX_ASKED and not self._extra and not self._num_plain:
+            self._num_plain = PLAIN_STEPS
+        self._asked = not self._num_plain and self.times.knows(num_decodes, 0)
+        self._num_plain = max(self._num_plain - 1, 0)
         return self._asked
 
     def step(self, num_decodes: int, extra: int, gained: int, seconds: float, asking_s: float) -> None:

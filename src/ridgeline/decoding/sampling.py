@@ -38,6 +38,7 @@ class _InStep:
     plain: list[int]
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
+    before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
 
 class Sampler:
@@ -61,7 +62,7 @@ class Sampler:
         if follows and last is not None:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
             _write_masks(last.sampling, rows, last.plain)
-            last.rows = rows
+            last.before, last.rows = last.rows, rows
             return last.sampling
         plain = self._plain(rows)
         last = self._recent.pop(len(rows), None)
@@ -77,6 +78,11 @@ class Sampler:
             self._recent.popitem(last=False)
         return sampling
 
+    @property
+    def in_step(self) -> bool:
+        """Whether the backend samples all rows whose metadata were asked for last."""
+        return self._last is not None and len(self._last.plain) == len(self._last.rows)
+
     def sample(
         self, output: StepOutput, rows: Sequence[SampleRow], prompt_rows: Sequence[PromptLogprobRow] = ()
     ) -> tuple[tuple[SampledToken, ...], tuple[TokenLogprob, ...]]:
@@ -87,7 +93,7 @@ class Sampler:
         `error` and touches no other.
         """
         last, in_step = self._last, output.sampled_token_ids
-        if last is not None and last.rows is not rows:
+        if last is not None and last.rows is not rows and last.before is not rows:
             last = None
         if last is not None and last.bare and in_step is not None and not prompt_rows:
             return tuple(map(_sampled, rows, in_step.tolist())), ()

@@ -29,10 +29,14 @@ class _Laid:
     span_of_T: IntArray
     offset_T: IntArray  # of a token within its span
     ones: IntArray | None = None  # [words of the block] 1 where a word is one more with the next token
+    other: StepBatch | None = None  # of the token before, which may still be computed, or of the one after
 
 
 class BatchBuilder:
-    """Lays out the plans of one executor. A batch is good until the next one is built: some share their memory."""
+    """Lays out the plans of one executor.
+
+    A batch is good until the next one is built, or the next but one if that goes on from it: others share its memory.
+    """
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
@@ -69,14 +73,16 @@ class BatchBuilder:
         return self._last is not None and plan.follows == self._last.plan.step
 
     def _move_on(self, last: _Laid, plan: StepPlan) -> bool:
-        """Make the last batch that of the next token of every span; False, with nothing done, if it has no room."""
-        batch, before = last.batch, last.plan
+        """Make of the last batch that of the next token of every span; False, with nothing done, if it has no room."""
+        before = last.plan
         moved = plan.tables is not before.tables
-        if moved and self._widths(plan) != tuple(group.tables_SB.shape[1] for group in batch.groups):
+        if moved and self._widths(plan) != tuple(group.tables_SB.shape[1] for group in last.batch.groups):
             return False
-        if last.ones is None:
-            last.ones = self._ones(batch.block)
-        np.add(batch.block, last.ones, out=batch.block)
+        if last.ones is None or last.other is None:
+            last.ones, last.other = self._ones(last.batch.block), StepBatch.view(last.batch.block.copy())
+        np.add(last.batch.block, last.ones, out=last.other.block)
+        batch, last.other = last.other, last.batch
+        last.batch = batch
         batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
         if len(batch.sampling.masks_MW):
             batch.sampling.masks_MW[:] = last.sampling.masks_MW

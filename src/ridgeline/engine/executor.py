@@ -7,7 +7,7 @@ something else; other executors put a device, a process or a gang of machines be
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,12 +23,16 @@ from ridgeline.engine.batch import BatchBuilder
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of one step; `ops`, to be read once, is empty where no clock was read between them."""
+    """Seconds of the parts of one step; `ops`, to be read once, is empty where no clock was read between them.
+
+    `follows`: it was laid out while the one before was computed, and began as that one ended.
+    """
 
     batch_s: float
     run_s: float
     sample_s: float
     ops: Iterable[OpTiming]
+    follows: bool = False
 
 
 class StepObserver(Protocol):
@@ -138,14 +142,20 @@ class InlineExecutor:
         self._batches = BatchBuilder(self._layout)
 
     def _sampled(
-        self, plan: StepPlan, output: StepOutput, ops: Iterable[OpTiming], batch_s: float, built_s: float
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        ops: Iterable[OpTiming],
+        batch_s: float,
+        built_s: float,
+        follows: bool = False,
     ) -> StepResult:
         """Return the result of a step whose logits are there."""
         ran_s = self._clock()
         samples, prompt_logprobs = self._sampler.sample(output, plan.samples, plan.prompt_rows)
         sample_s = self._clock() - ran_s
         if self.observer is not None:
-            self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops))
+            self.observer.observe(plan, StepTimes(batch_s, ran_s - built_s, sample_s, ops, follows))
         rows_RH = output.logits_RV
         vectors = tuple([rows_RH[v.first_row : v.first_row + v.num_rows].copy() for v in plan.vector_rows])
         return StepResult(plan.step, samples, prompt_logprobs, vectors, batch_s, sample_s, output.taps)
@@ -154,7 +164,8 @@ class InlineExecutor:
 class OverlappedExecutor(InlineExecutor):
     """Has a step computed on other threads while the caller takes in the one before, and plans the one after.
 
-    The caller helps with what is left of the step when it collects it. The next one starts before `collect` returns.
+    The caller helps with what is left of the step when it collects it. The next one starts before `collect` returns;
+    where it goes on from this one token by token, it is laid out before that and starts as this one ends.
     """
 
     depth = 2
@@ -163,24 +174,30 @@ class OverlappedExecutor(InlineExecutor):
     def __init__(self, executable: Overlapping, sampler: Sampler, layout: CacheLayout, clock: Clock) -> None:
         super().__init__(executable, sampler, layout, clock)
         self._overlapping = executable
-        self._started: tuple[StepPlan, float, float] | None = None  # with the seconds of building, and when it was
+        self._started: _Started | None = None
+        self._following: _Started | None = None
         self._tokens: dict[int, int] = {}  # by sequence, what the last steps sampled
 
     def submit(self, plan: StepPlan) -> None:
         super().submit(plan)
-        self._start_next()
+        if self._started is None:
+            self._start_next()
+        elif self._following is None and self._batches.goes_on(plan):
+            self._follow(plan)
 
     def collect(self) -> StepResult:
         plan = self._queued.popleft()
         try:
             if self._started is None:  # it failed to start, or a step before it failed
-                self._start(plan)
-            assert self._started is not None
-            _, batch_s, built_s = self._started
-            self._started = None
-            output, ops = self._overlapping.finish()
-            result = self._sampled(plan, output, ops, batch_s, built_s)
+                self._started = self._start(plan)
+            (batch_s, built_s, follows), self._started = self._started, None
+            following, self._following = self._following, None
+            output, ops, goes_on = self._overlapping.finish()
+            if goes_on and following is not None:
+                self._started = following._replace(began_s=self._clock())
+            result = self._sampled(plan, output, ops, batch_s, built_s, follows)
         except Exception:
+            self._started = None  # one that was begun meanwhile is computed again
             self._forget()
             raise
         self._tokens = {token.seq_id: token.token_id for token in result.samples}
@@ -196,16 +213,29 @@ class OverlappedExecutor(InlineExecutor):
         """Start the oldest plan, unless one runs; why it fails is said where it is collected."""
         if self._queued and self._started is None:
             try:
-                self._start(self._queued[0])
+                self._started = self._start(self._queued[0])
             except Exception:
                 self._forget()
 
-    def _start(self, plan: StepPlan) -> None:
+    def _start(self, plan: StepPlan) -> "_Started":
         start_s = self._clock()
         batch = self._built(plan)
         built_s = self._clock()
         self._overlapping.start(batch, timed=self._times_ops)
-        self._started = plan, built_s - start_s, built_s
+        return _Started(built_s - start_s, built_s)
+
+    def _follow(self, plan: StepPlan) -> None:
+        """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
+        if not self._sampler.in_step:
+            return
+        try:
+            start_s = self._clock()
+            batch = super()._built(plan)
+            batch_s = self._clock() - start_s
+            if self._overlapping.follow(batch, timed=self._times_ops):
+                self._following = _Started(batch_s, follows=True)
+        except Exception:
+            self._forget()
 
     def _built(self, plan: StepPlan) -> StepBatch:
         """Lay the plan out, with the tokens that it waited for; where one could not be sampled, any will do."""
@@ -213,6 +243,14 @@ class OverlappedExecutor(InlineExecutor):
         if pending := [self._tokens.get(span.seq_id, 0) for span in plan.spans if span.pending]:
             batch.token_ids_T[batch.token_ids_T == PENDING] = np.maximum(pending, 0)
         return batch
+
+
+class _Started(NamedTuple):
+    """A step that is computed: the seconds of laying it out, when it began, and whether that was as another ended."""
+
+    batch_s: float
+    began_s: float = 0.0
+    follows: bool = False
 
 
 def open_executor(executable: Executable, layout: CacheLayout, clock: Clock, *, ahead: bool) -> InlineExecutor:

@@ -22,6 +22,9 @@ from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
 from ridgeline.weights.load import StreamedWeights
 
+Started = tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None]
+"""A step that is computed, and where its logits, its tokens and, if they are taken, the times of its parts go."""
+
 MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how fast memory is
 
 
@@ -59,8 +62,9 @@ class NativeExecutable:
         self._logits_width = logits_width(program)
         self._timings = TapeTimings(program, settings, self.parts)
         self._sample_at = len(self._tape)
-        self._logits: np.ndarray | None = None  # of the last step
-        self._started: tuple[StepBatch, np.ndarray, IntArray, np.ndarray | None] | None = None
+        self._logits: list[np.ndarray | None] = [None, None]  # of the last step, and of one before or behind it
+        self._started: Started | None = None
+        self._following: Started | None = None
         self._tape.sample(program.vocab_size)
         self._warmer = CacheWarmer(self._cache, layout)
         self._warmer.stay_ahead(0)
@@ -115,19 +119,40 @@ class NativeExecutable:
 
     def start(self, step: StepBatch, *, timed: bool = False) -> None:
         """Do as `run` or as `timed` on the pool's other threads, until `finish`."""
-        seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
+        self._following = None
         self._copy_blocks(step)
-        logits, sampled_token_ids = self._room(len(step.logit_rows_R)), np.empty(len(step.sampling.logit_row), np.int64)
-        self._tape.start(step.block, logits, sampled_token_ids, seconds)
-        self._started = step, logits, sampled_token_ids, seconds
+        self._started = started = self._laid(step, timed)
+        self._tape.start(step.block, *started[1:])
 
-    def finish(self) -> tuple[StepOutput, Iterable[OpTiming]]:
-        """Finish the step that was started, in this thread as well; return what `run` or `timed` does."""
+    def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
+        """Have `finish` start this step as well; False where results would be lost that lie in the tape's buffers."""
+        if self._taps or self._result is not None or len(step.copies_C3):
+            return False
+        self._logits.reverse()
+        self._following = following = self._laid(step, timed)
+        self._tape.follow(step.block, *following[1:])
+        return True
+
+    def finish(self) -> tuple[StepOutput, Iterable[OpTiming], bool]:
+        """Finish the step that was started, in this thread as well; return what `run` or `timed` does.
+
+        The last value tells whether the step that follows was started.
+        """
         assert self._started is not None, "no step was started"
         (step, logits, sampled_token_ids, seconds), self._started = self._started, None
-        self._warmer.stay_ahead(self._tape.finish())
+        following, self._following = self._following, None
+        highest_slot, goes_on = self._tape.finish()
+        if goes_on:
+            self._started = following
+        self._warmer.stay_ahead(highest_slot)
         ops = () if seconds is None else self._timings.of(seconds.tolist())
-        return self._output(step, logits, sampled_token_ids), ops
+        return self._output(step, logits, sampled_token_ids), ops, goes_on
+
+    def _laid(self, step: StepBatch, timed: bool) -> Started:
+        """Return the step with room for its results."""
+        sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
+        seconds = np.zeros(len(self._tape), dtype=np.float64) if timed else None
+        return step, self._room(len(step.logit_rows_R)), sampled_token_ids, seconds
 
     def _run(self, step: StepBatch, seconds: np.ndarray | None) -> StepOutput:
         self._copy_blocks(step)
@@ -153,11 +178,12 @@ class NativeExecutable:
         return StepOutput(logits[:, : self._program.vocab_size], sampled_token_ids, taps)
 
     def _room(self, num_rows: int) -> np.ndarray:
-        """Return memory for the step's logits, that of the last step where it has as many rows."""
-        if self._logits is None or len(self._logits) != num_rows:
-            self._logits = None  # freed before more is taken
-            self._logits = np.empty((num_rows, self._logits_width), dtype=np.float32)
-        return self._logits
+        """Return memory for the step's logits, that of an earlier step where it has as many rows."""
+        logits = self._logits[0]
+        if logits is None or len(logits) != num_rows:
+            logits = self._logits[0] = None  # freed before more is taken
+            logits = self._logits[0] = np.empty((num_rows, self._logits_width), dtype=np.float32)
+        return logits
 
     def _rows(self, place: Place, step: StepBatch) -> np.ndarray:
         count = len(step.token_ids_T if place.rows == "tokens" else step.logit_rows_R)

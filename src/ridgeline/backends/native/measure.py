@@ -48,7 +48,8 @@ class MeasuredTape:
 
     def workspace_bytes(self, limits: StepLimits) -> int:
         """Return the most that a step within `limits` allocates beside weights and cache, its logits included."""
-        logits_bytes = limits.num_rows * self._logits_width * FLOAT32_BYTES
+        followed = limits.num_seqs if self._num_threads > 1 else 0  # rows of the step that another follows
+        logits_bytes = (limits.num_rows + followed) * self._logits_width * FLOAT32_BYTES
         most = (limits.num_tokens, limits.num_seqs, limits.num_rows, limits.context)
         return logits_bytes + self._tape.workspace_bytes(*most, self._num_threads)
 

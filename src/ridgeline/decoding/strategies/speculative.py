@@ -92,7 +92,8 @@ class Speculative(Autoregressive):
         self._asked = False  # whether a sequence that runs is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._began_s = self._asking_s = self._observed_s = 0.0
-        self._untold: tuple[int, int] | None = None  # sequences and drafted tokens of the last step, which is not over
+        self._num_landed = 0  # steps since then, of which the control was not told
+        self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of the last one, if all decode
 
     @property
     def one_token(self) -> bool:
@@ -100,7 +101,8 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        return self._drafter is None and not any(map(self._asks, running))
+        plain = self._control is not None and self._control.goes_on_plain(len(running))
+        return self._drafter is None and (plain or not any(map(self._asks, running)))
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
@@ -112,24 +114,27 @@ class Speculative(Autoregressive):
             except Exception:
                 self._failures = MAX_FAILURES
                 log.exception("hidden states could not be taken in, and what drafts from them is left alone")
-        control = self._control
-        if control is not None and self._untold is not None:
-            self._tell(control, *self._untold)
+        control, is_in_flight = self._control, self._asked and not self._num_landed
+        if control is not None and self._landed is not None:
+            self._tell(control, *self._landed)
+        self._landed, self._num_landed = None, 0
         self._asked = not (control is not None and control.rests()) and any(map(self._asks, running))
         if not self._asked:
             return
-        self._began_s, self._asking_s, self._num_right = self._clock(), 0.0, 0
+        if not is_in_flight:
+            self._began_s = self._clock()
+        self._asking_s, self._num_right = 0.0, 0
         is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
         budget = min(room.num_tokens, room.num_rows)
         if not is_busy and budget > 0 and (control is None or control.asks(len(running))):
             self._draft(running, room.num_tokens, budget)
 
     def _tell(self, control: DraftControl, num_decodes: int, extra: int) -> None:
-        """Tell the control of the last step, which took until now unless nobody wanted one since."""
-        self._untold, now_s = None, self._clock()
+        """Tell the control of the steps that landed, which took until now unless nobody wanted one since."""
+        now_s = self._clock()
         is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, self._observed_s - self._began_s)
-        end_s = self._observed_s if is_pause else now_s
-        control.step(num_decodes, extra, self._num_right, end_s - self._began_s, self._asking_s)
+        took_s = (self._observed_s if is_pause else now_s) - self._began_s
+        control.step(num_decodes, extra, self._num_right, took_s / self._num_landed, self._asking_s)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
@@ -206,9 +211,10 @@ class Speculative(Autoregressive):
         self._last = (plan, result) if result.taps else None
         if not self._asked:
             return
-        if plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans):
-            self._untold = len(plan.spans), plan.num_tokens - len(plan.spans)
-            self._observed_s = self._clock()
+        decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
+        self._landed = (len(plan.spans), plan.num_tokens - len(plan.spans)) if decodes else None
+        self._num_landed += 1
+        self._observed_s = self._clock()
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.pop(view.seq_id, None)
