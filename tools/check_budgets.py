@@ -1,5 +1,5 @@
-"""Check that files, and functions of Python and C++, are short. The limits and the exceptions are in budget.toml,
-beside this.
+"""Check that files, functions of Python and C++, and whole folders of them are short. The limits and the exceptions
+are in budget.toml, beside this.
 
 Usage: python tools/check_budgets.py [ROOT]. Exit status 1 lists every file or function over its limit, every exception
 that names no reason, and every exception that is no longer needed.
@@ -52,15 +52,19 @@ def measures(root: Path, limit: dict[str, object]) -> Iterator[Measure]:
     """Yield everything below the folders of one `[[limit]]`."""
     file_limit, function_limit = limit["file_lines"], limit.get("function_lines")
     for folder in limit["folders"]:
+        total = 0
         files = (path for path in (root / folder).rglob("*") if path.is_file())
         for path in sorted(path for path in files if folder == SHELL_FOLDER or path.suffix in SUFFIXES):
             name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
             yield Measure(name, None, len(text.splitlines()), file_limit)
+            total += len(text.splitlines())
             if function_limit is not None and path.suffix in SUFFIXES:
                 is_python = path.suffix == ".py"
                 functions = function_lines(ast.parse(text)) if is_python else cpp_functions.function_lines(text)
                 for function, num_lines in functions:
                     yield Measure(name, function, num_lines, function_limit)
+        if "total_lines" in limit:
+            yield Measure(folder, None, total, limit["total_lines"])
 
 
 def complaints(root: Path) -> list[str]:

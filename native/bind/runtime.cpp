@@ -15,6 +15,7 @@
 
 #include "bind/bind.h"
 #include "bind/gil.h"
+#include "bind/latent.h"
 #include "bind/matrix.h"
 #include "bind/recurrent.h"
 #include "bind/step.h"
@@ -27,8 +28,6 @@ using namespace nanobind::literals;
 
 namespace ridgeline {
 namespace {
-
-using Ids = Array<const int64_t, 1>;
 
 constexpr int64_t kPending = -1;  // PENDING of core/step.py
 
@@ -160,30 +159,6 @@ class TapeBuilder {
   }
 
   void gate_rows(int x, int gate, int out) { row_wise(RowWise::Function::gate_rows, x, gate, out, {}); }
-
-  void latent_write(int latent, int key, const KvMemory& memory, int group) {
-    require(memory.layout.values_in_keys && at(latent)->width == memory.layout.value_dim &&
-                at(latent)->width + at(key)->width == memory.layout.head_dim,
-            "a latent and its key are what the cache keeps");
-    tape_.add(std::make_unique<LatentWrite>(at(latent), at(key), memory, group));
-  }
-
-  void latent_attention(int num_heads, float scale, const NativeMatrix& absorb, const NativeMatrix& expand,
-                        const KvMemory& memory, int group, int q, int out) {
-    const KvLayout& layout = memory.layout;
-    const int64_t rope = layout.head_dim - layout.value_dim;
-    const LatentSizes sizes{num_heads, layout.value_dim, rope, at(q)->width / num_heads - rope,
-                            at(out)->width / num_heads};
-    require(layout.values_in_keys && sizes.nope > 0 && sizes.key() <= kMaxHeadDim && sizes.value <= kMaxHeadDim,
-            "latent attention has a latent cache, and keys and values of up to 576 entries");
-    require(absorb.matrix.inputs == sizes.nope && absorb.matrix.num_panels == num_heads * sizes.latent_panels() &&
-                expand.matrix.inputs == sizes.latent &&
-                expand.matrix.num_panels == num_heads * (sizes.nope_panels() + sizes.value_panels()),
-            "the matrices of latent attention have whole panels for every head");
-    LatentPlan* plan = tape_.add_latent_plan({sizes, layout.kind, group, layout.block_size});
-    tape_.add(std::make_unique<LatentAttention>(LatentWeights{absorb.matrix, expand.matrix}, scale, memory, plan, at(q),
-                                                at(out)));
-  }
 
   void lora(int x, int y, int out, uintptr_t a, uintptr_t b, int64_t count, int64_t rank) {
     require(at(y)->width == at(out)->width && count > 0 && rank > 0, "adapters add to rows of the same width");
@@ -403,9 +378,6 @@ void bind_runtime(nb::module_& module) {
       .def("experts", &TapeBuilder::experts, "num_experts"_a, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a,
            "out"_a, "activation"_a, "limit"_a = 0.0f, "alpha"_a = 0.0f, "gate_up_bias"_a = 0, "down_bias"_a = 0)
       .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
-      .def("latent_write", &TapeBuilder::latent_write, "latent"_a, "key"_a, "memory"_a, "group"_a)
-      .def("latent_attention", &TapeBuilder::latent_attention, "num_heads"_a, "scale"_a, "absorb"_a, "expand"_a,
-           "memory"_a, "group"_a, "q"_a, "out"_a)
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
            "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
@@ -421,6 +393,7 @@ void bind_runtime(nb::module_& module) {
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,
            "num_threads"_a, "The most that a step within these limits may need.")
       .def("__len__", &TapeBuilder::size);
+  latent_bindings::bind(tape);
   recurrent_bindings::bind(module, tape);
 }
 

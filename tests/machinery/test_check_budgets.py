@@ -77,3 +77,19 @@ def test_an_exception_that_is_not_needed_fails(check, allowed):
     status, said = check({"src/a.py": FITS}, allowed)
     assert status == 1
     assert "no longer needed" in said
+
+
+def test_a_folder_that_is_too_long_as_a_whole_needs_a_reason(check):
+    files = {f"whole/{name}.py": "a = 1\n" * 8 for name in "ab"}
+    limit = """
+[[limit]]
+folders = ["whole"]
+file_lines = 10
+total_lines = 15
+"""
+    status, output = check(files, limit)
+    assert status == 1 and "whole: 16 lines, at most 15 allowed" in output
+    excused = f'{limit}[[exception]]\npath = "whole"\nreason = "two things"\n'
+    assert check(files, excused)[0] == 0
+    status, output = check({"whole/b.py": "a = 1\n"}, excused)
+    assert status == 1 and "no longer needed" in output
