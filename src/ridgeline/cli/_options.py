@@ -99,14 +99,14 @@ def with_options(
     *,
     without: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
-    prompt: str | None = None,
+    after: Sequence[str] = (),
     default: Callable[[], str] = bundled_model,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that its parameters ask for, but those in `without`.
 
     If two options have one name (`--seed` of sampling and of the engine) it gets the one that is asked for first.
-    `defaults` are what help says where the command's default is its own. `prompt` names the argument that may follow
-    MODEL: it comes first where the model is given by --model. `default` names the model where none was given.
+    `defaults` are what help says where the command's default is its own. `after` names the arguments that may follow
+    MODEL: they come first where the model is given by --model. `default` names the model where none was given.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -126,7 +126,7 @@ def with_options(
         @functools.wraps(command)
         def run(**given: Any) -> None:
             if has_model:
-                _settle_model(given, prompt, default)
+                _settle_model(given, after, default)
             made = {group.parameter: group.build(given) for group in groups}
             command(**{p.name: given[p.name] for p in own}, **made)
 
@@ -144,11 +144,11 @@ def chosen_model(model: str | None, model_option: str | None) -> str | None:
     return model if model_option is None else model_option
 
 
-def _settle_model(given: dict[str, Any], prompt: str | None, default: Callable[[], str]) -> None:
-    """Put the one model in `given["model"]`. With --model the first argument is the prompt."""
+def _settle_model(given: dict[str, Any], after: Sequence[str], default: Callable[[], str]) -> None:
+    """Put the one model in `given["model"]`. With --model the first argument is one of those `after` it."""
     option = given.pop("model_option")
-    if prompt is not None and option is not None and given[prompt] is None:
-        given["model"], given[prompt] = None, given["model"]
+    if after and option is not None and given[after[-1]] is None:
+        given |= dict(zip(("model", *after), (None, given["model"], *(given[name] for name in after))))
     given["model"] = chosen_model(given["model"], option) or default()
 
 

@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 128
 @with_options(
     without={"task", "max_itl_s", "max_itl_ratio", "scheduling_policy"},
     defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or what the context has room for"},
-    prompt="prompt",
+    after=["prompt"],
     default=default_model,
 )
 def generate(

@@ -22,6 +22,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     priority: int = 0  # lower runs first
+    background: bool = False  # makes way for all that is not, whatever its priority
     deadline_s: float | None = None
     client: int = 0  # whose it is: the waiting queue is fair between clients
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is

@@ -5,6 +5,7 @@ import bisect
 from ridgeline.engine.request import Sequence
 
 Key = tuple[int, float, int]
+BACKGROUND = 2**33  # more than priorities differ by
 MAX_REMEMBERED = 10_000  # clients that wait no more
 
 
@@ -28,7 +29,9 @@ class WaitingQueue:
 
     def key(self, seq: Sequence) -> Key:
         """Return the sort key of a sequence, by which the running ones are served too."""
-        return seq.order if self._use_priority else (0, *seq.order[1:])
+        request = seq.request
+        priority = request.priority if self._use_priority else 0
+        return (priority + request.background * BACKGROUND, request.arrival_s, seq.seq_id)
 
     def push(self, seq: Sequence) -> None:
         client = seq.request.client

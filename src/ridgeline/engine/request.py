@@ -81,11 +81,6 @@ class Sequence:
         """Outputs that run where this sequence does: its own, and those that are forked from it later."""
         return 1 + len(self.siblings)
 
-    @property
-    def order(self) -> tuple[int, float, int]:
-        """Sorts by priority, then arrival."""
-        return (self.request.priority, self.request.arrival_s, self.seq_id)
-
     def finished(
         self, reason: FinishReason, now_s: float, stop_token_id: int | None, error: str | None
     ) -> "FinishEvent":

@@ -17,7 +17,8 @@ def making_way(
 
     Its client's share of the slots is one part for each client that has any. Those of clients with more than that make
     way, the youngest first, if they decode: so each gains a token at least before it is preempted again. Nobody does
-    for a client that asks for more than its share, or for a request of a worse priority.
+    for a client that asks for more than its share, or for a request of a worse priority; but what runs in the
+    background does for all that does not.
     """
     held = Counter({head.request.client: 0})
     for seq in running:
@@ -25,12 +26,12 @@ def making_way(
     excess = held.total() + head.num_slots - max_num_seqs
     share = max_num_seqs // len(held)
     leaving: list[Sequence] = []
-    if held[head.request.client] + head.num_slots > share:
-        return leaving
+    is_fair = held[head.request.client] + head.num_slots <= share
     for seq in running[::-1]:
         client = seq.request.client
         may_leave = len(seq.token_ids) - seq.num_computed == 1 and key(seq)[0] >= key(head)[0]
-        if excess > 0 and may_leave and held[client] - seq.num_slots >= share:
+        yields = seq.request.background > head.request.background
+        if excess > 0 and may_leave and (yields or (is_fair and held[client] - seq.num_slots >= share)):
             held[client] -= seq.num_slots
             excess -= seq.num_slots
             leaving.append(seq)

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 
 from starlette.requests import Request
@@ -42,6 +43,7 @@ class RequestNote:
     anthropic: bool = False  # errors and streams are worded as Anthropic's
     started_s: float = field(default_factory=time.monotonic)
     client: Client = field(default_factory=Client)
+    line: str = ""  # the custom_id of a batch's line: it runs in the background, and has no deadline
     salt: str = ""  # prefixes are shared only among requests of equal salt
     slots: int = 0  # outputs that it may have at once, of those that the server takes
     queued_tokens: int = 0  # of its prompts
@@ -121,6 +123,9 @@ class Service:
         """
         if not self.engine.accepting:
             raise OverloadedError("the engine is shutting down or has stopped; retry elsewhere")
+        note.salt = f"{note.client.salt!r} {cache_salt!r}"  # quoted: no salt can pass for another client's
+        if note.line:  # a batch has a bound of its own
+            return
         room = self.info.max_num_seqs + self.settings.max_queued_requests
         if num_outputs > room:
             raise RequestError(f"{num_outputs} outputs in one request; this server takes {room} at once", param="n")
@@ -130,16 +135,21 @@ class Service:
         self.num_slots += num_outputs
         self._slots_of[client] += num_outputs
         note.slots += num_outputs
-        note.salt = f"{note.client.salt!r} {cache_salt!r}"  # quoted: no salt can pass for another client's
 
     def admit(self, note: RequestNote, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """Return the requests as their client's. Raises OverloadedError where too many tokens of prompts wait."""
+        """Return the requests as their client's. Raises OverloadedError where too many tokens of prompts wait.
+
+        A line of a batch samples by its name, where it brings no seed: the same whenever it runs.
+        """
+        salted = [replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests]
+        if note.line:
+            return [in_background(request, f"{self.info.seed} {index} {note.line}") for index, request in enumerate(salted)]
         num_tokens = sum(len(request.prompt_ids) for request in requests)
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.settings.max_queued_tokens:
             raise OverloadedError(f"prompts of {self.num_queued_tokens} tokens are in the queue; retry later")
         self.num_queued_tokens += num_tokens
         note.queued_tokens += num_tokens
-        return [replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests]
+        return salted
 
     def release(self, note: RequestNote) -> None:
         """Give back what a request had taken, and count what it used."""
@@ -165,6 +175,13 @@ class Service:
         drained = await self.engine.drain(self.settings.shutdown_timeout_s)
         await asyncio.to_thread(self.engine.stop)
         return drained
+
+
+def in_background(request: EngineRequest, name: str) -> EngineRequest:
+    """Return a request that makes way for others, takes its time, and samples by `name` where it has no seed."""
+    named = int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    seed = named if request.params.seed is None else request.seed
+    return replace(request, background=True, deadline_s=None, seed=seed)
 
 
 def _max_prompt_chars(tokenizer: Tokenizer | None, max_model_len: int) -> int:

@@ -1,0 +1,155 @@
+"""Lines of a batch: what each asks for, what came of it, and which of a file are left to do.
+
+An input is read once to check it, and once more while it runs: in memory are 8 bytes of each line's name.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+Url = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score"]
+MAX_TOLD = 100  # problems of one input
+DUPLICATE = "duplicate_custom_id"
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """A request of a batch; `body` is what would be posted to `url`."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: Url
+    body: Raw
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """Tells why a line cannot run, or did not."""
+
+    code: str
+    message: str
+    line: int | UnsetType = UNSET
+    param: str | UnsetType = UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What an endpoint answered."""
+
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """A line of the output: an answer, or why there is none."""
+
+    id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid4().hex}")
+    custom_id: str | None
+    response: Answer | None = None
+    error: Problem | None = None
+
+    @property
+    def key(self) -> int:
+        """The digest of the line's name, or of its number where it has no name that could be read."""
+        nameless = self.error is not None and self.custom_id is None
+        return _key(f"#{self.error.line}" if self.error and nameless else f"={self.custom_id}")
+
+    @property
+    def is_ok(self) -> bool:
+        return self.response is not None and self.response.status_code < 300
+
+
+class _Asked(msgspec.Struct):
+    stream: Any = None
+
+
+_LINE, _ASKED = msgspec.json.Decoder(Line), msgspec.json.Decoder(_Asked)
+
+
+@dataclass
+class Work:
+    """The lines of a file, each to be done once; `done_N` says which are."""
+
+    path: Path
+    max_line_bytes: int
+    url: str | None  # what all must ask for; None: each its own
+    keys_N: npt.NDArray[np.uint64]
+    done_N: npt.NDArray[np.bool_]
+    problems: list[Problem]  # the first of them
+    duplicates: list[Problem]
+
+    @classmethod
+    def read(cls, path: Path, max_line_bytes: int, url: str | None = None) -> Self:
+        """Check every line. Raises OSError."""
+        keys, blank, problems = array("Q"), array("B"), list[Problem]()
+        for number, line in _lines(path, max_line_bytes, url):
+            blank.append(line is None)
+            keys.append(_key(f"={line.custom_id}" if isinstance(line, Line) else f"#{number}"))
+            if isinstance(line, Problem) and len(problems) < MAX_TOLD:
+                problems.append(line)
+        keys_N = np.array(keys, np.uint64)
+        order_N = np.argsort(keys_N, kind="stable")
+        again = np.flatnonzero(np.diff(keys_N[order_N]) == 0)[:MAX_TOLD]
+        pairs = sorted((int(order_N[i + 1]) + 1, int(order_N[i]) + 1) for i in again)
+        duplicates = [
+            Problem(code=DUPLICATE, message=f"line {n} has the custom_id of line {m}", line=n, param="custom_id")
+            for n, m in pairs
+        ]
+        return cls(path, max_line_bytes, url, keys_N, np.array(blank, np.bool_), problems, duplicates)
+
+    @property
+    def num_left(self) -> int:
+        return len(self.done_N) - int(self.done_N.sum())
+
+    def skip(self, keys: array[int]) -> bool:
+        """Mark what was done before, by the keys of results; False where some are of no line of this input."""
+        found_K = np.array(keys, np.uint64)
+        self.done_N |= np.isin(self.keys_N, found_K)
+        return bool(np.isin(found_K, self.keys_N).all())
+
+    def left(self) -> Iterator[tuple[int, Line | Problem]]:
+        """Yield what is not done, with the index that `done_N` has of it."""
+        for number, line in _lines(self.path, self.max_line_bytes, self.url):
+            if line is not None and not self.done_N[number - 1]:
+                yield number - 1, line
+
+
+def _lines(path: Path, max_bytes: int, url: str | None) -> Iterator[tuple[int, Line | Problem | None]]:
+    """Yield the lines with their numbers; None for a blank one."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 1):
+            number += 1
+            if len(raw) > max_bytes and not raw.endswith(b"\n"):
+                while (rest := file.readline(max_bytes)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, _problem(number, "line_too_long", f"longer than {max_bytes} bytes")
+            else:
+                yield number, _parsed(number, raw, url) if raw.strip() else None
+
+
+def _parsed(number: int, raw: bytes, url: str | None) -> Line | Problem:
+    try:
+        line = _LINE.decode(raw)
+        if _ASKED.decode(line.body).stream:
+            return _problem(number, "invalid_request", "a batch cannot stream: leave stream out")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _problem(number, "invalid_json_line", str(error))
+    if url is not None and line.url != url:
+        return _problem(number, "mismatched_url", f"the batch is for {url}, the line for {line.url}")
+    return line
+
+
+def _problem(number: int, code: str, what: str) -> Problem:
+    return Problem(code=code, message=f"line {number}: {what}", line=number)
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
