@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,6 +19,9 @@ from starlette.routing import Route
 from ridgeline.core.errors import OverloadedError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.anthropic.messages import count_message_tokens, create_message
+from ridgeline.server.batch.batches import Batches, create_batch, list_batches, stored_batch
+from ridgeline.server.batch.files import create_file, list_files, stored_file
+from ridgeline.server.batch.store import Folder
 from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
 from ridgeline.server.openai.chat import create_chat_completion
@@ -43,6 +47,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         engine.start()
+        if service.batches is not None:
+            service.batches.start()
         try:
             yield
         finally:
@@ -74,6 +80,14 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
             Route("/v1/responses/{response_id}", partial(stored_response, service), methods=["GET", "DELETE"]),
             Route("/v1/responses/{response_id}/input_items", partial(stored_response, service)),
             Route("/v1/responses/{response_id}/cancel", partial(stored_response, service), methods=["POST"]),
+            Route("/v1/files", partial(list_files, service)),
+            Route("/v1/files", partial(create_file, service), methods=["POST"]),
+            Route("/v1/files/{file_id}", partial(stored_file, service), methods=["GET", "DELETE"]),
+            Route("/v1/files/{file_id}/content", partial(stored_file, service)),
+            Route("/v1/batches", partial(list_batches, service)),
+            Route("/v1/batches", partial(create_batch, service), methods=["POST"]),
+            Route("/v1/batches/{batch_id}", partial(stored_batch, service)),
+            Route("/v1/batches/{batch_id}/cancel", partial(stored_batch, service), methods=["POST"]),
             Route("/v1/messages", partial(create_message, service), methods=["POST"]),
             Route("/v1/messages/count_tokens", partial(count_message_tokens, service), methods=["POST"]),
         ],
@@ -83,6 +97,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    if settings.files is not None:
+        service.batches = Batches(app, service, Folder(Path(settings.files)))
     return app
 
 

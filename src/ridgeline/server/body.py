@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,41 +45,46 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     service = request.app.state.service
     assert isinstance(service, Service)
     body = bytearray()
+
+    def take(chunk: bytes) -> None:
+        if len(chunk) > service.body_room_bytes:
+            raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
+        service.body_room_bytes -= len(chunk)
+        body.extend(chunk)
+
     try:
-        await _read(request, service, body)
+        await read_body(request, service, service.settings.max_body_bytes, take)
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(_decode, decoder, body)
         return _decode(decoder, body)
-    except TimeoutError as error:
-        raise HTTPException(408, f"the body came too slowly: send {MIN_BYTES_PER_S // 2**10} KiB/s") from error
     finally:
         service.body_room_bytes += len(body)
 
 
-async def _read(request: Request, service: Service, body: bytearray) -> None:
-    """Append the body to `body`, in time and while there is room for it. Raises TimeoutError and as `read_json`."""
-    max_bytes = service.settings.max_body_bytes
+async def read_body(request: Request, service: Service, max_bytes: int, take: Callable[[bytes], object]) -> None:
+    """Give the body to `take`, piece by piece. Raises HTTPException 408 or 413, and ClientDisconnect."""
     too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise too_large
     deadline_s = asyncio.get_running_loop().time() + service.settings.body_timeout_s
-    async with asyncio.timeout_at(deadline_s) as timeout:
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > max_bytes:
-                raise too_large
-            if len(chunk) > service.body_room_bytes:
-                raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
-            service.body_room_bytes -= len(chunk)
-            body += chunk
-            deadline_s += len(chunk) / MIN_BYTES_PER_S
-            timeout.reschedule(deadline_s)
-
-
-def converted(values: Mapping[str, Any], kind: type[T]) -> T:
-    """Return a decoded body as its type. Raises RequestError that names the field."""
     try:
-        return msgspec.convert(values, kind)
+        async with asyncio.timeout_at(deadline_s) as timeout:
+            async for chunk in request.stream():
+                max_bytes -= len(chunk)
+                if max_bytes < 0:
+                    raise too_large
+                take(chunk)
+                deadline_s += len(chunk) / MIN_BYTES_PER_S
+                timeout.reschedule(deadline_s)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body came too slowly: send {MIN_BYTES_PER_S // 2**10} KiB/s") from error
+
+
+def converted(values: Mapping[str, Any], kind: type[T], *, strict: bool = True) -> T:
+    """Return a decoded body as its type; without `strict` texts may be numbers. Raises RequestError with the field."""
+    try:
+        return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
 

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +89,11 @@ class Keys:
         """Return whose request it is; None where a key is needed and this is none."""
         needed = self._api_key is not None or self._file is not None
         return self._clients.get(_digest(key)) if needed else Client(_number(f"address {address}"))
+
+    def background_of(self, name: str) -> Client:
+        """Return the client whose batches those of key `name` are: who has that name's limits, and a turn of its own."""
+        named = next((client for client in self._clients.values() if client.salt == name), Client(salt=name))
+        return replace(named, number=_number(f"batches {name}"))
 
 
 def _tables(file: str | None) -> dict[str, ClientTable]:

@@ -12,6 +12,8 @@ from starlette.routing import Route
 from ridgeline.core.options import table
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
+from ridgeline.server.batch.batches import BatchRequest
+from ridgeline.server.batch.files import FILE_FORM
 from ridgeline.server.errors import ErrorBody
 from ridgeline.server.openai.chat import CHAT_BODY
 from ridgeline.server.openai.completions import COMPLETION_BODY
@@ -28,6 +30,7 @@ _BODIES: Mapping[str, Any] = {  # by path, less /v1
     "/chat/completions": CHAT_BODY,
     "/responses": RESPONSES_BODY,
     "/embeddings": EmbeddingRequest,
+    "/batches": BatchRequest,
     "/messages": MessagesRequest,
     "/messages/count_tokens": PromptFields,
     "/tokenize": TokenizeRequest,
@@ -45,12 +48,14 @@ async def openapi(http: Request) -> Response:
         _narrow(schemas[kind.__name__]["properties"], kind)
     del schemas["ResponsesRequest"]["additionalProperties"]  # it ignores what it does not know
     taken = {path: {"requestBody": {"required": True, **_content(body)}} for path, body in zip(_BODIES, bodies)}
+    taken["/files"] = {"requestBody": {"required": True, **_content(FILE_FORM, "multipart/form-data")}}
     paths: dict[str, Any] = {}
     for route in http.app.routes:
         if isinstance(route, Route) and not route.path.startswith("/ui"):
             path, methods = route.path_format.removeprefix("/v1"), (route.methods or set()) - {"HEAD"}
-            operation = _operation(route, path, reply if path.endswith("completions") else {}) | taken.get(path, {})
-            paths[route.path_format] = {method.lower(): operation for method in methods}
+            operation = _operation(route, path, reply if path.endswith("completions") else {})
+            operation |= taken.get(path, {}) if "POST" in methods else {}
+            paths.setdefault(route.path_format, {}).update({method.lower(): operation for method in methods})
     told = {"type": "object", "properties": {"error": error}, "required": ["error"]}
     refusals = {"Error": {"description": "", **_content(told)}, "AnthropicError": {"description": "", **_content({})}}
     components, about = (
@@ -62,7 +67,8 @@ async def openapi(http: Request) -> Response:
 
 
 def _operation(route: Route, path: str, reply: object) -> dict[str, Any]:
-    content = _content(reply, "text/plain" if path == "/metrics" else "application/json")["content"]
+    other = {"/metrics": "text/plain", "/files/{file_id}/content": "application/jsonl"}
+    content = _content(reply, other.get(path, "application/json"))["content"]
     content |= {"text/event-stream": {}} if path in _STREAMS else {}
     refused = {"$ref": f"#/components/responses/{'Anthropic' if path.startswith('/messages') else ''}Error"}
     parameters = [{"name": name, "in": "path", "required": True, **_TEXT} for name in route.param_convertors]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -26,6 +27,9 @@ from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.formats import chosen_format
+
+if TYPE_CHECKING:
+    from ridgeline.server.batch.batches import Batches
 
 log = get_logger("server")
 
@@ -79,6 +83,7 @@ class Service:
         bounds = (settings.max_stored_bytes, settings.stored_response_age_s)
         self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
         self.keys = Keys(settings.api_key, settings.api_key_file)
+        self.batches: Batches | None = None  # where the operator has a folder for them
         self.explaining = asyncio.Lock()  # held while a command of a page runs
         self.num_slots = 0  # taken
         self._slots_of: Counter[int] = Counter()  # by client
@@ -171,7 +176,12 @@ class Service:
         return replace(reply, status=529 if reply.status == 503 else reply.status, anthropic_id=note.request_id)
 
     async def drain(self) -> bool:
-        """Let open requests finish within the shutdown timeout, then stop the engine; return True if all did."""
+        """Let open requests finish within the shutdown timeout, then stop the engine; return True if all did.
+
+        Batches stop where they are: the next server goes on with them.
+        """
+        if self.batches is not None:
+            await self.batches.close()
         drained = await self.engine.drain(self.settings.shutdown_timeout_s)
         await asyncio.to_thread(self.engine.stop)
         return drained

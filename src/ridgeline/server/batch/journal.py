@@ -51,9 +51,10 @@ class Journal:
                 self._num_bytes += len(line)
         self._file.truncate(self._num_bytes)
 
-    async def add(self, result: Result) -> None:
-        """Write a result, with all that wait meanwhile. After an OSError they wait for the next `add`, or `close`."""
-        self._waiting += msgspec.json.encode(result) + b"\n"
+    async def add(self, *results: Result) -> None:
+        """Write results, with all that wait meanwhile. After an OSError they wait for the next `add`, or `close`."""
+        for result in results:
+            self._waiting += msgspec.json.encode(result) + b"\n"
         async with self._turn:
             await asyncio.to_thread(self._flush)
 

@@ -20,6 +20,7 @@ from ridgeline.server.openai.chat import prepared
 from ridgeline.server.openai.fields import refuse_unsupported
 from ridgeline.server.openai.items import RESPONSES_BODY, Item, ResponsesRequest, chat_of, listed
 from ridgeline.server.openai.logprobs import TokenNames
+from ridgeline.server.openai.paging import page
 from ridgeline.server.openai.reply import Reply, respond
 from ridgeline.server.openai.store import Stored
 from ridgeline.server.service import RequestNote, Service, note_of
@@ -82,9 +83,7 @@ async def stored_response(service: Service, http: HttpRequest) -> Response:
     if http.method == "POST":
         raise RequestError("only a response of background=true can be cancelled, and none is; close its stream instead")
     if http.url.path.endswith("/input_items"):
-        data = _ITEMS.decode(items)[:: 1 if http.query_params.get("order") == "asc" else -1]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        return JSONResponse({"object": "list", "data": data, "has_more": False, **ends})
+        return page([(str(item["id"]), item) for item in _ITEMS.decode(items)], http.query_params)
     if http.query_params.get("stream") == "true":
         raise RequestError("a response that is stored is not streamed again: leave stream out", param="stream")
     return Response(stored, media_type="application/json")
