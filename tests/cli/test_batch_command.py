@@ -62,7 +62,7 @@ def test_answers_are_those_of_python(ridgeline, model_folder, tmp_path):
 
 def test_bad_lines_are_error_lines_and_are_not_tried_again(ridgeline, model_folder, tmp_path):
     lines = [completion("good"), "{", completion("bad value", temperature=-1), "", completion("nobody", model="x")]
-    lines += [completion("stream", stream=True), completion("far", url="/v1/files")]
+    lines += [completion("stream", stream=True), completion("far") | {"url": "/v1/files"}]
     source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     for _ in range(2):
         ran = ridgeline("batch", model_folder, source, output)
@@ -91,7 +91,12 @@ def test_bad_lines_are_error_lines_and_are_not_tried_again(ridgeline, model_fold
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_the_model_is_loaded(ridgeline, tmp_path, arguments, words):
-    result = {"id": "b", "custom_id": "a", "response": {"status_code": 200, "request_id": "r", "body": {}}, "error": None}
+    result = {
+        "id": "b",
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "r", "body": {}},
+        "error": None,
+    }
     paths = {
         "IN": write_lines(tmp_path / "in", completion("a")),
         "TWICE": write_lines(tmp_path / "twice", completion("a"), completion("b"), completion("a")),
@@ -125,19 +130,21 @@ def test_kill_9_loses_no_line_and_repeats_none(model_folder, tmp_path):
     source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     options = "--max-num-seqs", 4
     for least in sorted(rng.sample(range(count // 2), 3)):
-        process = start(model_folder, source, output, *options)
-        eventually(lambda: output.exists() and output.read_bytes().count(b"\n") > least, process)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        with start(model_folder, source, output, *options) as process:
+            eventually(lambda: output.exists() and output.read_bytes().count(b"\n") > least, process)  # noqa: B023
+            os.kill(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
         assert least < output.read_bytes().count(b"\n") < count, "it was killed on the way"
     with output.open("ab") as file:
         file.write(b'{"id":"batch_req_torn","custom_id":"29')
     for target in (output, tmp_path / "at-once.jsonl"):
-        process = start(model_folder, source, target, *options)
-        assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read().decode()
+        with start(model_folder, source, target, *options) as process:
+            assert process.wait(PATIENCE_S) == 0, process.stderr and process.stderr.read().decode()
     killed, whole = read_results(output), read_results(tmp_path / "at-once.jsonl")
     assert killed.keys() == whole.keys() == {f"{i}" for i in range(count)}
-    assert {name: text_of(each) for name, each in killed.items()} == {name: text_of(each) for name, each in whole.items()}
+    assert {name: text_of(each) for name, each in killed.items()} == {
+        name: text_of(each) for name, each in whole.items()
+    }
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

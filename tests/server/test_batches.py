@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -55,7 +56,12 @@ def begin(client: openai.OpenAI, *lines: bytes, **options: object) -> openai.typ
 
 def ended(client: openai.OpenAI, batch: openai.types.Batch) -> openai.types.Batch:
     deadline = time.monotonic() + PATIENCE_S
-    while (now := client.batches.retrieve(batch.id)).status in ("validating", "in_progress", "finalizing", "cancelling"):
+    while (now := client.batches.retrieve(batch.id)).status in (
+        "validating",
+        "in_progress",
+        "finalizing",
+        "cancelling",
+    ):
         assert time.monotonic() < deadline, now
         time.sleep(0.01)
     return now
@@ -157,7 +163,7 @@ def test_bad_batches_are_refused(keeping: LiveServer, client: openai.OpenAI, bod
 
 
 def test_paths_lead_nowhere(keeping: LiveServer):
-    for name in ("..%2f..%2fetc%2fpasswd", "../lock", "lock", "%2e%2e", "file-\0", "scratch"):
+    for name in ("..%2f..%2fetc%2fpasswd", "../lock", "lock", "%2e%2e", "file-%00", "scratch"):
         for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
             assert httpx.get(keeping.url + path).status_code in (400, 404), path
 
@@ -293,28 +299,38 @@ def test_a_restart_goes_on_where_it_was(chat_model: Path, tmp_path: Path):
     assert texts[0] == texts[1], "seeds are those of the lines' names"
 
 
-def serve(model: Path, folder: Path) -> tuple[subprocess.Popen, str]:
+@contextmanager
+def started(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     code = "from ridgeline.cli import main; main()"
-    options = ["--files", str(folder), "--dtype", "float32", "--port", "0", "--max-num-seqs", "4", "--log-level", "error"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", str(model), *options], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, process.stdout.readline().split()[-1].removesuffix("/v1")
+    options = [
+        "--files",
+        str(folder),
+        "--dtype",
+        "float32",
+        "--port",
+        "0",
+        "--max-num-seqs",
+        "4",
+        "--log-level",
+        "error",
+    ]
+    command = [sys.executable, "-c", code, "serve", str(model), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().split()[-1].removesuffix("/v1")
+        finally:
+            process.kill()
 
 
 def test_kill_9_of_server_and_engine(chat_model: Path, tmp_path: Path):
-    process, url = serve(chat_model, tmp_path / "files")
-    with client_of(url) as client:
+    with started(chat_model, tmp_path / "files") as (process, url), client_of(url) as client:
         batch = begin(client, *SAMPLED)
         eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 3)
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    process, url = serve(chat_model, tmp_path / "files")
-    try:
-        with client_of(url) as client:
-            texts_of(client, batch, len(SAMPLED))
-    finally:
+    with started(chat_model, tmp_path / "files") as (process, url), client_of(url) as client:
+        texts_of(client, batch, len(SAMPLED))
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
     config = EngineConfig.of(str(chat_model), dtype="float32", num_threads=1, max_num_seqs=4)

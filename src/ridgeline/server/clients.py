@@ -91,7 +91,7 @@ class Keys:
         return self._clients.get(_digest(key)) if needed else Client(_number(f"address {address}"))
 
     def background_of(self, name: str) -> Client:
-        """Return the client whose batches those of key `name` are: who has that name's limits, and a turn of its own."""
+        """Return whose the batches of key `name` are: a client with its limits, and a turn of its own."""
         named = next((client for client in self._clients.values() if client.salt == name), Client(salt=name))
         return replace(named, number=_number(f"batches {name}"))
 

@@ -20,6 +20,7 @@ from ridgeline.server.openai.completions import COMPLETION_BODY
 from ridgeline.server.openai.embeddings import EmbeddingRequest
 from ridgeline.server.openai.items import RESPONSES_BODY
 from ridgeline.server.openai.protocol import ChatChoice, CompletionBody, CompletionChoice, SamplingFields
+from ridgeline.server.openai.scores import RerankRequest, ScoreRequest
 from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF, _TEXT = "#/components/schemas/{name}", {"schema": {"type": "string"}}
@@ -31,6 +32,8 @@ _BODIES: Mapping[str, Any] = {  # by path, less /v1
     "/responses": RESPONSES_BODY,
     "/embeddings": EmbeddingRequest,
     "/batches": BatchRequest,
+    "/rerank": RerankRequest,
+    "/score": ScoreRequest,
     "/messages": MessagesRequest,
     "/messages/count_tokens": PromptFields,
     "/tokenize": TokenizeRequest,

@@ -146,9 +146,13 @@ class Service:
 
         A line of a batch samples by its name, where it brings no seed: the same whenever it runs.
         """
-        salted = [replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests]
+        salted = [
+            replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests
+        ]
         if note.line:
-            return [in_background(request, f"{self.info.seed} {index} {note.line}") for index, request in enumerate(salted)]
+            return [
+                in_background(request, f"{self.info.seed} {index} {note.line}") for index, request in enumerate(salted)
+            ]
         num_tokens = sum(len(request.prompt_ids) for request in requests)
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.settings.max_queued_tokens:
             raise OverloadedError(f"prompts of {self.num_queued_tokens} tokens are in the queue; retry later")

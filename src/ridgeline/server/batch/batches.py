@@ -128,7 +128,7 @@ class Batches:
         self.folder.close()
 
     async def _run(self, kept: Kept, batch: Batch) -> None:
-        """Run a batch to its end; from where it is anew when it is cancelled, its time is over, or the disk was full."""
+        """Run a batch to its end; anew from where it is when it is cancelled, its time is over or the disk was full."""
         task, wait_s = asyncio.current_task(), 0.0
         assert task is not None
         while batch.status not in ENDED:
@@ -155,7 +155,8 @@ class Batches:
         if batch.status == "validating":
             if problems := _problems(work):
                 batch.errors = Problems(problems)
-                return await self._now(kept, batch, "failed")
+                await self._now(kept, batch, "failed")
+                return
             await self._now(kept, batch, "in_progress")
         counts = batch.request_counts
         counts.total = work.num_left

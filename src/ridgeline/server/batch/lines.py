@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, kw_only=True):
     body: Raw
 
 
-class Result(msgspec.Struct, kw_only=True):
+class Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the output: an answer, or why there is none."""
 
     id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid4().hex}")
@@ -108,7 +108,7 @@ class Work:
     def num_left(self) -> int:
         return len(self.done_N) - int(self.done_N.sum())
 
-    def skip(self, keys: array[int]) -> bool:
+    def skip(self, keys: "array[int]") -> bool:
         """Mark what was done before, by the keys of results; False where some are of no line of this input."""
         found_K = np.array(keys, np.uint64)
         self.done_N |= np.isin(self.keys_N, found_K)

@@ -103,8 +103,11 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch.mkdir(mode=0o700)
-            kept = [_KEPT.decode(path.read_bytes()) for kind in ("file-", "batch_") for path in root.glob(f"{kind}*.json")]
+            kept = [
+                _KEPT.decode(path.read_bytes()) for kind in ("file-", "batch_") for path in root.glob(f"{kind}*.json")
+            ]
         except BlockingIOError:
+            self._lock.close()
             raise ConfigError(f"--files {root}: another server has this folder") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"--files {root}: {error}") from error

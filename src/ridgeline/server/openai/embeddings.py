@@ -37,42 +37,49 @@ _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 
 async def create_embedding(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
-    note = note_of(http)
     body = await read_json(http, _DECODER)
-    service.reserve(note, num_prompts(body.input))
-    model = service.require_model(body.model)
-    requests = await asyncio.to_thread(_prepare, service, body)
-    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests)))
-    num_tokens = sum(len(request.prompt_ids) for request in requests)
-    service.metrics.prompt_tokens.inc(num_tokens)
-    note.prompt_tokens = num_tokens
+    if body.dimensions is not None and body.dimensions < 1:
+        raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
+    vectors = await embedded(service, http, body.input, body.priority, "input")
+    model, num_tokens = service.require_model(body.model), note_of(http).prompt_tokens
     return Response(await asyncio.to_thread(_write, body, model, vectors, num_tokens), media_type="application/json")
 
 
-def _prepare(service: Service, body: EmbeddingRequest) -> list[Request]:
+async def embedded(
+    service: Service, http: HttpRequest, prompts: str | list[str | int | list[int]], priority: int | None, field: str
+) -> list[Vectors]:
+    """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps."""
+    note = note_of(http)
+    service.reserve(note, num_prompts(prompts))
+    requests = await asyncio.to_thread(_requests, service, prompts, priority or 0, field)
+    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests)))
+    note.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+    service.metrics.prompt_tokens.inc(note.prompt_tokens)
+    return vectors
+
+
+def _requests(service: Service, prompts: str | list[str | int | list[int]], priority: int, field: str) -> list[Request]:
     """Check everything and compute the tokens, in a worker thread. Raises RequestError."""
     if not service.info.embeds:
         raise RequestError(
             "this model was loaded to generate: start the server with --task embed for embeddings", param="model"
         )
-    if body.dimensions is not None and body.dimensions < 1:
-        raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
     pooling = PoolingParams(pooling=service.info.pooling)
     try:
         return [
             service.intake.embedding(
                 service.encode(text),
                 pooling,
-                priority=body.priority or 0,
+                priority=priority,
                 deadline_s=service.settings.request_timeout_s,
                 request_id=f"embd-{uuid.uuid4().hex}",
             )
-            for text in split_prompts(body.input, service.settings.max_prompts)
+            for text in split_prompts(prompts, service.settings.max_prompts)
         ]
     except RequestError as error:
         if error.param not in ("prompt", "messages"):
             raise
-        raise RequestError(str(error).replace("prompt", "input"), param="input", code=error.code) from error
+        raise RequestError(str(error).replace("prompt", field), param=field, code=error.code) from error
 
 
 def _write(body: EmbeddingRequest, model: str, vectors: list[Vectors], num_tokens: int) -> bytes:
