@@ -6,6 +6,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ContextLengthError, ModelLoadError, RequestError
+from ridgeline.engine.llm import AHEAD
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -172,3 +173,49 @@ def test_bfloat16_runs_and_nearly_agrees(shared_data):
     llm = LLM(str(shared_data / "models/stories260K"), dtype="bfloat16", num_threads=1)
     (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
     assert output.outputs[0].text.startswith(", there was a little")
+
+
+def test_an_iterator_of_prompts_is_drawn_as_it_is_read(llm):
+    """A million prompts: they are made one by one, and no more are begun than the window has room for."""
+    drawn, most = 0, AHEAD * llm.engine.info.max_num_seqs
+    prompts = ["Once upon a time", "Lily", "The big dog ran"]
+
+    def million():
+        nonlocal drawn
+        for drawn in range(1, 1_000_001):
+            yield prompts[drawn % 3]
+
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    outputs = llm.generate(million(), GREEDY)
+    assert drawn == 0, "nothing is drawn before it is asked for"
+    for number in range(1, 3 * most):
+        output = next(outputs)
+        assert output.prompt == prompts[number % 3] and output.finished, "in the order of the prompts"
+        assert output.outputs[0].token_ids == expected[number % 3]
+        assert number <= drawn < number + most
+    outputs.close()
+    assert not llm._inboxes and all(group.used == 0 for group in llm.engine.loop.stats().cache.groups)
+
+
+def test_an_iterator_holds_finished_outputs_behind_a_long_one_within_its_bound(llm):
+    """The first prompt outlasts all others that may be begun beside it."""
+    drawn, most = 0, AHEAD * llm.engine.info.max_num_seqs
+    eos = llm.engine.info.generation.eos_token_ids[0]
+
+    def prompts():
+        nonlocal drawn
+        for drawn in range(1, 10 * most):
+            yield "Once upon a time" if drawn == 1 else [eos] * 100
+
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    outputs = llm.generate(prompts(), params)
+    next(outputs)
+    assert drawn <= most
+    outputs.close()
+
+
+def test_an_iterator_raises_at_the_prompt_that_is_wrong(llm):
+    outputs = llm.generate(iter(["Lily", [10**6]]), GREEDY)
+    with pytest.raises(RequestError, match="token ids must be from 0"):
+        list(outputs)
+    assert not llm._inboxes

@@ -46,7 +46,7 @@ def test_every_post_with_a_body_says_what_it_takes(document: dict):
         path for path, operations in document["paths"].items() if "requestBody" not in operations.get("post", {})
     }
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
-    assert posts & without == {"/v1/responses/{response_id}/cancel"}
+    assert posts & without == {"/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel"}
 
 
 def test_ranges_and_fields_of_sampling_are_said(document: dict):

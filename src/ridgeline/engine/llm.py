@@ -1,8 +1,9 @@
 """The offline Python API, LLM: the loop runs in the calling thread."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from ridgeline.core.config import EngineConfig, EngineOptions
 from ridgeline.core.errors import EngineError, RequestError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Mapping[str, object]  # text, token ids, or {"prompt_token_ids": [...]}
 Message = Mapping[str, object]
 T = TypeVar("T")
+AHEAD = 4  # prompts of an iterator for each sequence that runs: begun, and not yet yielded
 
 
 class LLM:
@@ -54,6 +56,11 @@ class LLM:
         """Return what the model's generation_config.json asks for, else the defaults of SamplingParams."""
         return default_params(self.engine.info.generation)
 
+    @overload
+    def generate(
+        self, prompts: Iterator[Prompt], sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[RequestOutput]: ...
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -63,12 +70,27 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         prediction: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput]: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Iterator[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
+        prediction: str | Sequence[str | None] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Return one RequestOutput per prompt, in order. `adapter` names a loaded one, for all prompts or for each,
         `prediction` is text that the output is expected to be, mostly: drafts follow it.
 
-        Raises RequestError before anything runs if any prompt is wrong.
+        Raises RequestError before anything runs if any prompt is wrong. An iterator of prompts gives one of outputs,
+        with the same parameters for all: it draws a few ahead of what is read, and raises at the prompt that is wrong.
         """
+        if isinstance(prompts, Iterator):
+            assert sampling_params is None or isinstance(sampling_params, SamplingParams)
+            assert adapter is None or isinstance(adapter, str)
+            return self._each(prompts, sampling_params or self.get_default_sampling_params(), adapter)
         encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]
         return self._run(encoded, sampling_params, adapter, use_tqdm, prediction, priority)
 
@@ -171,25 +193,53 @@ class LLM:
                 show(num_done, num_tokens)
         return list(outputs.values())
 
-    def _deltas(self, requests: Sequence[Request]) -> Iterator[OutputDelta]:
-        """Run steps until every output of `requests` has ended, yielding their deltas. Leaving early frees them all."""
-        unfinished = sum(request.params.n for request in requests)
-        inbox: list[OutputDelta] = []
-        for request in requests:
-            self._inboxes[request.request_id] = inbox
-            self.engine.loop.submit(request)
+    def _each(self, prompts: Iterator[Prompt], params: SamplingParams, adapter: str | None) -> Iterator[RequestOutput]:
+        """Yield the outputs in the order of their prompts, of which a bounded number is begun and not yielded."""
+        begun: dict[str, RequestOutput] = {}
+
+        def requests() -> Iterator[Request]:
+            for text, token_ids in map(self._encode, prompts):
+                request = self.engine.intake.request(token_ids, params, adapter=adapter)
+                begun[request.request_id] = RequestOutput.begun(request, text)
+                yield request
+
+        most = AHEAD * self.engine.info.max_num_seqs
+        with closing(self._deltas(requests(), lambda: len(begun) < most)) as deltas:
+            for delta in deltas:
+                begun[delta.request_id].extend(delta)
+                while begun and (first := next(iter(begun.values()))).finished:
+                    yield begun.pop(first.request_id)
+
+    def _deltas(
+        self, requests: Iterable[Request], has_room: Callable[[], bool] = lambda: True
+    ) -> Generator[OutputDelta, None, None]:
+        """Run steps until every output of `requests` has ended, yielding their deltas. Leaving early frees them all.
+
+        Requests are drawn while there is room.
+        """
+        unfinished: dict[str, int] = {}  # outputs
+        inbox, source = list[OutputDelta](), iter(requests)
         try:
-            while unfinished:
+            while True:
+                while has_room() and (request := next(source, None)) is not None:
+                    unfinished[request.request_id] = request.params.n
+                    self._inboxes[request.request_id] = inbox
+                    self.engine.loop.submit(request)
+                if not unfinished:
+                    return
                 self.engine.loop.step()
                 deltas = inbox.copy()
                 inbox.clear()
                 for delta in deltas:
-                    unfinished -= delta.finish is not None
+                    if delta.finish is not None:
+                        unfinished[delta.request_id] -= 1
+                        if not unfinished[delta.request_id]:
+                            del unfinished[delta.request_id], self._inboxes[delta.request_id]
                     yield delta
         finally:  # nobody reads what is unfinished any more; its blocks are free on return
-            for request in requests:
-                del self._inboxes[request.request_id]
-                self.engine.loop.abort(request.request_id)
+            for request_id in unfinished:
+                del self._inboxes[request_id]
+                self.engine.loop.abort(request_id)
             self.engine.loop.process_input_queue()
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:

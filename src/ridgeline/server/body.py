@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,15 +45,12 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     service = request.app.state.service
     assert isinstance(service, Service)
     body = bytearray()
-
-    def take(chunk: bytes) -> None:
-        if len(chunk) > service.body_room_bytes:
-            raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
-        service.body_room_bytes -= len(chunk)
-        body.extend(chunk)
-
     try:
-        await read_body(request, service, service.settings.max_body_bytes, take)
+        async for chunk in read_chunks(request, service, service.settings.max_body_bytes):
+            if len(chunk) > service.body_room_bytes:
+                raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
+            service.body_room_bytes -= len(chunk)
+            body += chunk
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(_decode, decoder, body)
         return _decode(decoder, body)
@@ -61,24 +58,27 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         service.body_room_bytes += len(body)
 
 
-async def read_body(request: Request, service: Service, max_bytes: int, take: Callable[[bytes], object]) -> None:
-    """Give the body to `take`, piece by piece. Raises HTTPException 408 or 413, and ClientDisconnect."""
+async def read_chunks(request: Request, service: Service, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it arrives. Raises HTTPException 408 or 413, and ClientDisconnect."""
     too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise too_large
     deadline_s = asyncio.get_running_loop().time() + service.settings.body_timeout_s
-    try:
-        async with asyncio.timeout_at(deadline_s) as timeout:
-            async for chunk in request.stream():
-                max_bytes -= len(chunk)
-                if max_bytes < 0:
-                    raise too_large
-                take(chunk)
-                deadline_s += len(chunk) / MIN_BYTES_PER_S
-                timeout.reschedule(deadline_s)
-    except TimeoutError as error:
-        raise HTTPException(408, f"the body came too slowly: send {MIN_BYTES_PER_S // 2**10} KiB/s") from error
+    chunks = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                chunk = await anext(chunks, None)
+        except TimeoutError as error:
+            raise HTTPException(408, f"the body came too slowly: send {MIN_BYTES_PER_S // 2**10} KiB/s") from error
+        if chunk is None:
+            return
+        max_bytes -= len(chunk)
+        if max_bytes < 0:
+            raise too_large
+        deadline_s += len(chunk) / MIN_BYTES_PER_S
+        yield chunk
 
 
 def converted(values: Mapping[str, Any], kind: type[T], *, strict: bool = True) -> T:

@@ -188,8 +188,9 @@ class Batches:
             batch.request_counts.failed += not result.is_ok
 
         client = self._service.keys.background_of(kept.owner)
+        time_left = asyncio.timeout(batch.expires_at - time.time())
         try:
-            async with asyncio.timeout(batch.expires_at - time.time()) as time_left:
+            async with time_left:
                 await run_lines(self._app, work, client, self._gate, self._num_at_once, write, report)
         except TimeoutError:
             if not time_left.expired():

@@ -2,17 +2,22 @@
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+import time
+from contextlib import aclosing
+from shutil import copyfileobj
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
-from ridgeline.server.batch.store import Kept, StoredFile, new_id
-from ridgeline.server.body import read_body
+from ridgeline.server.batch.store import Folder, Kept, StoredFile, new_id
+from ridgeline.server.body import converted, read_chunks
 from ridgeline.server.openai.paging import page
 from ridgeline.server.service import Service, note_of
 
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_OBJECTS = 10_000  # files of a key, and batches
 MAX_ARRIVING = 16  # uploads at a time
-FORM_BYTES = 64 * 2**10  # of an upload, beside its file
+FORM_BYTES, MAX_FIELD_BYTES = 64 * 2**10, 4096  # of an upload beside its file, and of one field
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,6 +34,13 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
+
+
+class FileForm(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/files, beside the file itself."""
+
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
 
 
 FILE_FORM = {  # as clients send it
@@ -72,33 +84,54 @@ async def stored_file(service: Service, http: HttpRequest) -> Response:
 
 async def create_file(service: Service, http: HttpRequest) -> Response:
     """Take a file, piece by piece, to the disk. Raises what errors.py maps."""
-    from ridgeline.server.batch.upload import Upload  # with python-multipart, for those who upload
-
     folder, owner, most = batches_of(service).folder, note_of(http).client.salt, service.settings.max_files_bytes
     kept = folder.listed(owner, StoredFile)
     room = most - sum(file.bytes for file in kept)
     if room <= 0 or len(kept) >= MAX_OBJECTS:
         raise RequestError(f"the files of this key have {most} bytes, or are {MAX_OBJECTS}: delete some", param="file")
+    if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise HTTPException(415, "a file is uploaded as multipart/form-data")
     if folder.num_arriving >= MAX_ARRIVING:
         raise OverloadedError("other files are arriving; retry later")
-    name = new_id("file-")
-    path = folder.path(name)  # without a description it is no file yet
     folder.num_arriving += 1
     try:
-        with path.open("wb") as file:
-            upload = Upload(http.headers.get("content-type", ""), file)
-            await read_body(http, service, min(room, service.settings.max_file_bytes) + FORM_BYTES, upload.write)
-            about = upload.about(name)
-            await asyncio.to_thread(_sync, file)
-        await asyncio.to_thread(folder.put, Kept(owner=owner, about=about))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        body = read_chunks(http, service, min(room, service.settings.max_file_bytes) + FORM_BYTES)
+        parser = MultiPartParser(http.headers, body, max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES)
+        async with aclosing(body):
+            form = await parser.parse()
+        try:
+            file = await asyncio.to_thread(_keep, folder, owner, form)
+        finally:
+            await form.close()
+    except MultiPartException as error:
+        raise RequestError(f"the body is no form with a file: {error.message}", code="invalid_multipart") from error
     finally:
         folder.num_arriving -= 1
-    return Response(msgspec.json.encode(about), media_type="application/json")
+    return Response(msgspec.json.encode(file), media_type="application/json")
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _keep(folder: Folder, owner: str, form: FormData) -> StoredFile:
+    """Put the file of a form into the folder. Raises RequestError."""
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise RequestError("the form has no file: send one in the field file", param="file")
+    texts = {key: value for key, value in form.items() if key != "file"}
+    age = {key[14:-1]: texts.pop(key) for key in list(texts) if key.startswith("expires_after[")}
+    fields = converted({**texts, **({"expires_after": age} if age else {})}, FileForm, strict=False)
+    file_id, now_s = new_id("file-"), int(time.time())
+    with folder.path(file_id).open("wb") as content:  # without a description it is no file yet
+        copyfileobj(upload.file, content)
+        num_bytes = content.tell()
+        content.flush()
+        os.fsync(content.fileno())
+    after = fields.expires_after
+    file = StoredFile(
+        id=file_id,
+        bytes=num_bytes,
+        created_at=now_s,
+        filename=(upload.filename or "upload")[:255],
+        purpose=fields.purpose,
+        expires_at=None if after is None else now_s + after.seconds,
+    )
+    folder.put(Kept(owner=owner, about=file))
+    return file
