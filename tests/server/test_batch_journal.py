@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.server.batch.journal import Journal
-from ridgeline.server.batch.lines import DUPLICATE, Answer, Line, Problem, Result, Work
+from ridgeline.server.batch.lines import DUPLICATE, Line, LineResponse, Problem, Result, Work
 
 MAX_BYTES = 200
 
@@ -28,7 +28,10 @@ def work_of(folder: Path, *lines: str, url: str | None = None) -> Work:
 
 
 def result(name: str, status: int = 200) -> Result:
-    return Result(custom_id=name, response=Answer(status_code=status, request_id="r", body=msgspec.Raw(b'{"x":1}')))
+    response = LineResponse(status_code=status, request_id="r", body=msgspec.Raw(b'{"x":1}'))
+    return Result(custom_id=name, response=response)
+        custom_id=name, response=LineResponse(status_code=status, request_id="r", body=msgspec.Raw(b'{"x":1}'))
+    )
 
 
 def add(journal: Journal, *results: Result) -> None:

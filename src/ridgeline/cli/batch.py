@@ -65,13 +65,13 @@ def batch(
                 asyncio.run(_run(config, settings, work, journal, counts))
     except OSError as error:
         raise ConfigError(f"{error.filename or output}: {error.strerror}; run it again to go on") from error
-    typer.echo(f"{counts.num_ok} succeeded, {counts.num_failed} failed: {output}", err=True)
+    typer.echo(f"{counts.num_ok} succeeded, {counts.num_failed} failed: {output}")
     raise SystemExit(SOME_FAILED_EXIT if counts.num_failed else 0)
 
 
 @dataclass
 class _Counts:
-    """What is done, and how many tokens that took since the start."""
+    """Counts what is done, and how many tokens that took since the start."""
 
     total: int
     num_ok: int

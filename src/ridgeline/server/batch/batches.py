@@ -19,7 +19,7 @@ from ridgeline.server.batch.files import MAX_OBJECTS, ExpiresAfter, batches_of
 from ridgeline.server.batch.journal import Journal
 from ridgeline.server.batch.lines import MAX_TOLD, Line, Problem, Result, Url, Work
 from ridgeline.server.batch.run import run_lines
-from ridgeline.server.batch.store import ENDED, Batch, Folder, Kept, Problems, StoredFile, new_id
+from ridgeline.server.batch.store import ENDED, Batch, Folder, Problems, Stored, StoredFile, new_id
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.paging import page
 from ridgeline.server.service import RequestNote, Service, note_of
@@ -52,7 +52,7 @@ async def list_batches(service: Service, http: HttpRequest) -> Response:
 
 
 async def create_batch(service: Service, http: HttpRequest) -> Response:
-    """Begin a batch. Raises what errors.py maps."""
+    """Make a batch, which begins. Raises what errors.py maps."""
     folder, owner, body = batches_of(service).folder, note_of(http).client.salt, await read_json(http, _DECODER)
     if folder.get(owner, body.input_file_id, StoredFile).purpose != "batch":
         raise RequestError("the input of a batch is a file of purpose batch", param="input_file_id")
@@ -68,9 +68,9 @@ async def create_batch(service: Service, http: HttpRequest) -> Response:
         metadata=body.metadata,
     )
     outputs, output_age_s = (new_id("file-"), new_id("file-")), None if age is None else age.seconds
-    kept = Kept(owner=owner, about=batch, outputs=outputs, output_age_s=output_age_s)
-    await asyncio.to_thread(folder.put, kept)
-    batches_of(service).begin(kept, batch)
+    stored = Stored(owner=owner, about=batch, outputs=outputs, output_age_s=output_age_s)
+    await asyncio.to_thread(folder.put, stored)
+    batches_of(service).begin(stored, batch)
     return _described(batch)
 
 
@@ -100,24 +100,24 @@ class Batches:
         self._closing = False
 
     def start(self) -> None:
-        """Go on with what an earlier server has left."""
-        for kept, batch in self.folder.unfinished():
-            self.begin(kept, batch)
+        """Run what an earlier server has left."""
+        for stored, batch in self.folder.unfinished():
+            self.begin(stored, batch)
 
-    def begin(self, kept: Kept, batch: Batch) -> None:
+    def begin(self, stored: Stored, batch: Batch) -> None:
         """Run a batch in the background."""
-        task = self._running[batch.id] = asyncio.create_task(self._run(kept, batch))
+        task = self._running[batch.id] = asyncio.create_task(self._run(stored, batch))
         task.add_done_callback(lambda _: self._running.pop(batch.id))
 
     async def cancel(self, batch: Batch) -> None:
         """End a batch; what it has answered stays. Raises RequestError for one that has ended."""
         if batch.status not in ("validating", "in_progress", "cancelling"):
             raise RequestError(f"Cannot cancel a batch with status '{batch.status}'.", code="batch_has_ended")
-        for kept, unfinished in self.folder.unfinished():
+        for stored, unfinished in self.folder.unfinished():
             if unfinished is batch and batch.status != "cancelling":
                 batch.status, batch.cancelling_at = "cancelling", int(time.time())
                 self._running[batch.id].cancel()
-                await asyncio.to_thread(self.folder.put, kept)
+                await asyncio.to_thread(self.folder.put, stored)
 
     async def close(self) -> None:
         """Stop; what is open is done again by the next server. Idempotent."""
@@ -127,15 +127,15 @@ class Batches:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         self.folder.close()
 
-    async def _run(self, kept: Kept, batch: Batch) -> None:
+    async def _run(self, stored: Stored, batch: Batch) -> None:
         """Run a batch to its end; anew from where it is when it is cancelled, its time is over or the disk was full."""
         task, wait_s = asyncio.current_task(), 0.0
         assert task is not None
         while batch.status not in ENDED:
             try:
                 await asyncio.sleep(wait_s)
-                async with self._turns[kept.owner]:
-                    await self._go_on(kept, batch)
+                async with self._turns[stored.owner]:
+                    await self._go_on(stored, batch)
             except asyncio.CancelledError:
                 if batch.status != "cancelling" or self._closing:
                     raise
@@ -146,22 +146,22 @@ class Batches:
                 wait_s = AGAIN_S
                 if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
                     batch.errors = Problems([Problem(code="internal_error", message="the log has the details")])
-                    await self._now(kept, batch, "failed")
+                    await self._now(stored, batch, "failed")
 
-    async def _go_on(self, kept: Kept, batch: Batch) -> None:
-        """Check a batch's lines, answer those that are left, say what came of them."""
+    async def _go_on(self, stored: Stored, batch: Batch) -> None:
+        """Check a batch's lines, do those that are left, say what came of them."""
         path = self.folder.path(batch.input_file_id)
         work = await asyncio.to_thread(Work.read, path, self._service.settings.max_body_bytes, batch.endpoint)
         if batch.status == "validating":
             if problems := _problems(work):
                 batch.errors = Problems(problems)
-                await self._now(kept, batch, "failed")
+                await self._now(stored, batch, "failed")
                 return
-            await self._now(kept, batch, "in_progress")
+            await self._now(stored, batch, "in_progress")
         counts = batch.request_counts
         counts.total = work.num_left
         with ExitStack() as stack:
-            journals = [stack.enter_context(closing(Journal(self.folder.path(name)))) for name in kept.outputs]
+            journals = [stack.enter_context(closing(Journal(self.folder.path(name)))) for name in stored.outputs]
             for journal in journals:
                 work.skip(journal.keys)
             counts.completed, counts.failed = (len(journal.keys) for journal in journals)
@@ -170,15 +170,15 @@ class Batches:
                 ended = "expired"
             if ended != "completed":
                 await _give_up(work, batch, journals[1], f"batch_{ended}")
-            elif not await self._answer(kept, batch, work, journals):
+            elif not await self._run_lines(stored, batch, work, journals):
                 return  # some may be written, but not noted
         if ended == "completed":
-            await self._now(kept, batch, "finalizing")
-        batch.output_file_id, batch.error_file_id = [await self._publish(kept, batch, i) for i in range(2)]
-        await self._now(kept, batch, ended)
+            await self._now(stored, batch, "finalizing")
+        batch.output_file_id, batch.error_file_id = [await self._publish(stored, batch, i) for i in range(2)]
+        await self._now(stored, batch, ended)
 
-    async def _answer(self, kept: Kept, batch: Batch, work: Work, journals: list[Journal]) -> bool:
-        """Answer the lines that are left; False where the time is over before."""
+    async def _run_lines(self, stored: Stored, batch: Batch, work: Work, journals: list[Journal]) -> bool:
+        """Do the lines that are left; False where the time is over before."""
 
         async def write(result: Result) -> None:
             await journals[not result.is_ok].add(result)
@@ -187,7 +187,7 @@ class Batches:
             batch.request_counts.completed += result.is_ok
             batch.request_counts.failed += not result.is_ok
 
-        client = self._service.keys.background_of(kept.owner)
+        client = self._service.keys.background_of(stored.owner)
         time_left = asyncio.timeout(batch.expires_at - time.time())
         try:
             async with time_left:
@@ -198,9 +198,9 @@ class Batches:
             return False
         return True
 
-    async def _publish(self, kept: Kept, batch: Batch, index: int) -> str | None:
+    async def _publish(self, stored: Stored, batch: Batch, index: int) -> str | None:
         """Make a file of what was written; None for nothing."""
-        name, path = kept.outputs[index], self.folder.path(kept.outputs[index])
+        name, path = stored.outputs[index], self.folder.path(stored.outputs[index])
         if not (num_bytes := path.stat().st_size):
             path.unlink()
             return None
@@ -211,16 +211,16 @@ class Batches:
             created_at=now_s,
             filename=f"{batch.id}_{('output', 'error')[index]}.jsonl",
             purpose="batch_output",
-            expires_at=None if kept.output_age_s is None else now_s + kept.output_age_s,
+            expires_at=None if stored.output_age_s is None else now_s + stored.output_age_s,
         )
-        await asyncio.to_thread(self.folder.put, Kept(owner=kept.owner, about=file))
+        await asyncio.to_thread(self.folder.put, Stored(owner=stored.owner, about=file))
         return name
 
-    async def _now(self, kept: Kept, batch: Batch, status: str) -> None:
+    async def _now(self, stored: Stored, batch: Batch, status: str) -> None:
         """Say, and keep, how far a batch is."""
         batch.status = status
         setattr(batch, f"{status}_at", int(time.time()))
-        await asyncio.to_thread(self.folder.put, kept)
+        await asyncio.to_thread(self.folder.put, stored)
 
 
 def _problems(work: Work) -> list[Problem]:

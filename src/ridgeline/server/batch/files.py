@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
-from ridgeline.server.batch.store import Folder, Kept, StoredFile, new_id
+from ridgeline.server.batch.store import Folder, Stored, StoredFile, new_id
 from ridgeline.server.body import converted, read_chunks
 from ridgeline.server.openai.paging import page
 from ridgeline.server.service import Service, note_of
@@ -30,7 +30,7 @@ FORM_BYTES, MAX_FIELD_BYTES = 64 * 2**10, 4096  # of an upload beside its file, 
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """When a file expires."""
+    """Says when a file expires."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
@@ -56,9 +56,9 @@ FILE_FORM = {  # as clients send it
 
 
 def batches_of(service: Service) -> "Batches":
-    """Return what has the files and runs the batches. Raises HTTPException 404 where none are kept."""
+    """Return what has the files and runs the batches. Raises HTTPException 404 where none are stored."""
     if service.batches is None:
-        raise HTTPException(404, "files and batches are not kept here: start the server with --files DIR")
+        raise HTTPException(404, "files and batches are not stored here: start the server with --files DIR")
     return service.batches
 
 
@@ -85,9 +85,9 @@ async def stored_file(service: Service, http: HttpRequest) -> Response:
 async def create_file(service: Service, http: HttpRequest) -> Response:
     """Take a file, piece by piece, to the disk. Raises what errors.py maps."""
     folder, owner, most = batches_of(service).folder, note_of(http).client.salt, service.settings.max_files_bytes
-    kept = folder.listed(owner, StoredFile)
-    room = most - sum(file.bytes for file in kept)
-    if room <= 0 or len(kept) >= MAX_OBJECTS:
+    stored = folder.listed(owner, StoredFile)
+    room = most - sum(file.bytes for file in stored)
+    if room <= 0 or len(stored) >= MAX_OBJECTS:
         raise RequestError(f"the files of this key have {most} bytes, or are {MAX_OBJECTS}: delete some", param="file")
     if not http.headers.get("content-type", "").startswith("multipart/form-data"):
         raise HTTPException(415, "a file is uploaded as multipart/form-data")
@@ -133,5 +133,5 @@ def _keep(folder: Folder, owner: str, form: FormData) -> StoredFile:
         purpose=fields.purpose,
         expires_at=None if after is None else now_s + after.seconds,
     )
-    folder.put(Kept(owner=owner, about=file))
+    folder.put(Stored(owner=owner, about=file))
     return file

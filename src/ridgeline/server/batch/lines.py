@@ -39,8 +39,8 @@ class Problem(msgspec.Struct, kw_only=True):
     param: str | UnsetType = UNSET
 
 
-class Answer(msgspec.Struct, kw_only=True):
-    """What an endpoint answered."""
+class LineResponse(msgspec.Struct, kw_only=True):
+    """Holds what an endpoint responded."""
 
     status_code: int
     request_id: str
@@ -48,11 +48,11 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A line of the output: an answer, or why there is none."""
+    """A line of the output: a response, or why there is none."""
 
     id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid4().hex}")
     custom_id: str | None
-    response: Answer | None = None
+    response: LineResponse | None = None
     error: Problem | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Raw
 from starlette.applications import Starlette
 
-from ridgeline.server.batch.lines import Answer, Line, Problem, Result, Work
+from ridgeline.server.batch.lines import Line, LineResponse, Problem, Result, Work
 from ridgeline.server.clients import Client
 from ridgeline.server.service import RequestNote, Service, new_request_id
 
@@ -50,14 +50,14 @@ async def _result(app: Starlette, line: Line | Problem, note: RequestNote) -> Re
     while True:
         status, content = await _post(app, line, note)
         if status != 503:
-            answer = Answer(status_code=status, request_id=note.request_id, body=Raw(content))
-            return Result(custom_id=line.custom_id, response=answer)
+            response = LineResponse(status_code=status, request_id=note.request_id, body=Raw(content))
+            return Result(custom_id=line.custom_id, response=response)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 async def _post(app: Starlette, line: Line, note: RequestNote) -> tuple[int, bytes]:
-    """Return the status and body that the endpoint answers with."""
+    """Return the status and body of the endpoint's response."""
     service = app.state.service
     assert isinstance(service, Service)
     status, content, arrived = 500, bytearray(), False

@@ -35,14 +35,14 @@ class StoredFile(msgspec.Struct, kw_only=True, tag_field="object", tag="file"):
 
 
 class Problems(msgspec.Struct):
-    """What is wrong with an input."""
+    """Lists what is wrong with an input."""
 
     data: list[Problem]
     object: str = "list"
 
 
 class Counts(msgspec.Struct):
-    """Lines of a batch."""
+    """Counts the lines of a batch."""
 
     total: int = 0
     completed: int = 0
@@ -73,7 +73,7 @@ class Batch(msgspec.Struct, kw_only=True, tag_field="object", tag="batch"):
     metadata: dict[str, str] | None = None
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class Stored(msgspec.Struct, kw_only=True):
     """An object and whose it is."""
 
     owner: str  # the name of a key
@@ -82,7 +82,7 @@ class Kept(msgspec.Struct, kw_only=True):
     output_age_s: int | None = None  # after which those expire
 
 
-_KEPT = msgspec.json.Decoder(Kept)
+_STORED = msgspec.json.Decoder(Stored)
 
 
 def new_id(prefix: str) -> str:
@@ -103,16 +103,16 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch.mkdir(mode=0o700)
-            kept = [
-                _KEPT.decode(path.read_bytes()) for kind in ("file-", "batch_") for path in root.glob(f"{kind}*.json")
+            stored = [
+                _STORED.decode(path.read_bytes()) for kind in ("file-", "batch_") for path in root.glob(f"{kind}*.json")
             ]
         except BlockingIOError:
             self._lock.close()
             raise ConfigError(f"--files {root}: another server has this folder") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"--files {root}: {error}") from error
-        self._kept = {each.about.id: each for each in sorted(kept, key=lambda each: each.about.id)}
-        known = {name for kept, _ in self.unfinished() for name in kept.outputs} | self._kept.keys()
+        self._stored = {each.about.id: each for each in sorted(stored, key=lambda each: each.about.id)}
+        known = {name for stored, _ in self.unfinished() for name in stored.outputs} | self._stored.keys()
         for path in root.glob("file-*.jsonl"):
             if path.stem not in known:  # it was arriving, or being deleted
                 path.unlink()
@@ -125,23 +125,23 @@ class Folder:
         """Return where the content of a file is; the id is one of ours."""
         return self._root / f"{file_id}.jsonl"
 
-    def put(self, kept: Kept) -> None:
+    def put(self, stored: Stored) -> None:
         """Write an object as it is now, from any thread: it is on disk, whole, when this returns. Raises OSError."""
-        name = f"{kept.about.id}.json"
+        name = f"{stored.about.id}.json"
         with self._writing:
             with (self._scratch / name).open("wb") as file:
-                file.write(msgspec.json.encode(kept))
+                file.write(msgspec.json.encode(stored))
                 file.flush()
                 os.fsync(file.fileno())
             (self._scratch / name).replace(self._root / name)
             folder = os.open(self._root, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
-            self._kept[kept.about.id] = kept
+            self._stored[stored.about.id] = stored
 
     def listed(self, owner: str, kind: type[T]) -> list[T]:
         """Return an owner's objects that have not expired, oldest first."""
-        now_s, own = time.time(), [each.about for each in self._kept.values() if each.owner == owner]
+        now_s, own = time.time(), [each.about for each in self._stored.values() if each.owner == owner]
         found = [about for about in own if isinstance(about, kind)]
         late = [each for each in found if isinstance(each, StoredFile) and (each.expires_at or now_s) < now_s]
         for each in late:
@@ -163,15 +163,15 @@ class Folder:
             raise RequestError(f"{readers[0]} reads this file: cancel it first, or wait for its end")
         self._remove(file.id)
 
-    def unfinished(self) -> list[tuple[Kept, Batch]]:
+    def unfinished(self) -> list[tuple[Stored, Batch]]:
         """Return all owners' batches that have not ended."""
-        batches = [(each, each.about) for each in self._kept.values() if isinstance(each.about, Batch)]
-        return [(kept, batch) for kept, batch in batches if batch.status not in ENDED]
+        batches = [(each, each.about) for each in self._stored.values() if isinstance(each.about, Batch)]
+        return [(stored, batch) for stored, batch in batches if batch.status not in ENDED]
 
     def _readers(self, file_id: str) -> list[str]:
         return [batch.id for _, batch in self.unfinished() if batch.input_file_id == file_id]
 
     def _remove(self, object_id: str) -> None:
-        del self._kept[object_id]
+        del self._stored[object_id]
         (self._root / f"{object_id}.json").unlink(missing_ok=True)
         self.path(object_id).unlink(missing_ok=True)

@@ -64,7 +64,7 @@ async def rerank(service: Service, http: HttpRequest) -> Response:
 
 
 async def score(service: Service, http: HttpRequest) -> Response:
-    """Score pairs of texts. Raises what errors.py maps."""
+    """Return the scores of pairs of texts. Raises what errors.py maps."""
     body = await read_json(http, _SCORE)
     model = service.require_model(body.model)
     first, second = ([side] if isinstance(side, str) else side for side in (body.text_1, body.text_2))
