@@ -30,8 +30,6 @@ def work_of(folder: Path, *lines: str, url: str | None = None) -> Work:
 def result(name: str, status: int = 200) -> Result:
     response = LineResponse(status_code=status, request_id="r", body=msgspec.Raw(b'{"x":1}'))
     return Result(custom_id=name, response=response)
-        custom_id=name, response=LineResponse(status_code=status, request_id="r", body=msgspec.Raw(b'{"x":1}'))
-    )
 
 
 def add(journal: Journal, *results: Result) -> None:
