@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ridgeline.core.config import EngineConfig, EngineOptions
-from ridgeline.core.errors import EngineError, RequestError
+from ridgeline.core.errors import ConfigError, EngineError, RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
@@ -15,8 +18,11 @@ from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.progress import progress_bar
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.save import write_checkpoint
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ridgeline.core.step import Vectors
     from ridgeline.text.chat import ChatTemplate
 
@@ -45,6 +51,7 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig) -> None:
+        self._config = config
         self._inboxes: dict[str, list[OutputDelta]] = {}  # by request, of those that somebody reads
         self.engine = build_engine(config, self._deliver)
 
@@ -140,6 +147,27 @@ class LLM:
                 raise EngineError(delta.finish.error or "the engine stopped before the vector was complete")
         found = [vectors[request.request_id] for request in requests]
         return [EmbeddingOutput(*prompt, vector_H) for prompt, vector_H in zip(encoded, found, strict=True)]
+
+    def update_weights(self, weights: "str | Mapping[str, NDArray[Any]]") -> None:
+        """Compute with other weights from now on: those of a folder, or tensors by their names in the checkpoint.
+
+        Nothing else of the model may differ, nor may outputs be under way. No prefix of the old weights is used again;
+        unseeded requests go on in their stream of seeds. For a moment memory has both. Raises as the constructor does,
+        ConfigError for another model, RequestError where outputs are under way; the old weights stay then.
+        """
+        if self._inboxes:
+            raise RequestError("outputs are under way: read them to their end, or close them, before weights change")
+        old = self.engine
+        with TemporaryDirectory() as scratch:
+            if not isinstance(weights, str):
+                write_checkpoint(Path(old.info.model_path), weights, Path(scratch))
+                weights = scratch
+            model = replace(self._config.model, model=weights, max_model_len=old.info.max_model_len)
+            backend = replace(self._config.backend, pack_cache=False)  # the next ones replace these soon
+            engine = build_engine(replace(self._config, model=model, backend=backend), self._deliver, old.loop.clock)
+        if engine.spec != old.spec:
+            raise ConfigError(f"{weights} is another model than {old.info.model_path}: only weights may differ")
+        self.engine = replace(engine, intake=old.intake)
 
     def chat_template(self, source: str | None = None) -> "ChatTemplate":
         """Compile `source`, Jinja text, or the model's own chat template. Raises RequestError if there is neither."""

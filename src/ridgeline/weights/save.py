@@ -1,5 +1,6 @@
 """The program's weights -> model.safetensors, under the names of the model's family. Called by the trainer."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,20 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], 
     unnamed = sorted(set(weights) - written)
     if unnamed:
         raise ModelLoadError(f"{spec.model_type} has no tensor name for {', '.join(unnamed[:10])}")
+    _write(folder, tensors)
+
+
+def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) -> None:
+    """Write tensors, by their names in a checkpoint, with all that the folder of `model` has beside its weights."""
+    if not model.is_dir():
+        raise ModelLoadError(f"{model} is one file, and its tensors come with it: give a folder of new weights")
+    for file in model.iterdir():
+        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name:
+            shutil.copy(file, folder)
+    _write(folder, {name: contiguous(tensor) for name, tensor in tensors.items()})
+
+
+def _write(folder: Path, tensors: dict[str, Array]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (SINGLE + ".partial")
     save_file(tensors, partial, metadata={"format": "pt"})
