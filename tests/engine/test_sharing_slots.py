@@ -127,3 +127,39 @@ def test_everybody_ends_and_nobody_makes_way_in_vain(asked, num_slots, prefix_ca
                 lengths[preemption.seq_id] = known[preemption.seq_id]
     driver.run()
     driver.assert_answers()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_what_runs_in_the_background_makes_way_for_all_else(policy):
+    """Also for requests of its own client, of a worse priority, and for more than a share."""
+    driver = driver_of(policy=policy)
+    for i in range(8):
+        add(driver, f"b{i}", client=1, background=True, priority=-9, max_tokens=40)
+    for _ in range(3):
+        driver.step()
+    assert running(driver) == {1: 4}
+    for i in range(5):
+        add(driver, f"p{i}", client=1 + i % 2, priority=9, max_tokens=10)
+    for _ in range(6):
+        driver.step()
+    assert all(not seq.request.background for seq in driver.scheduler.running())
+    assert len(driver.scheduler.running()) == 4
+    driver.run()
+    driver.assert_answers()
+    order = [name for name, _ in driver.finished]
+    assert all(name.startswith("p") for name in order[:5]), "nothing of the background ends before"
+    assert len(order) == 13
+
+
+def test_the_background_never_takes_a_slot_from_others():
+    driver = driver_of(num_slots=2)
+    for i in range(2):
+        add(driver, f"p{i}", client=1, max_tokens=30)
+    for _ in range(2):
+        driver.step()
+    add(driver, "b0", client=2, background=True)
+    for _ in range(10):
+        driver.step()
+    assert running(driver) == {1: 2} and driver.scheduler.stats().num_preemptions == 0
+    driver.run()
+    driver.assert_answers()
