@@ -115,6 +115,7 @@ async def _run(
             try:
                 while not (await asyncio.wait([running], timeout=LOOK_S))[0]:
                     if (why := engine.watch(settings.step_timeout_s)) is not None:
+                        engine.give_up()
                         raise EngineError(f"{why}; what is written stays, and running it again goes on")
                 await running
             finally:
