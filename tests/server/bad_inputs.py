@@ -40,6 +40,9 @@ GOOD: Mapping[str, Any] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/embeddings": {"input": "a"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/v1/batches": {"input_file_id": "file-a", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
     "/explain/plan": ["--workload=nothing"],
@@ -192,9 +195,11 @@ def bad_inputs(document: Document) -> Iterator[BadInput]:
     """Yield requests for every operation in the document, none of which is what a client should send."""
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            if "requestBody" in operation:
-                schema = operation["requestBody"]["content"][JSON]["schema"]
-                yield from _bodies(document, path, schema)
+            content = operation.get("requestBody", {}).get("content", {})
+            if JSON in content:
+                yield from _bodies(document, path, content[JSON]["schema"])
+            elif content:
+                yield from _forms(path)
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "TRACE", "FOO"):
             if method.lower() not in operations:
                 yield BadInput(method, path, b"{}")
@@ -203,11 +208,18 @@ def bad_inputs(document: Document) -> Iterator[BadInput]:
     for name in ("lost", "..", "%2e%2e", "%00", "%ff", "a%0d%0ab: c", "%F0%9F%94%A5", "a" * 5_000, "*", "{}", "%7B%7D"):
         for path in ("/v1/models/{}", "/v1/responses/{}", "/v1/responses/{}/input_items", "/v1/{}"):
             yield BadInput("GET", path.replace("{}", name))
+        for path in ("/v1/files/{}", "/v1/files/{}/content", "/v1/batches/{}"):
+            yield BadInput("GET", path.replace("{}", name))
+        yield BadInput("DELETE", f"/v1/files/{name}")
+        yield BadInput("POST", f"/v1/batches/{name}/cancel", b"{}")
         yield BadInput("DELETE", f"/v1/responses/{name}")
         yield BadInput("POST", f"/v1/responses/{name}/cancel", b"{}")
     for text in ("a", "-", "1.5", "1e9", "%00", "0x1", "9" * 5_000, "%F0%9F%94%A5"):
         for name in ("steps", "spans", "decisions"):
             yield BadInput("GET", f"/explain/steps?{name}={text}")
+        for path in ("/v1/files", "/v1/batches"):
+            for name in ("limit", "order", "after"):
+                yield BadInput("GET", f"{path}?{name}={text}")
 
 
 def _bodies(document: Document, path: str, schema: Document) -> Iterator[BadInput]:
@@ -228,6 +240,27 @@ def _bodies(document: Document, path: str, schema: Document) -> Iterator[BadInpu
     for encoding in ("gzip", "br", "deflate", "a"):
         yield BadInput("POST", path, dumped(good), {"content-type": JSON, "content-encoding": encoding})
     yield BadInput("POST", path, dumped(good), {"content-type": "application/json; charset=utf-16"}, refused=False)
+
+
+def _forms(path: str) -> Iterator[BadInput]:
+    """Yield multipart forms that are none, or lack what they need, cut at every byte."""
+    part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+    purpose, end = part % (b"purpose", b"", b"batch"), b"--b--\r\n"
+    form = purpose + part % (b"file", b'; filename="../../a"', b"a" * 30)
+    name = {"content-type": "multipart/form-data; boundary=b"}
+    for size in range(len(form)):
+        yield BadInput("POST", path, form[:size], name)
+    for body in (b"", end, purpose + end, purpose * 20 + end, part % (b"file", b"", b"a") + end, *NO_BODIES):
+        yield BadInput("POST", path, body, name)
+    for text in (b"\xff", b"", b"a" * 5_000):
+        yield BadInput("POST", path, part % (text, b"", text) + form + end, name)
+    for media_type in (
+        *MEDIA_TYPES,
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/mixed; boundary=b",
+    ):
+        yield BadInput("POST", path, form + end, {"content-type": media_type} if media_type else {})
 
 
 def _spoilt(document: Document, schema: Document, value: Any, skip: int, depth: int = 0) -> Iterator[Any]:

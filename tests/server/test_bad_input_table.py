@@ -20,6 +20,7 @@ from ridgeline.engine.thread_engine import ThreadEngine
 MODELS = Path(__file__).resolve().parents[2] / "src/ridgeline/models"
 CLIENTS = 4
 GOOD = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
+EMBEDDING = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[LiveServer]:
-    with serving(new_engine(MODELS / "python-1m")) as server:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serving(new_engine(MODELS / "python-1m"), files=str(tmp_path_factory.mktemp("files"))) as server:
         yield server
         server.assert_idle()
 
@@ -107,7 +108,7 @@ def test_no_bad_input_is_the_servers_fault(small: LiveServer) -> None:
 def test_nor_is_it_of_a_server_that_embeds(embedder: LiveServer) -> None:
     """The other serves no vectors, and says so before it looks at what is asked for."""
     before = embedder.post("embeddings", input="a").json()["data"]
-    rows = [row for row in bad_inputs(embedder.client.get("/openapi.json").json()) if row.path == "/v1/embeddings"]
+    rows = [row for row in bad_inputs(embedder.client.get("/openapi.json").json()) if row.path in EMBEDDING]
     statuses = check(embedder, rows)
     assert statuses[4] >= 200, statuses
     assert statuses[2] >= 5, "what is allowed is served"

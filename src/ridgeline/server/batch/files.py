@@ -1,9 +1,10 @@
 """/v1/files: what clients upload for batches, and what batches have written."""
 
 import asyncio
+import logging
 import os
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,7 @@ from ridgeline.server.service import Service, note_of
 if TYPE_CHECKING:
     from ridgeline.server.batch.batches import Batches
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # no client can fill the log
 MAX_OBJECTS = 10_000  # files of a key, and batches
 MAX_ARRIVING = 16  # uploads at a time
 FORM_BYTES, MAX_FIELD_BYTES = 64 * 2**10, 4096  # of an upload beside its file, and of one field
@@ -96,13 +98,10 @@ async def create_file(service: Service, http: HttpRequest) -> Response:
     folder.num_arriving += 1
     try:
         body = read_chunks(http, service, min(room, service.settings.max_file_bytes) + FORM_BYTES)
-        parser = MultiPartParser(http.headers, body, max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES)
+        parser = _FormParser(http.headers, body, max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES)
         async with aclosing(body):
-            form = await parser.parse()
-        try:
-            file = await asyncio.to_thread(_keep, folder, owner, form)
-        finally:
-            await form.close()
+            with closing(parser):
+                file = await asyncio.to_thread(_put, folder, owner, await parser.parse())
     except MultiPartException as error:
         raise RequestError(f"the body is no form with a file: {error.message}", code="invalid_multipart") from error
     finally:
@@ -110,7 +109,15 @@ async def create_file(service: Service, http: HttpRequest) -> Response:
     return Response(msgspec.json.encode(file), media_type="application/json")
 
 
-def _keep(folder: Folder, owner: str, form: FormData) -> StoredFile:
+class _FormParser(MultiPartParser):
+    """Closes the temporary files of forms that were cut, too."""
+
+    def close(self) -> None:
+        for file in self._files_to_close_on_error:
+            file.close()
+
+
+def _put(folder: Folder, owner: str, form: FormData) -> StoredFile:
     """Put the file of a form into the folder. Raises RequestError."""
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
