@@ -40,7 +40,9 @@ class Simulation:
         self.control, self.random = DraftControl(), random.Random(seed)
         self.machine, self.acceptance, self.num_sequences, self.noise = machine, acceptance, num_sequences, noise
         self.asked, self.seen, self.drafted, self.slower, self.plain_s = 0, {}, 0, 1.0, 0.0
-        self.ahead = ahead  # what a step takes that is planned while another is computed, of the time of one that is not
+        self.ahead = (
+            ahead  # what a step takes that is planned while another is computed, of the time of one that is not
+        )
 
     def step(self):
         """(tokens gained, seconds, tokens drafted) of one step."""

@@ -229,7 +229,7 @@ class Overlapping(Executable, Protocol):
         ...
 
     def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
-        """Have `finish` start this step as soon as the one that was started ends; False where that cannot be.
+        """Make `finish` start this step as soon as the one that was started ends; return False where that cannot be.
 
         It has one token for each that the other samples, in the same order: where one is PENDING it is that token. The
         logits of both are in use until it is finished.
