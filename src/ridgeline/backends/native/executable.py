@@ -125,7 +125,7 @@ class NativeExecutable:
         self._tape.start(step.block, *started[1:])
 
     def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
-        """Make `finish` start this step as well; return False where results would be lost that lie in the tape's buffers."""
+        """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
         if self._taps or self._result is not None or len(step.copies_C3):
             return False
         self._logits.reverse()
