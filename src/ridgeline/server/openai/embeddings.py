@@ -42,7 +42,7 @@ async def create_embedding(service: Service, http: HttpRequest) -> Response:
     service.reserve(note, num_prompts(body.input))
     model = service.require_model(body.model)
     requests = await asyncio.to_thread(_prepare, service, body)
-    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests)))
+    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests, whole=True)))
     num_tokens = sum(len(request.prompt_ids) for request in requests)
     service.metrics.prompt_tokens.inc(num_tokens)
     note.prompt_tokens = num_tokens
