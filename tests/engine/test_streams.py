@@ -1,11 +1,13 @@
 """Open streams: who still computes a request, whatever its reader has read of it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import TokenLogprob
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta
 from ridgeline.engine.request import FinishReason, Timings
@@ -25,12 +27,16 @@ def request(name: str, n: int = 1) -> Request:
     )
 
 
+def never(request_id: str, held: bool) -> None:
+    raise AssertionError(f"{request_id} is held")
+
+
 def test_a_reader_that_is_slow_keeps_nothing_with_the_engine() -> None:
     """Of four requests, all of which have readers that read no more: one has ended, one is aborted by the end."""
 
     async def scenario() -> None:
         aborted: list[str] = []
-        streams = OpenStreams(lambda requests: None, aborted.append, lambda: True)
+        streams = OpenStreams(lambda requests: None, aborted.append, never, lambda: True)
         names = ("ended", "half", "left", "open")
         readers = {name: streams.read(request(name, 2)) for name in names}
         for name in names:
@@ -51,5 +57,62 @@ def test_a_reader_that_is_slow_keeps_nothing_with_the_engine() -> None:
             with pytest.raises(OverloadedError):
                 _ = [delta async for delta in readers[name]]
         assert aborted == ["left"] and len(streams) == 0
+
+    asyncio.run(scenario())
+
+
+TOP = TokenLogprob(1, -1.0, 1, ((1, -1.0),) * 20)
+
+
+@pytest.mark.parametrize("logprobs", [(), [TOP]])
+def test_who_falls_behind_is_held_and_goes_on_when_all_is_read(logprobs: list[TokenLogprob]) -> None:
+    """Both requests of one reader, and nobody else's; as much waits for it as is worth about 64 KiB an output."""
+
+    async def scenario() -> int:
+        told: list[tuple[str, bool]] = []
+        streams = OpenStreams(lambda requests: None, lambda name: None, lambda *told_: told.append(told_), lambda: True)
+        slow, quick = streams.read(request("slow"), request("slower")), streams.read(request("quick"))
+        reading = asyncio.ensure_future(drained(quick))
+        first = asyncio.ensure_future(anext(slow))
+        await asyncio.sleep(0)
+        count = 0
+        while not told:
+            count += 1
+            streams.dispatch([OutputDelta(name, 0, "a", [1], logprobs) for name in ("slow", "slower", "quick")])
+            await asyncio.sleep(0)
+        assert sorted(told) == [("slow", True), ("slower", True)]
+        streams.dispatch([OutputDelta("slower", 0, "a", [1], logprobs)])  # a step that was under way
+        await first
+        for _ in range(2 * count):
+            assert len(told) == 2
+            await anext(slow)
+        assert sorted(told[2:]) == [("slow", False), ("slower", False)]
+        streams.dispatch([OutputDelta(name, 0, finish=END) for name in ("slow", "slower", "quick")])
+        await drained(slow)
+        await reading
+        assert len(told) == 4 and len(streams) == 0
+        return count
+
+    count = asyncio.run(scenario())
+    assert 2**16 <= count * (256 + 21 * 128 * len(logprobs)) < 2**16 + 3000
+
+
+async def drained(stream: AsyncGenerator[OutputDelta, None]) -> int:
+    return len([delta async for delta in stream])
+
+
+def test_a_reader_of_everything_is_never_held() -> None:
+    """However much comes at once: it reads all before anybody else has a turn."""
+
+    async def scenario() -> None:
+        streams = OpenStreams(lambda requests: None, lambda name: None, never, lambda: True)
+        reading = asyncio.ensure_future(drained(streams.read(request("whole"))))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            for _ in range(100):
+                streams.dispatch([OutputDelta("whole", 0, "a", [1], [TOP])])
+            await asyncio.sleep(0)
+        streams.dispatch([OutputDelta("whole", 0, finish=END)])
+        assert await reading == 2001
 
     asyncio.run(scenario())

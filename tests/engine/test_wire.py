@@ -63,8 +63,8 @@ def test_outputs_arrive_however_the_stream_is_cut() -> None:
 
 def test_a_config_arrives() -> None:
     config = EngineConfig.of("python-1m", num_threads=2, adapters={"a": "b"}, kv_cache_bytes=2**40)
-    (frame,) = cut(wire.encode(wire.Begin(config, 20)), 5)
-    assert wire.decode_to_engine(frame) == wire.Begin(config, 20)
+    (frame,) = cut(wire.encode(wire.Begin(config, "json", 20)), 5)
+    assert wire.decode_to_engine(frame) == wire.Begin(config, "json", 20)
 
 
 def test_a_journal_takes_the_records_of_another() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,32 @@ def test_another_limit_is_found_and_named(tmp_path, capsys):
     assert "all plans are identical" in capsys.readouterr().out
 
 
+def test_a_journal_is_read_up_to_where_it_was_cut_off(tmp_path, caplog):
+    """Wherever that is: what is left of it is a run of its own, whose steps have all their spans."""
+    path = tmp_path / "journal"
+    whole = run(path, RUNS["no prefix caching"][0][:3])
+    data = path.read_bytes()
+    found = Counter()
+    for end in range(len(data) - 1, 0, -97):
+        path.write_bytes(data[:end])
+        caplog.clear()
+        try:
+            cut = read_recording(path)
+        except ConfigError:  # not even one step is whole
+            found["refused"] += 1
+            continue
+        (warning,) = caplog.messages
+        assert "was cut off" in warning and str(path) in warning
+        num_steps = len(cut.steps)
+        assert cut.steps.tobytes() == whole.steps[:num_steps].tobytes()
+        for step in cut.steps:
+            assert len(cut.spans_of(step)) == step["num_spans"]
+        for output in cut.outputs:
+            assert len(cut.hashes_of(output)) == output["num_hashes"] and output["last_step"] < num_steps
+        found[num_steps > 0] += 1
+    assert found["refused"] and found[True]
+
+
 def test_files_that_are_no_whole_journal(tmp_path):
     path = tmp_path / "journal"
     whole = run(path, RUNS["no prefix caching"][0][:3])
@@ -128,8 +155,7 @@ def test_files_that_are_no_whole_journal(tmp_path):
     for content, said in (
         (b"", "is no journal"),
         (b"{}", "is no journal"),
-        (data[:-5], "was cut off"),
-        (data[:70], "was cut off"),
+        (data[:70], "was cut off within its first record"),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=said):

@@ -204,6 +204,31 @@ def test_a_stopped_engine_is_ended_with_its_stacks_and_started_again(
         assert "in _listen" in capfd.readouterr().err
 
 
+def test_a_process_that_hangs_while_it_loads_is_ended_and_another_one_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped: list[int] = []
+    start = link.Link.__init__
+
+    def started(self: link.Link, config: EngineConfig) -> None:
+        start(self, config)
+        if not stopped:
+            stopped.append(self.process.pid)
+            os.kill(self.process.pid, signal.SIGSTOP)
+
+    with serving(ProcessEngine(CONFIG)) as live:
+        live.engine._max_load_s = 3.0
+        monkeypatch.setattr(link.Link, "__init__", started)
+        kill(live)
+        eventually(lambda: bool(stopped))
+        live.engine._max_load_s = PATIENCE_S if live.engine.process_id not in stopped else 3.0
+        eventually(lambda: live.engine.process_id not in (None, *stopped))
+        live.engine._max_load_s = PATIENCE_S
+        eventually(lambda: ready(live))
+        assert "it has not loaded for 3 s" in caplog.text
+        assert live.engine.stats().num_restarts == 2
+
+
 def test_a_step_that_takes_too_long_ends_the_process_alone(caplog: pytest.LogCaptureFixture) -> None:
     with serving(ProcessEngine(CONFIG), step_timeout_s=1e-5) as live, ThreadPoolExecutor(16) as pool:
         before = live.engine.process_id

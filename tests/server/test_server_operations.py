@@ -1,6 +1,7 @@
 """What an operator relies on: request ids, keys, probes, the log, and metrics that agree with what clients counted."""
 
 import asyncio
+import json
 import logging
 import re
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from live_server import PATIENCE_S, LiveServer, eventually, new_engine, serving
+from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import JsonFormatter
 from ridgeline.core.step import TokenLogprob
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, chat_logprobs
 from ridgeline.server.settings import ServerSettings, require_safe_host
@@ -120,6 +123,14 @@ def test_metrics_agree_with_the_client(chat_model: Path) -> None:
             "ridgeline_time_to_first_token_seconds_count": len(reasons),
             "ridgeline_e2e_request_latency_seconds_count": len(reasons),
             "ridgeline_prefix_cache_hits_total": cached,
+            "ridgeline_prompt_tokens_cached_total": cached,
+            "ridgeline_inter_token_latency_seconds_count": output_tokens - len(reasons),
+            "ridgeline_request_queue_time_seconds_count": len(reasons),
+            "ridgeline_request_generation_tokens_sum": output_tokens,
+            "ridgeline_request_generation_tokens_count": len(reasons),
+            "ridgeline_queue_tokens": 0,
+            "ridgeline_engine_heartbeat_age_seconds": 0,
+            "ridgeline_engine_restarts_total": 0,
             "ridgeline_num_requests_running": 0,
             "ridgeline_num_requests_waiting": 0,
             "ridgeline_kv_cache_usage_perc": 0,
@@ -131,6 +142,52 @@ def test_metrics_agree_with_the_client(chat_model: Path) -> None:
         assert float(samples["ridgeline_step_duration_seconds_count"]) == live.engine.engine.loop.stats().num_steps
         kinds = {line.split()[2] for line in lines if line.startswith("# TYPE")}
         assert all(kind.startswith("ridgeline_") for kind in kinds)
+        eventually(lambda: live.metric("ridgeline_event_loop_lag_seconds_count") > 2)
+
+
+def test_metrics_have_vllm_s_names_where_they_are_asked_for(chat_model: Path) -> None:
+    """Each that is not ours alone stands there twice, with the same samples."""
+    with serving(new_engine(chat_model), metrics_compat="vllm", served_model_names=("a", "b")) as live:
+        live.complete(prompt="Once", max_tokens=4)
+        text = live.client.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    aliases = {name.removeprefix("vllm:") for name in families if name.startswith("vllm:")}
+    known = {
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens",
+        "generation_tokens",
+    }
+    known |= {"time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"}
+    assert known | {"request_success", "prefix_cache_hits", "num_preemptions", "request_queue_time_seconds"} <= aliases
+    assert not aliases & {"queue_tokens", "kv_blocks", "engine_restarts", "build_info"}
+    for alias in aliases:
+        own = families[f"ridgeline_{alias.replace('request_time_per', 'time_per')}"]
+        found = families[f"vllm:{alias}"].samples
+        samples = [(s.name.partition(":")[2], s.value) for s in found]
+        assert samples == [(s.name.replace(own.name, alias, 1), s.value) for s in own.samples]
+        assert all(
+            s.labels["model_name"] == "a" and s.labels["engine"] == "0" for s in families[f"vllm:{alias}"].samples
+        )
+
+
+def test_a_log_of_json_has_the_facts_by_name_and_no_content(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="ridgeline")
+    live.client.headers["x-request-id"] = "json-test"
+    try:
+        live.complete(prompt="xyzzy secret words", max_tokens=3)
+    finally:
+        del live.client.headers["x-request-id"]
+    eventually(lambda: any("json-test" in record.getMessage() for record in caplog.records))
+    line = json.loads(JsonFormatter().format(caplog.records[-1]))
+    assert line.pop("ms") > 0 and line.pop("time").endswith("+00:00") and line.pop("prompt") > 3
+    assert line.pop("event").startswith("json-test POST") and "xyzzy" not in caplog.text
+    about = {"request_id": "json-test", "method": "POST", "path": "/v1/completions", "status": 200}
+    assert line == {"level": "info", "logger": "ridgeline.server.access", "cached": 0, "output": 3} | about
+    failed = logging.LogRecord("a", logging.ERROR, "", 0, "it \n failed", None, (ValueError, ValueError("x"), None))
+    written = JsonFormatter().format(failed)
+    assert "\n" not in written and json.loads(written)["stack"].endswith("ValueError: x")
 
 
 def test_the_log_has_one_line_a_request_and_no_prompt(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:

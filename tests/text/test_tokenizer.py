@@ -1,5 +1,6 @@
 """Tokenizer: the published vectors, the same ids as transformers, and one clear error for broken or hostile files."""
 
+import base64
 import json
 import random
 import shutil
@@ -180,6 +181,19 @@ def set_path(value, *path):
     return change
 
 
+def growing(length, count):
+    """Stages that put a text in place of each letter, one after another."""
+    stage = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * length}
+    return {"type": "Sequence", "normalizers": [stage] * count, "decoders": [stage] * count}
+
+
+def nested(depth):
+    stage = {"type": "NFC"}
+    for _ in range(depth):
+        stage = {"type": "Sequence", "normalizers": [stage]}
+    return stage
+
+
 BROKEN = {
     "vocab_negative": ("tokenizer.json", set_vocab("zz", -1)),
     "vocab_huge": ("tokenizer.json", set_vocab("zz", 2**31)),
@@ -214,6 +228,29 @@ BROKEN = {
         "tokenizer.json",
         set_path({"type": "Replace", "pattern": {"Regex": "("}, "content": ""}, "normalizer"),
     ),
+    "replace_grows": ("tokenizer.json", set_path(growing(1000, 3), "normalizer")),
+    "replace_grows_decoding": ("tokenizer.json", set_path(growing(300, 1), "decoder")),
+    "prepend_long": ("tokenizer.json", set_path({"type": "Prepend", "prepend": "a" * 5_000_000}, "normalizer")),
+    "template_many": (
+        "tokenizer.json",
+        lambda data: data["post_processor"].update(single=[{"Sequence": {"id": "A", "type_id": 0}}] * 1000),
+    ),
+    "charsmap_beyond": (
+        "tokenizer.json",
+        set_path({"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "normalizer"),
+    ),
+    "charsmap_no_base64": (
+        "tokenizer.json",
+        set_path({"type": "Precompiled", "precompiled_charsmap": "%"}, "normalizer"),
+    ),
+    "charsmap_grows": (
+        "tokenizer.json",
+        set_path(
+            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\0\0\0\0" + b"x" * 5000).decode()},
+            "normalizer",
+        ),
+    ),
+    "stages_deep": ("tokenizer.json", set_path(nested(300), "normalizer")),
     "bos_number": ("tokenizer_config.json", set_path(1, "bos_token")),
     "bos_list": ("tokenizer_config.json", set_path(["<s>"], "bos_token")),
     "bos_content": ("tokenizer_config.json", set_path({"content": 1}, "bos_token")),
@@ -298,3 +335,13 @@ def test_truncated_and_flipped_files_load_or_are_refused(stories_copy):
             loaded += 1
             tokenizer.decode(tokenizer.encode("once upon a time"))
     assert loaded and refused
+
+
+def test_a_panic_of_the_rust_library_ends_one_text(stories_copy):
+    """Such a pattern fits the short text that is tried at load, and gives up on long ones."""
+    stage = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    edit(stories_copy, "tokenizer.json", set_path(stage, "pre_tokenizer"))
+    tokenizer = Tokenizer.from_folder(stories_copy)
+    with pytest.raises(RequestError, match="this model's tokenizer fails on the text"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("one") == tokenizer.encode("one")

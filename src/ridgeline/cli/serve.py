@@ -1,17 +1,19 @@
 """Serve a model over an OpenAI-compatible HTTP API."""
 
-import logging
+import socket
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from ridgeline.cli._effective import effective_options
 from ridgeline.cli._options import default_model, with_options
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import LogFormat, set_up
 from ridgeline.server.settings import ServerSettings, only_local_names, require_safe_host
 
 BIND_EXIT = 4
@@ -35,6 +37,7 @@ FILE = typer.Option("--config", is_eager=True, callback=_from_file, help="TOML o
 def serve(
     settings: ServerSettings,
     config: EngineConfig,
+    context: typer.Context,
     config_file: Annotated[Path | None, FILE] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
@@ -50,6 +53,12 @@ def serve(
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least severe messages to log; a request is one line at info."),
     ] = "info",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines of text, or JSON with a request's id and counts.")
+    ] = "text",
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all options as TOML, with where each was set, and end.")
+    ] = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
@@ -57,10 +66,12 @@ def serve(
     requests cut off by the shutdown timeout, 2 for options, 3 for model files, 4 for an address that cannot be used, 5
     for an engine that died or hangs.
     """
-    from ridgeline.server.listen import bind, bind_unix, url_of
+    from ridgeline.server.listen import bind, bind_unix
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("ridgeline").setLevel(log_level.upper())
+    if print_config:
+        typer.echo(effective_options(context, config))
+        return
+    set_up(log_format, log_level.upper())
     settings = replace(settings, api_key=api_key)
     if uds is None:
         require_safe_host(host, has_keys=settings.has_keys, insecure_no_auth=insecure_no_auth)
@@ -71,6 +82,13 @@ def serve(
         where, fix = (f"{host} port {port}", "--port") if uds is None else (uds, "--uds")
         typer.echo(f"ridgeline: cannot listen on {where}: {error}; choose another with {fix}", err=True)
         raise SystemExit(BIND_EXIT) from None
+    _serve(settings, config, listener, uds)
+
+
+def _serve(settings: ServerSettings, config: EngineConfig, listener: socket.socket, uds: str | None) -> NoReturn:
+    """Serve until a signal or the engine's end, and end with its exit code."""
+    from ridgeline.server.listen import url_of
+
     with long_lived_imports():
         if settings.engine_process:
             from ridgeline.engine.process.client import ProcessEngine as Engine

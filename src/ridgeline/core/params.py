@@ -92,6 +92,7 @@ class StructuredOutputsParams:
     grammar: str | None = option(None, "The output's grammar: GBNF or Lark with a rule `start`.", aka="guided_grammar")
     disable_any_whitespace: bool = option(False, "No white space between the tokens of JSON.")
     whitespace_pattern: str | None = option(None, "Regular expression of the white space between tokens of JSON.")
+    preamble: str = ""  # the grammar of what stands before, in Lark, with @output for what is asked for
 
     KINDS: ClassVar[tuple[str, ...]] = ("json", "json_object", "regex", "choice", "grammar")
 

@@ -52,6 +52,7 @@ class EngineStats:
     num_computed_tokens: int = 0
     step_s: float = 0.0  # of all steps: plan, run, commit and render
     drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
+    silence_s: float = 0.0  # since a process of its own was heard of
     num_restarts: int = 0  # of a process of its own; a new one counts the others from 0
 
 

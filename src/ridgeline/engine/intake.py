@@ -23,9 +23,14 @@ Prompt = str | Sequence[int]
 
 
 class Intake:
-    """Checks and completes requests for the engine that `info` describes; `clock` is that engine's."""
+    """Checks and completes requests for the engine that `info` describes; `clock` is that engine's.
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    With `grammar_timeout_s` a schema or grammar that takes longer to compile is refused.
+    """
+
+    def __init__(
+        self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock, grammar_timeout_s: float | None = None
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._eos_ids = frozenset(info.generation.eos_token_ids)
@@ -33,7 +38,8 @@ class Intake:
         self._seeds = np.random.default_rng(info.seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, info.vocab_size, self._eos_ids)
+        of = info.vocab_size, self._eos_ids, grammar_timeout_s
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, *of)
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""

@@ -7,7 +7,8 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.host import HostSample
@@ -26,13 +27,7 @@ from ridgeline.engine.scheduler import Scheduler
 log = get_logger("engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The caller of a request has gone away."""
-
-    request_id: str
-
-
+Message = Callable[[], list[Event]]  # what it does returns the events that it makes
 Deliver = Callable[[list[OutputDelta]], None]  # receives a step's deltas
 
 
@@ -57,7 +52,7 @@ class EngineLoop:
         self._executor = executor
         self._renderer = renderer
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[Request | Abort | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
         self.clock = clock
@@ -66,15 +61,19 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, from any thread."""
-        self._inbox.put(request)
+        self._inbox.put(partial(self._add, request))
 
     def abort(self, request_id: str) -> None:
         """End a request, from any thread; unknown and finished ones are ignored."""
-        self._inbox.put(Abort(request_id))
+        self._inbox.put(partial(self.scheduler.finish, request_id, None, FinishReason.ABORT))
+
+    def hold(self, request_id: str, held: bool) -> None:
+        """Compute no more of a request until it is not `held`, from any thread; it stays open."""
+        self._inbox.put(partial(self.scheduler.hold, request_id, held))
 
     def wake(self) -> None:
         """Wake a waiting loop to look around, from any thread."""
-        self._inbox.put(None)
+        self._inbox.put(list)
 
     def close(self) -> None:
         """Finish the recording of the journal. Call it where no step comes any more."""
@@ -153,23 +152,17 @@ class EngineLoop:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return
-        self._publish(self._receive(message))
+        self._publish(message())
 
     def _drain(self) -> list[Event]:
         events: list[Event] = []
         while not self._inbox.empty():
-            events.extend(self._receive(self._inbox.get()))
+            events.extend(self._inbox.get()())
         return events
 
-    def _receive(self, message: Request | Abort | None) -> list[Event]:
-        match message:
-            case Request():
-                self.journal.request(message)
-                self.scheduler.add(message)
-            case Abort():
-                return self.scheduler.finish(message.request_id, None, FinishReason.ABORT)
-            case None:
-                pass
+    def _add(self, request: Request) -> list[Event]:
+        self.journal.request(request)
+        self.scheduler.add(request)
         return []
 
     def _rerun(self, plan: StepPlan, error: Exception) -> StepResult | None:

@@ -34,7 +34,7 @@ class Pacing:
         One for each where a step that only decodes has to be measured: what it takes is part of every bound.
         """
         token_s = sorted(self._token_s)[-2:][:1]  # the bound is to hold for nearly all steps, not for half of them
-        if not any(token_s) or not any(len(seq.token_ids) - seq.num_computed == 1 for seq in running):
+        if not any(token_s) or not any(seq.is_decoding for seq in running):
             return limit
         decode_s = self._decoding_s(len(running))
         if decode_s is None or self._num_unmeasured >= MAX_UNMEASURED:

@@ -17,10 +17,13 @@ import numpy as np
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.log import get_logger
 from ridgeline.engine.journal import FIELDS, Journal, Recorder, Records
 
 MAGIC = b"ridgeline journal 1\n"
 LENGTH = struct.Struct("<Q")
+
+log = get_logger("journal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,7 @@ def recorder(setup: EngineSetup) -> FileRecorder | None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a journal's file. Raises ConfigError for one that is missing, of another kind, or cut off."""
+    """Read a journal's file, as far as it was written. Raises ConfigError for one that is missing, or no journal."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -172,10 +175,12 @@ def read_recording(path: Path) -> Recording:
         begin = at + LENGTH.size
         end = begin + (LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 1)
         if end > len(data):
-            place = f"within a record, {len(data) - at} bytes into it"
-            raise ConfigError(f"the journal {path} ends {place}: it was cut off")
+            log.warning("the journal %s was cut off, %d bytes into a record: these are left out", path, len(data) - at)
+            break
         frames.append(data[begin:end])
         at = end
+    if not frames:
+        raise ConfigError(f"the journal {path} was cut off within its first record")
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
@@ -187,4 +192,16 @@ def read_recording(path: Path) -> Recording:
         rings = {name: np.concatenate(each) if each else empty[name] for name, each in found.items()}
     except (msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
         raise ConfigError(f"the journal {path} cannot be read: {error}") from None
+    if at < len(data):
+        rings = _without_ends(rings)
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))
+
+
+def _without_ends(rings: Mapping[str, Records]) -> dict[str, Records]:
+    """Return the records of a file that was cut off, without those that point behind its end."""
+    steps, outputs, decisions = rings["steps"], rings["outputs"], rings["decisions"]
+    steps = steps[steps["first_span"] + steps["num_spans"] <= len(rings["spans"])]
+    is_whole = outputs["first_hash"] + outputs["num_hashes"] <= len(rings["prompts"])
+    outputs = outputs[is_whole & (outputs["last_step"] < len(steps))]
+    decisions = decisions[decisions["step"] <= steps["step"].max(initial=0)]
+    return {**rings, "steps": steps, "outputs": outputs, "decisions": decisions}

@@ -64,6 +64,7 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     drafted: DraftedTokens = field(default_factory=DraftedTokens)
+    is_aside: bool = False  # it waits for its caller, and not in the queue
     grammar: GrammarState | None = None
     siblings: list["Sequence"] = field(default_factory=list)  # n > 1: forked when the prompt is computed
 
@@ -75,6 +76,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Tell whether it lacks its newest token alone."""
+        return len(self.token_ids) - self.num_computed == 1
 
     @property
     def num_slots(self) -> int:

@@ -83,6 +83,12 @@ class Scheduler:
         self._waiting.push(self._unfinished.add(request))
         self._crowded = True
 
+    def hold(self, request_id: str, held: bool) -> list[Event]:
+        """Compute no more of a request than its prompt while it is held; unknown ones are ignored."""
+        for seq in self._unfinished.hold(request_id, held):
+            self._waiting.push(seq)
+        return self.take_events()
+
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> list[Event]:
         """End one output, or with None all outputs, of a request now; unknown ones are ignored."""
         for seq in self._unfinished.of(request_id):
@@ -111,6 +117,8 @@ class Scheduler:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
         if self._chains and self._in_flight and not self._all_go_on():
             return None  # what would be left out would read all weights again for itself
+        for seq in self._unfinished.leaving(self._running):
+            self._leave(seq)
         preempted = self._make_way()
         num_tokens, num_rows = self._config.max_num_batched_tokens, self._max_num_rows
         if self._decode is None or len(self._waiting):
@@ -207,7 +215,6 @@ class Scheduler:
         """
         self._leave(seq)
         seq.yields = yields
-        seq.num_computed = 0
         seq.num_preemptions += 1
         self._num_preemptions += 1
         self._waiting.push(seq)
@@ -217,6 +224,7 @@ class Scheduler:
         self._decode = None
         self._running.remove(seq)
         self._in_flight.pop(seq.seq_id, None)
+        seq.num_computed = 0
         try:
             self.cache.release(seq.seq_id)
         except Exception:  # it is gone all the same: at worst its blocks are lost

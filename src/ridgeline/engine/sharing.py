@@ -29,7 +29,7 @@ def making_way(
     is_fair = held[head.request.client] + head.num_slots <= share
     for seq in running[::-1]:
         client = seq.request.client
-        may_leave = len(seq.token_ids) - seq.num_computed == 1 and key(seq)[0] >= key(head)[0]
+        may_leave = seq.is_decoding and key(seq)[0] >= key(head)[0]
         yields = seq.request.background > head.request.background
         if excess > 0 and may_leave and (yields or (is_fair and held[client] - seq.num_slots >= share)):
             held[client] -= seq.num_slots

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.decoding.request import Request
@@ -12,25 +12,42 @@ from ridgeline.engine.outputs import OutputDelta
 POLL_S = 0.01  # how often `drain` looks whether the last output has left
 DEADLINE_GRACE_S = 0.25  # an engine ends what is late by itself; after this it is taken to be stuck
 LATE = "the request's deadline passed before the output was complete; retry"
+HOLD_BYTES = 64 * 2**10  # about what waits for the reader of one output before the engine computes no more of it
+DELTA_BYTES, LOGPROB_BYTES = 256, 128  # of a delta as its reader writes it, and of each log-probability in it
 STOPPED = "the engine stopped before the output was complete; retry"
 
 _Queue = asyncio.Queue[OutputDelta | OverloadedError]  # an error is the last that a reader gets
 
 
 @dataclass(slots=True)
+class _Reader:
+    """Reads the outputs of some requests, and may be behind the engine."""
+
+    room_bytes: int
+    queue: _Queue = field(default_factory=asyncio.Queue)
+    num_bytes: int = 0  # of what came since the queue was last empty
+    is_behind: bool = False  # the engine was told
+
+
+@dataclass(slots=True)
 class _Open:
     request: Request
-    queue: _Queue  # of its reader, which may be behind the engine
+    reader: _Reader
     num_computing: int  # outputs that the engine has not ended
 
 
 class OpenStreams:
-    """Hands deltas to their readers. `submit` and `abort` reach the engine; `accepting` tells whether it takes more."""
+    """Hands deltas to their readers. `submit`, `abort` and `hold` (or go on with) a request reach the engine;
+    `accepting` tells whether it takes more."""
 
     def __init__(
-        self, submit: Callable[[Sequence[Request]], None], abort: Callable[[str], None], accepting: Callable[[], bool]
+        self,
+        submit: Callable[[Sequence[Request]], None],
+        abort: Callable[[str], None],
+        hold: Callable[[str, bool], None],
+        accepting: Callable[[], bool],
     ) -> None:
-        self._submit, self._abort, self._accepting = submit, abort, accepting
+        self._submit, self._abort, self._hold, self._accepting = submit, abort, hold, accepting
         self._open: dict[str, _Open] = {}
 
     def __len__(self) -> int:
@@ -44,14 +61,18 @@ class OpenStreams:
         """Do `EngineClient.stream`. Deadlines end here too, where the engine itself is late."""
         if not self._accepting():
             raise OverloadedError("the engine is starting, shutting down or has stopped; retry")
-        queue: _Queue = asyncio.Queue()  # one for all of them
+        reader = _Reader(HOLD_BYTES * sum(request.params.n for request in requests))
+        queue = reader.queue
         unfinished = {request.request_id: request.params.n for request in requests}
         timer = _at_deadline(requests, queue)
-        self._open.update((each.request_id, _Open(each, queue, each.params.n)) for each in requests)
+        self._open.update((each.request_id, _Open(each, reader, each.params.n)) for each in requests)
         try:
             self._submit(requests)
             while unfinished:
                 delta = await queue.get()
+                if queue.empty():
+                    reader.num_bytes = 0
+                    self._keep_up(reader)
                 if isinstance(delta, OverloadedError):
                     raise delta
                 if delta.finish is not None:
@@ -71,12 +92,28 @@ class OpenStreams:
         for delta in deltas:
             if (found := self._open.get(delta.request_id)) is not None:
                 found.num_computing -= delta.finish is not None
-                found.queue.put_nowait(delta)
+                reader = found.reader
+                reader.queue.put_nowait(delta)
+                reader.num_bytes += DELTA_BYTES
+                if delta.logprobs:
+                    reader.num_bytes += LOGPROB_BYTES * sum(1 + len(each.top) for each in delta.logprobs)
+                if reader.num_bytes > reader.room_bytes and not reader.is_behind:
+                    asyncio.get_running_loop().call_soon(self._keep_up, reader)  # it may be about to read all of it
+
+    def _keep_up(self, reader: _Reader) -> None:
+        """Tell the engine to hold what its reader cannot keep up with, or to go on once it has read all."""
+        is_behind = reader.num_bytes > reader.room_bytes
+        if is_behind != reader.is_behind:
+            reader.is_behind = is_behind
+            for request_id, each in self._open.items():
+                if each.reader is reader and each.num_computing:
+                    self._hold(request_id, is_behind)
 
     def close(self) -> None:
         """End all outputs: nobody may wait for what cannot come."""
-        for queue in {id(each.queue): each.queue for each in self._open.values() if each.num_computing}.values():
-            queue.put_nowait(OverloadedError(STOPPED))
+        readers = {id(each.reader): each.reader for each in self._open.values() if each.num_computing}
+        for reader in readers.values():
+            reader.queue.put_nowait(OverloadedError(STOPPED))
         for each in self._open.values():
             each.num_computing = 0
 

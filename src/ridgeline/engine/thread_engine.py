@@ -33,7 +33,7 @@ class ThreadEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, self._deliver)
         self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
-        self._streams = OpenStreams(self._submit, self._abort, lambda: self.accepting)
+        self._streams = OpenStreams(self._submit, self._abort, self._hold, lambda: self.accepting)
         self._stopping = threading.Event()
         self._draining = False
         self._given_up = False
@@ -101,6 +101,9 @@ class ThreadEngine:
 
     def _abort(self, request_id: str) -> None:
         self.engine.loop.abort(request_id)
+
+    def _hold(self, request_id: str, held: bool) -> None:
+        self.engine.loop.hold(request_id, held)
 
     def _run(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """The outputs that have not ended, wherever they are: queued, running, or still to be forked."""
 
 import itertools
+from collections.abc import Sequence as Items
 
 from ridgeline.decoding.request import Request
 from ridgeline.engine.request import Sequence
@@ -13,6 +14,7 @@ class Unfinished:
         self._sequences: dict[str, list[Sequence]] = {}
         self._seq_ids = itertools.count()
         self._deadlines_s: dict[str, float] = {}
+        self._held: set[str] = set()  # requests whose callers do not keep up
 
     def __contains__(self, seq: Sequence) -> bool:
         return seq in self._sequences.get(seq.request.request_id, ())
@@ -49,7 +51,28 @@ class Unfinished:
         if not others:
             del self._sequences[request_id]
             self._deadlines_s.pop(request_id, None)
+            self._held.discard(request_id)
         return others
+
+    def hold(self, request_id: str, held: bool) -> list[Sequence]:
+        """Hold a request, or let it go: return its sequences that go on."""
+        if held:
+            self._held.update({request_id} & self._sequences.keys())
+            return []
+        self._held.discard(request_id)
+        aside = [seq for seq in self.of(request_id) if seq.is_aside]
+        for seq in aside:
+            seq.is_aside = False
+        return aside
+
+    def leaving(self, running: Items[Sequence]) -> list[Sequence]:
+        """Return which of the `running` stand aside from now on: those of held requests that decode."""
+        if not self._held:
+            return []
+        leaving = [seq for seq in running if seq.request.request_id in self._held and seq.is_decoding]
+        for seq in leaving:
+            seq.is_aside = True
+        return leaving
 
 
 def hand_over(seq: Sequence) -> Sequence | None:

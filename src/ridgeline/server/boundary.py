@@ -99,7 +99,15 @@ def _request_id(headers: Headers) -> str:
 
 def _log(scope: Scope, note: RequestNote) -> None:
     """Log one line. The path is quoted in ASCII, so that no client can write a line of its own."""
-    line = "%s %s %s status=%d prompt=%d cached=%d output=%d ms=%.1f"
-    path, taken_ms = ascii(scope["path"][:200])[1:-1], (time.monotonic() - note.started_s) * 1000
-    counts = note.prompt_tokens, note.cached_tokens, note.completion_tokens
-    log.info(line, note.request_id, scope["method"], path, note.status, *counts, taken_ms)
+    facts = {
+        "request_id": note.request_id,
+        "method": scope["method"],
+        "path": ascii(scope["path"][:200])[1:-1],
+        "status": note.status,
+        "prompt": note.prompt_tokens,
+        "cached": note.cached_tokens,
+        "output": note.completion_tokens,
+        "ms": round((time.monotonic() - note.started_s) * 1000, 1),
+    }
+    line = "%(request_id)s %(method)s %(path)s " + " ".join(f"{name}=%({name})s" for name in list(facts)[3:])
+    log.info(line, facts, extra={"facts": facts})

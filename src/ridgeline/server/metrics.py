@@ -4,58 +4,100 @@ Counters move in the server, on the event loop; gauges are read from the engine 
 registry of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.step import DraftStats
+from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineClient
-from ridgeline.engine.request import Timings
+from ridgeline.engine.outputs import Finish
 
 PREFIX = "ridgeline"
-_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
-_E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+_REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
+_REQUEST = {  # of each output that ended normally
+    "time_to_first_token_seconds": ("Arrival to first token, per output.", _WAIT_S),
+    "time_per_output_token_seconds": ("Mean time between an output's tokens.", _TOKEN_S),
+    "e2e_request_latency_seconds": ("Arrival to last token, per output.", _REQUEST_S),
+    "request_queue_time_seconds": ("Arrival to the first step, per output.", _WAIT_S),
+    "request_prefill_time_seconds": ("First step to first token, per output.", _WAIT_S),
+    "request_decode_time_seconds": ("First to last token, per output.", _REQUEST_S),
+    "request_inference_time_seconds": ("First step to last token, per output.", _REQUEST_S),
+    "request_prompt_tokens": ("Tokens of the prompt, per output.", _NUMBERS),
+    "request_generation_tokens": ("Tokens of the output.", _NUMBERS),
+    "request_params_max_tokens": ("Tokens that an output might have had.", _NUMBERS),
+    "request_num_preemptions": ("How often an output was sent back to the queue for lack of blocks.", _NUMBERS),
+}
+_RENAMED_BY_VLLM = {"time_per_output_token_seconds": "request_time_per_output_token_seconds"}
+_OUR_OWN = ("kv_blocks", "requests_", "engine_", "step_", "event_loop_", "queue_", "build_", "choice_")  # stems
 
 
 class Metrics:
-    """Counters and histograms that one app fills, and the engine's gauges beside them."""
+    """Counters and histograms that one app fills, and the engine's gauges beside them.
 
-    def __init__(self, engine: EngineClient) -> None:
+    `vllm_name` is the model's where they are shown under vLLM's names too.
+    """
+
+    def __init__(self, engine: EngineClient, vllm_name: str | None = None) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engine))
+        self._vllm_name = vllm_name
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Those of them that the prefix cache served.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated and handed to the server.")
         self.successes = self._counter("request_success", "Outputs that ended normally, by reason.", "finished_reason")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.")
         self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", "reason")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token, per output.", _TTFT_S)
-        self._tpot = self._histogram("time_per_output_token_seconds", "Mean time between an output's tokens.", _TPOT_S)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token, per output.", _E2E_S)
+        self._of_requests = [self._histogram(name, *row) for name, row in _REQUEST.items()]
+        self.itl = self._histogram("inter_token_latency_seconds", "Time between an output's deltas.", _TOKEN_S)
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "How late the server's event loop was.", _TOKEN_S)
 
-    def finished(self, reason: str, timings: Timings) -> None:
+    def show(self, stem: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read when somebody asks."""
+        Gauge(f"{PREFIX}_{stem}", text, registry=self._registry).set_function(read)
+
+    def finished(self, request: Request, num_output: int, finish: Finish) -> None:
         """Count an output that ended normally."""
-        self.successes.labels(reason).inc()
-        self._e2e.observe(timings.latency_s)
-        if timings.ttft_s is not None:
-            self._ttft.observe(timings.ttft_s)
-        if timings.tpot_s is not None:
-            self._tpot.observe(timings.tpot_s)
+        timings = finish.timings
+        queue_s, ttft_s, latency_s = timings.queue_s, timings.ttft_s, timings.latency_s
+        parts_s = (None, None) if ttft_s is None else (ttft_s - queue_s, latency_s - ttft_s)
+        values = [ttft_s, timings.tpot_s, latency_s, queue_s, *parts_s, latency_s - queue_s]
+        values += [len(request.prompt_ids), num_output, request.max_tokens, timings.num_preemptions]
+        self.successes.labels(finish.reason.value).inc()
+        for histogram, value in zip(self._of_requests, values, strict=True):
+            if value is not None:
+                histogram.observe(value)
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self if self._vllm_name is not None else self._registry)  # pyright: ignore[reportArgumentType]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric that vLLM has too under both names."""
+        for family in self._registry.collect():
+            yield family
+            stem = family.name.removeprefix(f"{PREFIX}_")
+            if not stem.startswith(_OUR_OWN):
+                alias = Metric(f"vllm:{_RENAMED_BY_VLLM.get(stem, stem)}", family.documentation, family.type)
+                for each in family.samples:
+                    labels = {"model_name": str(self._vllm_name), "engine": "0", **each.labels}
+                    alias.add_sample(each.name.replace(family.name, alias.name, 1), labels, each.value)
+                yield alias
 
     def _counter(self, stem: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{stem}", text, labels, registry=self._registry)
 
-    def _histogram(self, stem: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{PREFIX}_{stem}", text, buckets=buckets, registry=self._registry)
+    def _histogram(self, stem: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{PREFIX}_{stem}", text, buckets=bounds, registry=self._registry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +123,10 @@ class _EngineCollector(Collector):
         yield _total("num_preemptions", "Sequences sent back to the queue for lack of blocks.", stats.num_preemptions)
         yield _total("engine_restarts", "Engine processes started after another one died.", stats.num_restarts)
         yield _total("engine_tokens_computed", "Tokens that steps have computed.", stats.num_computed_tokens)
+        yield _gauge("engine_heartbeat_age_seconds", "Since the engine's process was heard of.", stats.silence_s)
+        chosen = {name: choice.value for name, choice in self.engine.info().choices.items()}
+        yield _facts("choice", "Settings that the engine chose itself.", *chosen.items())
+        yield _facts("build", "What serves.", ("version", version("ridgeline")))
         if (drafts := stats.drafts) is not None:
             yield from _drafts(drafts)
         text = "Time of engine steps: plan, run, commit and render."
@@ -103,6 +149,13 @@ def _drafts(drafts: Mapping[str, DraftStats]) -> Iterator[Metric]:
         for position, count in enumerate(stats.num_accepted_per_position):
             by_position.add_metric((method, str(position)), count)
     yield from (verified, tokens, accepted, by_position)
+
+
+def _facts(stem: str, text: str, *facts: tuple[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{PREFIX}_{stem}_info", text, labels=("name", "value"))
+    for fact in facts:
+        family.add_metric(fact, 1)
+    return family
 
 
 def _gauge(stem: str, text: str, value: float) -> GaugeMetricFamily:

@@ -66,7 +66,10 @@ async def describe_server(service: Service, http: Request) -> Response:
 
 
 async def recent_steps(service: Service, http: Request) -> Response:
-    """Return the journal's last records, of each ring from the number on that the query names. Raises RequestError."""
+    """Return the journal's last records, of each ring from the number on that the query names; -1: none.
+
+    Numbers behind the last record are of an engine that died: a new one counts from 0. Raises RequestError.
+    """
     _require_one_client(service)
     names = ("steps", "spans", "decisions", *(["outputs"] if "outputs" in http.query_params else ()))
     try:
@@ -76,7 +79,9 @@ async def recent_steps(service: Service, http: Request) -> Response:
     journal = service.engine.journal
 
     def recent() -> bytes:
-        starts = {name: max(number, journal.rings[name].num_written - MAX_RECORDS) for name, number in since.items()}
+        ends = {name: journal.rings[name].num_written for name in since}
+        asked = {name: ends[name] if number < 0 else number for name, number in since.items()}
+        starts = {name: max(asked[name] if asked[name] <= end else 0, end - MAX_RECORDS) for name, end in ends.items()}
         found = {name: journal.rings[name].read(start) for name, start in starts.items()}
         return msgspec.json.encode(told(found, journal.cache_reasons))
 

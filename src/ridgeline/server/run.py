@@ -6,11 +6,13 @@ one ends it at once. SIGHUP reads again what may change while it serves.
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -28,6 +30,7 @@ log = get_logger("server")
 
 BACKLOG = 1024  # connections that wait for the event loop, in the kernel
 ACCEPTED_AT_ONCE = 64  # each has a descriptor before it is counted
+TICK_S = 0.1  # uvicorn's
 LAST_WORDS_S = 5  # for error events and final chunks to leave, once the engine has stopped
 UNFINISHED_EXIT = 1
 ENGINE_EXIT = 5
@@ -62,6 +65,7 @@ class DrainingServer(uvicorn.Server):
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._signalled = False
+        self._ticked_s = math.inf
         self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,7 +87,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
-        engine = self._service.engine
+        engine, now_s = self._service.engine, time.monotonic()
+        self._service.metrics.loop_lag.observe(max(0.0, now_s - self._ticked_s - TICK_S))
+        self._ticked_s = now_s
         if self.exit_code != ENGINE_EXIT and (why := engine.watch(self._service.settings.step_timeout_s)) is not None:
             log.critical("%s: open requests are told to retry, and the server ends", why)
             self.exit_code = ENGINE_EXIT

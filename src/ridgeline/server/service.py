@@ -50,7 +50,7 @@ class RequestNote:
     line: str = ""  # the custom_id of a batch's line: it runs in the background, and has no deadline
     salt: str = ""  # prefixes are shared only among requests of equal salt
     slots: int = 0  # outputs that it may have at once, of those that the server takes
-    queued_tokens: int = 0  # of its prompts
+    queued_tokens: int = 0  # of its prompts, and log-probabilities that are held for it
     status: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -77,9 +77,8 @@ class Service:
         self.engine = engine
         self.info = engine.info()
         self.tokenizer = tokenizer
-        self.intake = Intake(self.info, tokenizer, time.monotonic)
+        self.intake = Intake(self.info, tokenizer, time.monotonic, settings.grammar_timeout_s)
         self.settings = settings
-        self.metrics = Metrics(engine)
         bounds = (settings.max_stored_bytes, settings.stored_response_age_s)
         self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
         self.keys = Keys(settings.api_key, settings.api_key_file)
@@ -96,6 +95,9 @@ class Service:
         self.reasoning = chosen_reasoning(settings.reasoning_parser, template)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
         self.model_names = (*(settings.served_model_names or (self.info.model_name,)), *self.info.adapters)
+        self.metrics = Metrics(engine, self.model_names[0] if settings.metrics_compat == "vllm" else None)
+        held = "Prompt tokens of open requests, and log-probabilities that are held for them."
+        self.metrics.show("queue_tokens", held, lambda: self.num_queued_tokens)
         self.created_unix_s = int(time.time())
 
     def adapter_of(self, model: str) -> str | None:
@@ -112,8 +114,9 @@ class Service:
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
-        if isinstance(prompt, str) and len(prompt) > self._max_prompt_chars:
-            most = f"{self.info.max_model_len} tokens, at most {self._max_prompt_chars} characters"
+        most = f"{self.info.max_model_len} tokens"
+        if len(prompt) > (self._max_prompt_chars if isinstance(prompt, str) else self.info.max_model_len):
+            most += f", at most {self._max_prompt_chars} characters" if isinstance(prompt, str) else ""
             raise ContextLengthError(f"this model's maximum context length is {most}; the prompt has {len(prompt)}")
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
@@ -141,11 +144,17 @@ class Service:
         self._slots_of[client] += num_outputs
         note.slots += num_outputs
 
-    def admit(self, note: RequestNote, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """Return the requests as their client's. Raises OverloadedError where too many tokens of prompts wait.
+    def admit(self, note: RequestNote, requests: Sequence[EngineRequest], *, whole: bool) -> list[EngineRequest]:
+        """Return the requests as their client's; `whole`: their outputs are held until the last has ended.
 
-        A line of a batch samples by its name, where it brings no seed: the same whenever it runs.
+        A line of a batch samples by its name, where it brings no seed: the same whenever it runs. Raises RequestError
+        for more log-probabilities than one may have, OverloadedError where too much is open.
         """
+        num_logprobs = sum(_num_logprobs(request, whole=whole) for request in requests)
+        if num_logprobs > (most := self.settings.max_response_logprobs):
+            problem = f"{num_logprobs} log-probabilities in one response; this server holds {most}"
+            fix = "ask for fewer tokens, prompts, outputs or logprobs" + (", or for a stream" if whole else "")
+            raise RequestError(f"{problem}: {fix}", param="logprobs")
         salted = [
             replace(request, client=note.client.number, salt=f"{request.salt} {note.salt}") for request in requests
         ]
@@ -153,9 +162,10 @@ class Service:
             return [
                 in_background(request, f"{self.info.seed} {index} {note.line}") for index, request in enumerate(salted)
             ]
-        num_tokens = sum(len(request.prompt_ids) for request in requests)
+        num_tokens = num_logprobs + sum(len(request.prompt_ids) for request in requests)
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.settings.max_queued_tokens:
-            raise OverloadedError(f"prompts of {self.num_queued_tokens} tokens are in the queue; retry later")
+            open_ones = f"open requests have {self.num_queued_tokens} prompt tokens and log-probabilities"
+            raise OverloadedError(f"{open_ones}; retry later")
         self.num_queued_tokens += num_tokens
         note.queued_tokens += num_tokens
         return salted
@@ -174,7 +184,8 @@ class Service:
         reply = reply_to(error)
         self.metrics.rejected.labels(reply.body.code or reply.body.type).inc()
         if reply.unexpected:
-            log.error("request %s failed", note.request_id, exc_info=error)
+            facts = {"request_id": note.request_id}
+            log.error("request %s failed", note.request_id, exc_info=error, extra={"facts": facts})
         if not note.anthropic:
             return reply
         return replace(reply, status=529 if reply.status == 503 else reply.status, anthropic_id=note.request_id)
@@ -196,6 +207,14 @@ def in_background(request: EngineRequest, name: str) -> EngineRequest:
     named = int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
     seed = named if request.params.seed is None else request.seed
     return replace(request, background=True, deadline_s=None, seed=seed)
+
+
+def _num_logprobs(request: EngineRequest, *, whole: bool) -> int:
+    """Return how many log-probabilities are held for a request: a prompt's until they are written with each output."""
+    params = request.params
+    of_prompt = 0 if params.prompt_logprobs is None else len(request.prompt_ids) * (1 + params.prompt_logprobs)
+    of_output = 0 if params.logprobs is None or not whole else request.max_tokens * (1 + params.logprobs)
+    return params.n * (of_prompt + of_output)
 
 
 def _max_prompt_chars(tokenizer: Tokenizer | None, max_model_len: int) -> int:

@@ -2,7 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.options import check, option
@@ -41,13 +41,23 @@ class ServerSettings:
     tls_key: str | None = option(None, "Key of the certificate in PEM. Default: in the same file.", metavar="FILE")
     max_prompts: int = option(128, "Maximum number of prompts in one request.", low=1)
     max_outputs: int = option(1024, "Maximum number of outputs of one request.", low=1)
+    max_messages: int = option(4096, "Maximum number of messages in one conversation.", low=1)
+    max_response_logprobs: int = option(
+        2**18,
+        "Maximum log-probabilities that one request makes the server hold: positions, times those of each.",
+        low=1,
+    )
     max_queued_requests: int = option(1024, "Maximum outputs that wait beside those that run; more get 503.", low=1)
-    max_queued_tokens: int = option(2**22, "Maximum tokens of the prompts of open requests; more get 503.", low=1)
+    max_queued_tokens: int = option(
+        2**22, "Maximum prompt tokens and log-probabilities of open requests; more get 503.", low=1
+    )
     max_stored_bytes: int = option(64 * 2**20, "Maximum bytes of responses that /v1/responses keeps for a key.", low=0)
     stored_response_age_s: float = option(3600.0, "Seconds for which /v1/responses keeps a response.", above=0)
     files: str | None = option(None, "Folder of /v1/files and /v1/batches. Default: there are none.", metavar="DIR")
     max_file_bytes: int = option(200 * 2**20, "Maximum size of a file that is uploaded in bytes.", low=1)
     max_files_bytes: int = option(2**33, "Maximum bytes of a key's files with which it may upload more.", low=1)
+    grammar_timeout_s: float = option(2.0, "Seconds in which a request's schema or grammar must compile.", above=0)
+    metrics_compat: Literal["none", "vllm"] = option("none", "Show metrics under the names of another engine, too.")
     engine_process: bool = option(True, "Run the engine in a process of its own, started again when it dies or hangs.")
     request_timeout_s: float = option(600.0, "Seconds from a request's arrival to its last token.", above=0)
     stall_timeout_s: float = option(60.0, "Seconds that a client may leave a stream unread.", above=0)

@@ -1,4 +1,4 @@
-"""Server-sent events, and what every response needs: to notice that the client has gone."""
+"""Server-sent events, and what every response needs: to notice that the client has gone, or reads no more."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.server.errors import ErrorReply
 
 DONE = b"data: [DONE]\n\n"
+PIECE_BYTES = 64 * 2**10  # of a whole response: what is behind it waits for the client to read
 
 T = TypeVar("T")
 Explain = Callable[[Exception], ErrorReply]
@@ -31,6 +32,23 @@ def named_event(name: str, /, **fields: object) -> bytes:
 def error_event(reply: ErrorReply) -> bytes:
     """Encode the last message of a stream that failed; no [DONE] follows it."""
     return b"event: error\ndata: " + reply.json + b"\n\n"
+
+
+class WholeResponse(Response):
+    """Sends JSON in pieces; a client that reads nothing for `stall_timeout_s` has left: ClientDisconnect."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes, stall_timeout_s: float) -> None:
+        super().__init__(content)
+        self._stall_timeout_s = stall_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        content = memoryview(self.body)
+        for begin in range(0, len(content), PIECE_BYTES):
+            end = begin + PIECE_BYTES
+            await _write(send, bytes(content[begin:end]), self._stall_timeout_s, more=end < len(content))
 
 
 class EventStream(Response):
@@ -60,23 +78,25 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._write(send, self._first)
+        await _write(send, self._first, self._stall_timeout_s)
         last = self._done
         try:
             async for data in self._events:
-                await self._write(send, data)
+                await _write(send, data, self._stall_timeout_s)
         except ClientDisconnect:
             raise
         except Exception as error:
             last = error_event(self._explain(error))
-        await self._write(send, last, more=False)
+        await _write(send, last, self._stall_timeout_s, more=False)
 
-    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except (TimeoutError, OSError) as error:
-            raise ClientDisconnect from error
+
+async def _write(send: Send, data: bytes, stall_timeout_s: float, *, more: bool = True) -> None:
+    """Send a piece of a body. Raises ClientDisconnect where the client has not read what came before."""
+    try:
+        async with asyncio.timeout(stall_timeout_s):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+    except (TimeoutError, OSError) as error:
+        raise ClientDisconnect from error
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

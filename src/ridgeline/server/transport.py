@@ -109,6 +109,13 @@ class Connection(HttpToolsProtocol):
             return data[upgrade.args[0] :]
         return b""
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; one whose client has not read the last reply would wait for that for ever."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     # ---- of the parser
 
     def on_message_begin(self) -> None:

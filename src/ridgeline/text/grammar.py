@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.core.step import Mask
+from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -114,26 +115,44 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles for one model; from any thread. `vocab_size` is the width of its logits, `eos_ids` all that end."""
+    """Compiles for one model; from any thread. `vocab_size` is the width of its logits, `eos_ids` all that end.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    Requests that are not trusted have `timeout_s` for a grammar.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int], timeout_s: float | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._eos_ids = eos_ids
         self._lock = threading.Lock()
         self._own: LLTokenizer | None = None
+        self._timeout_s = timeout_s
+        self._trial: GrammarTrial | None = None
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return a request's grammar, known or new. Raises RequestError for one too large, wrong, or not supported."""
         name, text = _grammar_text(params)
+        if params.preamble:
+            (output,) = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+            text = json.dumps({"grammars": [{"lark_grammar": params.preamble}, {**output, "name": "output"}]})
         with self._lock:
             if (known := self._compiled.get(text)) is not None:
                 self._compiled.move_to_end(text)
                 return known
             if self._own is None:
                 self._own = self._open_tokenizer()
+            if self._trial is None and self._timeout_s is not None:
+                opened = self._tokenizer.to_json(), self._vocab_size, sorted(self._eos_ids)
+                self._trial = GrammarTrial(self._timeout_s, *opened)
         # not under the lock: a schema that takes long delays no other request
+        if self._trial is not None:
+            try:
+                self._trial.require(text)
+            except RequestError as error:
+                raise _refused(name, str(error)) from None
         grammar = Grammar(self._matcher(name, text, self._own), self._vocab_size, self._eos_ids)
         with self._lock:
             self._compiled[text] = grammar

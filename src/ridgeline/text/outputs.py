@@ -23,6 +23,7 @@ class OutputFormat:
     names: Collection[str] = ()
     reasoning: ReasoningFormat | None = None
     is_open: bool = False
+    leads: bool = False  # reasoning is only where the output begins: a grammar says what follows
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -39,7 +40,11 @@ class OutputReader(Reader):
         self._form = form
         self._begin = () if form.calls is None else form.calls.begin
         others = () if form.calls is None else form.calls.section
-        self._opens = (*self._begin, *others, *(() if form.reasoning is None else (form.reasoning.begin,)))
+        self._opens = (
+            *self._begin,
+            *others,
+            *(() if form.reasoning is None or form.leads else (form.reasoning.begin,)),
+        )
         self._steps = None if form.calls is None and form.reasoning is None else self._output()
         if self._steps is not None:
             next(self._steps)
@@ -58,6 +63,8 @@ class OutputReader(Reader):
     def _output(self) -> Steps[None]:
         calls, reasoning = self._form.calls, self._form.reasoning
         marker = (yield from self._reasoning(reasoning)) if reasoning is not None and self._form.is_open else ""
+        if reasoning is not None and self._form.leads and not self._form.is_open:
+            yield from self.attempt(self._leading(reasoning))
         yield from self._bare_call()
         while marker := marker or (yield from self.until(self._opens, self.content)):
             if reasoning is not None and marker == reasoning.begin:
@@ -72,6 +79,12 @@ class OutputReader(Reader):
             if calls is not None and marker in ("", calls.end, *calls.section):
                 marker = ""
                 yield from self.skip_space()
+
+    def _leading(self, reasoning: ReasoningFormat) -> Steps[None]:
+        """Read reasoning that the output begins with. Raises BrokenCallError where it does not."""
+        yield from self.expect(reasoning.begin)
+        self._unsure = None
+        yield from self._reasoning(reasoning)
 
     def _reasoning(self, reasoning: ReasoningFormat) -> Steps[str]:
         """Read reasoning up to its end, which gives "", or up to the marker of a call, which ends it too."""

@@ -7,6 +7,7 @@ names the file. Must not import torch or transformers.
 
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import tokenizers
 
 from ridgeline.core.errors import ModelLoadError, RequestError
+from ridgeline.text.stages import MAX_GROWTH, PanicError, growth_of, no_panic
 
 MAX_FILE_BYTES = 256 * 2**20
 MAX_TEMPLATE_BYTES = 256 * 2**10
@@ -175,16 +177,23 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, in which special tokens that are written out become theirs.
 
-        Raises RequestError for a lone surrogate, which no encoding of text can carry.
+        Raises RequestError for a lone surrogate, which no encoding of text can carry, and where the tokenizer fails.
         """
         try:
-            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+            with no_panic():
+                return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
+        except PanicError as error:
+            raise RequestError(f"this model's tokenizer fails on the text: {str(error)[:200]}") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids` on their own, through tokenizer.json's decoder; ids without a token give nothing."""
-        return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Return the text of `ids` on their own, through tokenizer.json's decoder; ids without a token give nothing.
+
+        Raises PanicError where the tokenizer fails.
+        """
+        with no_panic():
+            return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
         """Return the token as tokenizer.json spells it, e.g. "▁Hello" or "Ġworld"; None where the id has no token."""
@@ -280,17 +289,23 @@ def _read_tokenizer_json(content: bytes, path: Path) -> _TokenizerJson:
     vocab = file.model.vocab
     if isinstance(vocab, dict) and len(set(vocab.values())) != len(vocab):
         _fail(path, "two vocabulary entries share one id")
+    try:
+        raw = (file.normalizer, file.pre_tokenizer, file.post_processor)
+        growth = max(map(growth_of, (file.decoder, *map(msgspec.json.decode, raw))))
+    except (ValueError, struct.error, RecursionError):
+        _fail(path, "holds a stage that cannot be read")
+    if growth > MAX_GROWTH:
+        _fail(path, f"makes texts {growth} times as long, more than {MAX_GROWTH}")
     return file
 
 
 def _build(file: _TokenizerJson, content: bytes, path: Path) -> tokenizers.Tokenizer:
     try:
-        raw = _byte_pairs(file) or tokenizers.Tokenizer.from_buffer(content)
-        raw.no_truncation()
-        raw.no_padding()
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in the Rust library arrives as a BaseException
+        with no_panic():
+            raw = _byte_pairs(file) or tokenizers.Tokenizer.from_buffer(content)
+            raw.no_truncation()
+            raw.no_padding()
+    except Exception as error:
         _fail(path, f"not a usable tokenizer ({str(error)[:200]})")
     return raw
 
@@ -319,9 +334,7 @@ def _try_out(tokenizer: Tokenizer, path: Path) -> None:
     try:
         ids = tokenizer.encode("a b\n1")
         tokenizer.decode(ids)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # as in _build
+    except Exception as error:
         _fail(path, f"cannot encode a short text ({str(error)[:200]})")
     if any(token_id >= tokenizer.vocab_size for token_id in ids):
         _fail(path, f"encodes to ids outside its vocabulary of {tokenizer.vocab_size}")

@@ -17,7 +17,7 @@ import time
 
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.log import get_logger
+from ridgeline.core.log import get_logger, set_up
 from ridgeline.decoding.request import Request
 
 with long_lived_imports():
@@ -54,7 +54,7 @@ class EngineProcess:
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         self._begun.wait()
         assert self._begin is not None
-        logging.getLogger("ridgeline").setLevel(self._begin.log_level)
+        set_up(self._begin.log_format, self._begin.log_level)
         try:
             engine = build_engine(self._begin.config, self._deliver)
         except RidgelineError as error:
@@ -103,6 +103,8 @@ class EngineProcess:
                     self._submit(engine, request)
             case wire.Abort():
                 engine.loop.abort(message.request_id)
+            case wire.Hold():
+                engine.loop.hold(message.request_id, message.held)
 
     def _submit(self, engine: Engine, request: Request) -> None:
         try:
@@ -152,7 +154,6 @@ def prepare() -> None:
 
 def main() -> None:
     """Run the process that inherited the descriptor of its first argument."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         code = EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
     except Exception:

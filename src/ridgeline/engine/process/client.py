@@ -30,6 +30,7 @@ log = get_logger("engine")
 
 QUIET_S = 2.0  # without a beat, a server is not ready
 SILENT_S = 5.0  # without a beat, the process hangs
+LOAD_S, LOAD_RATIO = 60.0, 10.0  # what a process gets to load its model again: this, or so many times the first load
 TICK_S = 0.5  # at most counted between two looks: a server that was itself stopped blames nobody
 MAX_DEATHS, DEATHS_WITHIN_S = 5, 600.0
 STOP_S = 10.0  # for the current step to end
@@ -43,6 +44,7 @@ class ProcessEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         folder = ModelFolder.open(config.model.model, config.model.revision)  # may fetch it, so before the other does
+        began_s = time.monotonic()
         self._link: Link | None = Link(config)
         try:
             self.tokenizer = folder.tokenizer()
@@ -51,12 +53,13 @@ class ProcessEngine:
         except BaseException:
             self._link.end(0.0)
             raise
+        self._max_load_s = max(LOAD_S, LOAD_RATIO * (time.monotonic() - began_s))
         self._gone: Link | None = None  # the last one that died, which may still be ending
         self._info, self._stats, self._setup = ready.info, ready.stats, ready.setup
         self._journal = _journal(ready)
         limits = replace(config.model, max_model_len=self._info.max_model_len)  # requests are checked against it
         self._config = replace(config, model=limits)
-        self._streams = OpenStreams(self._submit, self._abort, lambda: self.accepting)
+        self._streams = OpenStreams(self._submit, self._abort, self._hold, lambda: self.accepting)
         self._quarantine = Quarantine(time.monotonic)
         self._ready = False
         self._draining = False
@@ -74,7 +77,7 @@ class ProcessEngine:
         return self._info
 
     def stats(self) -> EngineStats:
-        return self._stats
+        return replace(self._stats, silence_s=self._silence_s)
 
     @property
     def process_id(self) -> int | None:
@@ -129,12 +132,13 @@ class ProcessEngine:
             return f"the engine died {MAX_DEATHS} times within {DEATHS_WITHIN_S / 60:g} minutes"
         if self._link is None:
             self._restart(now_s)
-        elif self._ready:
+        else:
             self._silence_s += passed_s
+            max_silence_s = SILENT_S if self._ready else self._max_load_s
             if self._busy_s > step_timeout_s:
                 self._hangs(self._link, f"a step has not ended within {step_timeout_s:g} s")
-            elif self._silence_s > SILENT_S:
-                self._hangs(self._link, f"it has not reacted for {SILENT_S:g} s")
+            elif self._silence_s > max_silence_s:
+                self._hangs(self._link, f"it has not {'reacted' if self._ready else 'loaded'} for {max_silence_s:g} s")
         return None
 
     # ---- the process comes and goes
@@ -213,6 +217,10 @@ class ProcessEngine:
     def _abort(self, request_id: str) -> None:
         if self._link is not None and self._ready:  # else it never had the request
             self._link.send(wire.Abort(request_id))
+
+    def _hold(self, request_id: str, held: bool) -> None:
+        if self._link is not None and self._ready:
+            self._link.send(wire.Hold(request_id, held))
 
 
 def _journal(ready: wire.Ready) -> Journal:

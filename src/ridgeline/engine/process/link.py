@@ -1,7 +1,6 @@
 """Link: one engine process from its start to its end, and the stream to it. On one event loop once it is attached."""
 
 import asyncio
-import logging
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.log import in_use
 from ridgeline.engine.process import wire
 
 RECEIVE_BYTES = 2**18
@@ -45,7 +45,7 @@ class Link(asyncio.Protocol):
         self._early: list[bytes] = []  # what was sent before there was one
         self._on_message: Callable[[wire.FromEngine], None] = lambda message: None
         self._on_end: Callable[[], None] = lambda: None
-        begin = wire.Begin(config, logging.getLogger("ridgeline").getEffectiveLevel())
+        begin = wire.Begin(config, *in_use())
         with suppress(OSError):  # it died at once, which reading tells
             self._socket.sendall(wire.encode(begin))
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.log import LogFormat
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.outputs import OutputDelta
@@ -28,6 +29,7 @@ class Begin(Message):
     """Load a model; the first frame."""
 
     config: EngineConfig
+    log_format: LogFormat
     log_level: int
 
 
@@ -41,6 +43,13 @@ class Abort(Message):
     """The caller of a request has gone away."""
 
     request_id: str
+
+
+class Hold(Message):
+    """Compute no more of a request, whose reader is behind; not `held`: go on with it."""
+
+    request_id: str
+    held: bool
 
 
 class Ready(Message):
@@ -73,7 +82,7 @@ class Beat(Message):
     cache_reasons: list[str]
 
 
-ToEngine = Begin | Submit | Abort
+ToEngine = Begin | Submit | Abort | Hold
 FromEngine = Ready | Failed | Outputs | Beat
 
 

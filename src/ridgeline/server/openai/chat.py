@@ -53,7 +53,10 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
 
 
 def _prepare(service: Service, note: RequestNote, body: ChatRequest) -> "_Chat":
-    max_tokens = partial(_max_tokens, body, service.info.generation.max_new_tokens)
+    most = service.info.generation.max_new_tokens or service.info.max_model_len
+    if not body.stream and (num_logprobs := _num_logprobs(body)) is not None:
+        most = min(most, service.settings.max_response_logprobs // ((body.n or 1) * (1 + num_logprobs)))
+    max_tokens = partial(_max_tokens, body, most)
     reply = prepared(service, note, body, f"chatcmpl-{uuid.uuid4().hex}", max_tokens)
     return _Chat(reply, body, TokenNames(service.tokenizer))
 
@@ -75,11 +78,13 @@ def prepared(
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
-    if dialogue.forced is not None:
+    if dialogue.calls is not None:
         if own is not None and body.response_format is None:
             raise RequestError(f"{named} and tool_choice both say what the output must be", param="tool_choice")
-        params = replace(params, structured_outputs=StructuredOutputsParams(grammar=dialogue.forced))
-    with blamed_on(named if dialogue.forced is None else "tools"):
+        own, named = StructuredOutputsParams(grammar=dialogue.calls), "tools"
+    if own is not None:
+        params = replace(params, structured_outputs=replace(own, preamble=dialogue.preamble))
+    with blamed_on(named):
         request = service.intake.request(
             prompt_ids,
             params,
@@ -93,13 +98,13 @@ def prepared(
     return Reply(service, note, chat_id, model, [request], usage, dialogue.form)
 
 
-def _max_tokens(body: ChatRequest, default: int | None, room: int) -> int:
-    """Return what is asked for, else the model's own default, as far as the context has room."""
+def _max_tokens(body: ChatRequest, default: int, room: int) -> int:
+    """Return what is asked for, else a default, as far as the context has room."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         raise RequestError("max_tokens is the old name of max_completion_tokens: give one", param="max_tokens")
     asked = old if new is None else new
-    return asked if asked is not None else max(1, room if default is None else min(default, room))
+    return asked if asked is not None else max(1, min(default, room))
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

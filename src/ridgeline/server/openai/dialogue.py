@@ -14,7 +14,7 @@ from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, Too
 from ridgeline.server.service import Service
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.outputs import OutputFormat
-from ridgeline.text.tools.forcing import forced_calls
+from ridgeline.text.tools.forcing import calls_among_text, forced_calls, reasoning_before
 from ridgeline.text.tools.formats import INSTRUCTIONS
 
 MAX_TOOLS = 128
@@ -24,11 +24,16 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A prompt, and how its outputs are read; `forced` is the grammar of the tool calls that an output must be."""
+    """A prompt, and how its outputs are read.
+
+    `calls` is the grammar of tool calls that an output must be, or may hold; `preamble` of what stands before that, or
+    before what the request asks for.
+    """
 
     prompt: str
     form: OutputFormat
-    forced: str | None = None
+    calls: str | None = None
+    preamble: str = ""
 
 
 def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Dialogue:
@@ -42,15 +47,21 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
     if tools and calls is None:
         raise RequestError("tools need a tool call parser: this server was started with none", param="tools")
     prompt = _prompt(service, body, tools)
-    if calls is None or service.tokenizer is None or not wanted:
-        reasoning = None if constrained else service.reasoning  # a grammar begins with the first token
-        is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
-        return Dialogue(prompt, OutputFormat(calls, tools, reasoning, is_open))
-    functions = {name: tools[name].function for name in wanted}
-    schemas = {name: (each.parameters or _NO_ARGUMENTS, bool(each.strict)) for name, each in functions.items()}
-    parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
-    forced = forced_calls(calls, schemas, service.tokenizer, parallel=parallel)
-    return Dialogue(prompt, OutputFormat(calls, tools), forced)
+    reasoning, tokenizer = service.reasoning, service.tokenizer
+    is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+    strict = any(tool.function.strict for tool in tools.values()) and not (constrained or wanted)
+    grammar, preamble = None, ""
+    if calls is not None and tokenizer is not None and (wanted or (strict and not calls.always)):
+        functions = {name: tools[name].function for name in wanted or tools}
+        schemas = {name: (each.parameters or _NO_ARGUMENTS, bool(each.strict)) for name, each in functions.items()}
+        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
+        grammar = (forced_calls if wanted else calls_among_text)(calls, schemas, tokenizer, parallel=parallel)
+    if leads := bool(constrained or wanted):
+        if reasoning is None or tokenizer is None or prompt.rstrip().endswith(reasoning.end):
+            reasoning = None  # a grammar begins with the first token
+        else:
+            preamble = reasoning_before(reasoning, calls, tokenizer, is_open=is_open)
+    return Dialogue(prompt, OutputFormat(calls, tools, reasoning, is_open, leads), grammar, preamble)
 
 
 def _prompt(service: Service, body: ChatRequest, tools: Mapping[str, Tool]) -> str:
@@ -82,6 +93,8 @@ def rendered(
         )
     if not messages:
         raise RequestError("messages is empty: give at least one", param="messages")
+    if len(messages) > (most := service.settings.max_messages):
+        raise RequestError(f"at most {most} turns in one conversation, got {len(messages)}", param="messages")
     called: dict[str, str] = {}  # the names of functions, by the ids of their calls so far
     turns = [_message(message, f"messages[{index}].", called, template) for index, message in enumerate(messages)]
     if tools and "tools" not in template.source:

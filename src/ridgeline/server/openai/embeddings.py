@@ -52,7 +52,7 @@ async def embedded(
     note = note_of(http)
     service.reserve(note, num_prompts(prompts))
     requests = await asyncio.to_thread(_requests, service, prompts, priority or 0, field)
-    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests)))
+    vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests, whole=True)))
     note.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
     service.metrics.prompt_tokens.inc(note.prompt_tokens)
     return vectors

@@ -14,6 +14,8 @@ from msgspec import UNSET, UnsetType
 # ---- requests
 
 Neutral = Mapping[str, tuple[object, ...]]
+_Name, _Text = Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]
+Metadata = Annotated[dict[_Name, _Text], msgspec.Meta(max_length=16)]
 FunctionName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$")]
 
 
@@ -91,7 +93,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     json_schema: str | dict[str, Any] | bool | None = None
     grammar: str | None = None
     user: str | None = None  # hints for the provider's own bookkeeping: taken, not used
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     speculation: SpeculationFields | None = None
 
 

@@ -17,7 +17,7 @@ from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.service import RequestNote, Service
-from ridgeline.server.sse import DONE, EventStream, while_connected
+from ridgeline.server.sse import DONE, EventStream, WholeResponse, while_connected
 from ridgeline.text.outputs import OutputFormat
 
 
@@ -34,32 +34,42 @@ class Reply:
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    async def deltas(self, *, whole: bool = False) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Yield (prompt index, delta that says something) until all outputs have ended; closing it aborts the others.
 
+        `whole`: all of them are held until then.
         Raises OverloadedError if the queue is full or the deadline passed, EngineError if a step failed.
         """
         metrics = self.service.metrics
         indices = {request.request_id: index for index, request in enumerate(self.requests)}
         started: set[int] = set()
-        async with aclosing(self.service.engine.stream(*self.service.admit(self.note, self.requests))) as stream:
+        told: dict[tuple[int, int], tuple[float, int]] = {}  # by output, when its last tokens came, and how many so far
+        admitted = self.service.admit(self.note, self.requests, whole=whole)
+        async with aclosing(self.service.engine.stream(*admitted)) as stream:
             async for delta in stream:
                 index = indices[delta.request_id]
                 if delta.token_ids and index not in started:
                     started.add(index)
                     metrics.prompt_tokens.inc(len(self.requests[index].prompt_ids))
                     self.note.prompt_tokens += len(self.requests[index].prompt_ids)
-                metrics.generation_tokens.inc(len(delta.token_ids))
-                self.note.completion_tokens += len(delta.token_ids)
+                output, num_new, now_s = (index, delta.index), len(delta.token_ids), time.monotonic()
+                before_s, num_before = told.get(output, (now_s, 0))
+                if num_new:
+                    told[output] = now_s, num_before + num_new
+                    metrics.generation_tokens.inc(num_new)
+                    self.note.completion_tokens += num_new
+                if num_new and num_before:
+                    metrics.itl.observe(now_s - before_s)
                 if delta.finish is not None:
                     self._finish(delta.index, delta.finish)
+                    metrics.finished(self.requests[index], num_before + num_new, delta.finish)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish is not None:
                     yield index, delta
 
     async def outputs(self) -> list[RequestOutput]:
         """Return all outputs, whole."""
         outputs = [RequestOutput.begun(request) for request in self.requests]
-        async with aclosing(self.deltas()) as deltas:
+        async with aclosing(self.deltas(whole=True)) as deltas:
             async for index, delta in deltas:
                 outputs[index].extend(delta)
         return outputs
@@ -102,7 +112,7 @@ class Reply:
     def _finish(self, output: int, finish: Finish) -> None:
         match finish.reason:
             case FinishReason.STOP | FinishReason.LENGTH:
-                self.service.metrics.finished(finish.reason.value, finish.timings)
+                pass
             case FinishReason.DEADLINE:
                 raise OverloadedError(
                     f"the request did not end within {self.service.settings.request_timeout_s:g} s; "
@@ -117,6 +127,7 @@ class Reply:
         self.note.accepted_prediction_tokens += drafted.predicted_accepted
         if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
+            self.service.metrics.cached_tokens.inc(finish.num_cached_tokens)
 
 
 class ResponseBody(Protocol):
@@ -136,14 +147,13 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
     reply = body.reply
+    service, note, stall_timeout_s = reply.service, reply.note, reply.service.settings.stall_timeout_s
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())
-        content = await asyncio.to_thread(body.whole, outputs)
-        return Response(content, media_type="application/json")
+        return WholeResponse(await asyncio.to_thread(body.whole, outputs), stall_timeout_s)
     events = body.events()
     first = await while_connected(http.receive, anext(events))
-    service, note = reply.service, reply.note
-    return EventStream(first, events, lambda e: service.explain(e, note), service.settings.stall_timeout_s, done)
+    return EventStream(first, events, lambda e: service.explain(e, note), stall_timeout_s, done)
 
 
 def end(choice: Choice, reason: str | None, stop_reason: str | int | None, timings: Timings | None) -> None:

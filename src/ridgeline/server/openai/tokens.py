@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ridgeline.core.errors import RequestError
 from ridgeline.server.body import read_json
@@ -41,21 +41,24 @@ _TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Dec
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /tokenize. Raises what errors.py maps."""
     body = await read_json(http, _TOKENIZE)
-    return JSONResponse(await asyncio.to_thread(_tokens, service, body))
+    return Response(await asyncio.to_thread(_tokens, service, body), media_type="application/json")
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Serve /detokenize. Raises what errors.py maps."""
     body = await read_json(http, _DETOKENIZE)
+    return Response(await asyncio.to_thread(_text, service, body), media_type="application/json")
+
+
+def _text(service: Service, body: DetokenizeRequest) -> bytes:
     service.require_model(body.model)
     tokenizer = _tokenizer(service)
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
         raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
-def _tokens(service: Service, body: TokenizeRequest) -> dict[str, object]:
+def _tokens(service: Service, body: TokenizeRequest) -> bytes:
     service.require_model(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -69,7 +72,8 @@ def _tokens(service: Service, body: TokenizeRequest) -> dict[str, object]:
         special = body.add_special_tokens is not False
     ids = service.encode(text, add_special_tokens=special) if text or special else []
     names = [tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids, "token_strs": names}
+    about = {"count": len(ids), "max_model_len": service.info.max_model_len}
+    return msgspec.json.encode({**about, "tokens": ids, "token_strs": names})
 
 
 def _tokenizer(service: Service) -> Tokenizer:

@@ -27,7 +27,7 @@ export function request() {
 
   async function look() {
     try {
-      const found = await get("explain/steps?steps=999999999&spans=999999999&decisions=0&outputs=0");
+      const found = await get("explain/steps?steps=-1&spans=-1&decisions=0&outputs=0");
       fail(null);
       const admitted = new Map(rowsOf(found.decisions).filter((each) => each.kind === 0).map((each) => [each.seq_id, found.cache_reasons[each.reason] || ""]));
       const rows = rowsOf(found.outputs).slice(-SHOWN).reverse();

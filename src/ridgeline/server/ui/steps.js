@@ -196,6 +196,7 @@ class Pane {
     try {
       const from = (name) => (this.live ? this.live[name].first + this.live[name].rows.length : 0);
       const found = await get(`explain/steps?steps=${from("steps")}&spans=${from("spans")}&decisions=${from("decisions")}`);
+      if (this.live && found.steps.first < from("steps")) this.live = null; // another engine, which counts anew
       this.live ??= { ...found, steps: { ...found.steps, rows: [] }, spans: { ...found.spans, rows: [] }, decisions: { ...found.decisions, rows: [] } };
       Object.assign(this.live, { wait_reasons: found.wait_reasons, cache_reasons: found.cache_reasons });
       if (!found.steps.rows.length && this.run.steps.length) return;

@@ -1,0 +1,178 @@
+"""Grammars that take for ever, reasoning before a constrained output, and strict tools among text."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_server import LiveServer, new_engine, serving
+
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.text.grammar import GrammarCompiler
+from ridgeline.text.outputs import OutputFormat, OutputReader
+from ridgeline.text.reasoning import FORMATS as REASONING
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tools.forcing import calls_among_text, reasoning_before
+from ridgeline.text.tools.formats import FORMATS
+from ridgeline.weights.folder import ModelFolder
+
+MESSAGES = [{"role": "user", "content": "Hm?"}]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+ENDLESS = {"allOf": [{"type": "string", "pattern": f"a.{{{length}}}b"} for length in range(5, 40)]}
+SLOW = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3, 5, 7, 11, 13, 17, 19)]}
+
+
+@pytest.mark.parametrize("schema", [ENDLESS, SLOW])
+def test_a_schema_that_takes_for_ever_is_refused_and_others_are_served(chat_model: Path, schema: dict) -> None:
+    with serving(new_engine(chat_model), grammar_timeout_s=0.5) as server:
+        good = {"messages": MESSAGES, "max_tokens": 40, "guided_regex": "[0-9]{3}"}
+        for _ in range(2):
+            response = server.post("chat/completions", messages=MESSAGES, guided_json=schema)
+            error = response.json()["error"]
+            assert response.status_code == 400 and error["param"] == "guided_json", error
+            assert error["code"] == "unsupported_schema" and "takes more than 0.5 s" in error["message"]
+            assert server.post("chat/completions", **good).json()["choices"][0]["message"]["content"].isdecimal()
+        server.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    found = ModelFolder.open("python-1m").tokenizer()
+    assert found is not None
+    return found
+
+
+def follows(tokenizer: Tokenizer, params: StructuredOutputsParams, text: str) -> bool:
+    """Tell whether a whole output may be this text."""
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({0}))
+    matcher = compiler.compile(params).matcher.deep_copy()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("form", REASONING, ids=lambda form: form.names[0])
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"json": SCHEMA}, '{"n": 5}'),
+        ({"regex": "[0-9]+"}, "12"),
+        ({"choice": ("yes", "no")}, "yes"),
+        ({"grammar": 'start: "x"+'}, "xx"),
+        ({"grammar": 'root ::= "x"+'}, "xx"),
+    ],
+    ids=["json", "regex", "choice", "lark", "gbnf"],
+)
+def test_a_grammar_binds_behind_the_reasoning(
+    tokenizer: Tokenizer, form, is_open: bool, asked: dict, text: str
+) -> None:
+    preamble = reasoning_before(form, None, tokenizer, is_open=is_open)
+    params = StructuredOutputsParams(**asked, preamble=preamble)
+    begin = "" if is_open else form.begin
+    assert follows(tokenizer, params, f"{begin}hm, {text}?\n{form.end}\n\n{text}")
+    assert not follows(tokenizer, params, f"{begin}hm{form.end}?")
+    assert follows(tokenizer, params, text) != is_open, "what the prompt has not begun may be left out"
+
+
+CALL = '{"name": "first", "arguments": {"n": 3}}'
+DEEPSEEK = '<｜tool▁call▁begin｜>first<｜tool▁sep｜>{"n": 3}<｜tool▁call▁end｜>'
+PARAMETERS = CALL.replace("arguments", "parameters")
+AMONG_TEXT = {
+    "hermes": (
+        f"Hm <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call> end",
+        ["<tool_call> no", "a<tool_call>"],
+    ),
+    "granite": (f"Hm <|tool_call|>[{CALL}, {CALL}] end", ["<|tool_call|>no", f"<tool_call>{CALL}"]),
+    "mistral": (f"Hm [TOOL_CALLS][{CALL}]", ["[TOOL_CALLS]no"]),
+    "llama3_json": (f"<|python_tag|>{PARAMETERS}", ['{"a": 1}', "a <|python_tag|>"]),
+    "generic": (f"{PARAMETERS}; {PARAMETERS}", ['{"a": 1}', "  [1]"]),
+    "deepseek_v3": (
+        f"a <｜tool▁calls▁begin｜>{DEEPSEEK}<｜tool▁calls▁end｜>",
+        ["<｜tool▁calls▁begin｜>no", "<｜tool▁call▁begin｜>first"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AMONG_TEXT)
+def test_calls_among_text_are_strict_from_their_marker_on(tokenizer: Tokenizer, name: str) -> None:
+    grammar = calls_among_text(FORMATS[name], {"first": (SCHEMA, True)}, tokenizer, parallel=True)
+    params = StructuredOutputsParams(grammar=grammar)
+    good, bad = AMONG_TEXT[name]
+    for text in (good, "no call at all", ""):
+        assert follows(tokenizer, params, text), text
+    for text in (*bad, good.replace(": 3", ': "3"'), good.replace("first", "other")):
+        assert not follows(tokenizer, params, text), text
+
+
+def test_behind_its_reasoning_an_output_is_content_whatever_stands_in_it() -> None:
+    think = REASONING[-1]
+    for is_open in (True, False):
+        form = OutputFormat(reasoning=think, is_open=is_open, leads=True)
+        begin = "" if is_open else "<think>"
+        for text, thought in ((f"{begin}hm</think>\n", "hm"), ("", "")):
+            if is_open and not text:
+                continue
+            reader = OutputReader(form)
+            pieces = [piece for char in f'{text}{{"a": "<think>b"}}' for piece in reader.feed(char, last=False)]
+            pieces += reader.feed("", last=True)
+            assert "".join(piece.text for piece in pieces if piece.kind == "content") == '{"a": "<think>b"}'
+            assert "".join(piece.text for piece in pieces if piece.kind == "reasoning") == thought
+
+
+TEMPLATE = (
+    "{{ messages[0].content }}{% if tools %}<tool_call>{% endif %}{% if think %}<think>{% else %}</think>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("models") / "thinker"
+    shutil.copytree(chat_model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(new_engine(folder)) as server:
+        yield server
+        server.assert_idle()
+
+
+def test_a_server_lets_the_model_reason_first(thinker: LiveServer) -> None:
+    """This one never ends its reasoning by itself, so a bias does."""
+    tokenizer = thinker.engine.tokenizer
+    for think, kind in ((True, "reasoning_content"), (False, "content")):
+        body = {"messages": MESSAGES, "chat_template_kwargs": {"think": think}, "max_tokens": 30, "seed": 3}
+        message = thinker.post("chat/completions", **body, guided_json=SCHEMA).json()["choices"][0]["message"]
+        assert message[kind] and not message.get("content" if think else "reasoning_content"), message
+        assert think or message["content"].lstrip().startswith("{")
+    bias = dict.fromkeys(tokenizer.encode("</think>", add_special_tokens=False), 50)
+    body = {"messages": MESSAGES, "chat_template_kwargs": {"think": True}, "max_tokens": 200, "seed": 3}
+    message = thinker.post("chat/completions", **body, guided_regex="[0-9]{3}", logit_bias=bias).json()
+    (choice,) = message["choices"]
+    if choice["finish_reason"] == "stop":
+        assert choice["message"]["content"].isdecimal()
+
+
+def test_strict_tools_make_a_grammar_and_others_do_not(thinker: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[StructuredOutputsParams] = []
+    compiles = GrammarCompiler.compile
+
+    def noted(compiler: GrammarCompiler, params: StructuredOutputsParams):
+        compiled.append(params)
+        return compiles(compiler, params)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", noted)
+    for strict in (False, True):
+        tool = {"type": "function", "function": {"name": "first", "parameters": SCHEMA, "strict": strict}}
+        response = thinker.post("chat/completions", messages=MESSAGES, tools=[tool], max_tokens=5)
+        assert response.status_code == 200 and bool(compiled) == strict
+    unsupported = {**SCHEMA, "uniqueItems": True, "type": "array"}
+    tool = {"type": "function", "function": {"name": "first", "parameters": unsupported, "strict": True}}
+    refused = thinker.post("chat/completions", messages=MESSAGES, tools=[tool], max_tokens=5)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools", refused.text
+
+
+def test_a_trial_that_dies_is_the_grammar_s_fault(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({0}), timeout_s=0.3)
+    with pytest.raises(RequestError, match=r"json cannot be followed: it takes more than 0\.3 s"):
+        compiler.compile(StructuredOutputsParams(json=json.dumps(SLOW)))
+    assert compiler.compile(StructuredOutputsParams(json={"type": "integer"})).matcher is not None
