@@ -91,13 +91,17 @@ def dense_logits(
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
     key]) say otherwise.
     """
+    memory = DenseMemory(program.states, *token_ids_BT.shape, visible_TT)
+    values = interpret(program, weights, dense_inputs(token_ids_BT, positions_T), memory)
+    return values[program.result].unflatten(0, token_ids_BT.shape)
+
+
+def dense_inputs(token_ids_BT: Tensor, positions_T: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the inputs of a step that computes whole sequences, at positions 0, 1, ... unless others are given."""
     batch, num_tokens = token_ids_BT.shape
-    positions = torch.arange(num_tokens) if positions_T is None else positions_T
-    inputs = {
+    return {
         TOKEN_IDS: token_ids_BT.flatten(),
-        POSITIONS: positions.repeat(batch),
+        POSITIONS: (torch.arange(num_tokens) if positions_T is None else positions_T).repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
         ADAPTERS: torch.zeros(batch * num_tokens, dtype=torch.int64),
     }
-    values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
-    return values[program.result].unflatten(0, (batch, num_tokens))
