@@ -104,7 +104,7 @@ class Flow:
         return [values[name].flatten(0, -2) for values in self.values]
 
     def _new_memories(self) -> list[DenseMemory]:
-        return [DenseMemory(self._program.states, *ids_BT.shape) for ids_BT in self._batches]
+        return [DenseMemory(self._program.states, len(ids_BT), ids_BT.shape[1]) for ids_BT in self._batches]
 
 
 def statistics_of(rows: Sequence[torch.Tensor]) -> Statistics | None:

@@ -83,7 +83,7 @@ def taps_of(
     """Run the program once forward and backward on at most MAX_TOKENS tokens."""
     ids_BT = torch.cat(list(batches))
     ids_BT = ids_BT[: max(1, MAX_TOKENS // ids_BT.shape[1])]
-    values, memory = dense_inputs(ids_BT), DenseMemory(program.states, *ids_BT.shape)
+    values, memory = dense_inputs(ids_BT), DenseMemory(program.states, len(ids_BT), ids_BT.shape[1])
     found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     with torch.enable_grad():
         for op in program.ops:

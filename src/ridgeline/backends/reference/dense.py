@@ -91,9 +91,10 @@ def dense_logits(
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
     key]) say otherwise.
     """
-    memory = DenseMemory(program.states, *token_ids_BT.shape, visible_TT)
+    batch, num_tokens = token_ids_BT.shape
+    memory = DenseMemory(program.states, batch, num_tokens, visible_TT)
     values = interpret(program, weights, dense_inputs(token_ids_BT, positions_T), memory)
-    return values[program.result].unflatten(0, token_ids_BT.shape)
+    return values[program.result].unflatten(0, (batch, num_tokens))
 
 
 def dense_inputs(token_ids_BT: Tensor, positions_T: Tensor | None = None) -> dict[str, Tensor]:
