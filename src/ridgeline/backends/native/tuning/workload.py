@@ -42,7 +42,7 @@ class Bench:
         self._level, self._pool = level, _native.Pool(num_threads)
         self._memory = allocate(buffer_bytes)
         with ThreadPoolExecutor(num_threads) as threads:  # physical pages, on the nodes of several threads
-            list(threads.map(lambda part: part.fill(FILLING), np.array_split(self._memory, num_threads)))
+            list(threads.map(_fill, np.array_split(self._memory, num_threads)))
 
     def read_run(self, num_bytes: int) -> Run:
         """Return the reading of `num_bytes`, a multiple of 64, by all threads: the next of the buffer each time."""
@@ -92,3 +92,7 @@ class Bench:
             matrix = empty_matrix(form, outputs, INPUTS, address(self._memory) + offset)
             tape.linear(_native.tuned(self._level, matrix, variants), _native.Norm(), x, y)
         return tape
+
+
+def _fill(part: np.ndarray) -> None:
+    part.fill(FILLING)
