@@ -257,12 +257,12 @@ def reserve_rounds_down(original):
 
 @bug(SlidingGroup, "first_visible_block")
 def window_one_token_short(original):
-    return lambda group, computed: max(0, computed - group._window + 2) // group._block_size
+    return lambda group, computed: max(0, computed - group._layout.window + 2) // group._block_size
 
 
 @bug(SlidingGroup, "first_visible_block")
 def window_one_token_long(original):
-    return lambda group, computed: max(0, computed - group._window) // group._block_size
+    return lambda group, computed: max(0, computed - group._layout.window) // group._block_size
 
 
 @bug(SlidingGroup, "commit")

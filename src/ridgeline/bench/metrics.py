@@ -148,6 +148,8 @@ def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
     errors = Counter(record.error for record in log.records if record.error is not None)
     prompt_tokens = sum(record.prompt_tokens for record in good)
     output_tokens = sum(record.output_tokens for record in good)
+    # A request that ends as another is sent does not overlap with it: ends sort before sendings.
+    steps = sorted([(record.sent_s, 1) for record in log.records] + [(record.end_s, -1) for record in log.records])
     return Results(
         duration_s=log.duration_s,
         completed=len(good),
@@ -160,7 +162,7 @@ def summarize(log: RunLog, slos: Sequence[Slo] = ()) -> Results:
         request_throughput_per_s=_per_s(len(good), log.duration_s),
         output_throughput_tok_per_s=_per_s(output_tokens, log.duration_s),
         total_throughput_tok_per_s=_per_s(prompt_tokens + output_tokens, log.duration_s),
-        peak_concurrency=_peak_concurrency(log.records),
+        peak_concurrency=int(np.cumsum([step for _, step in steps]).max(initial=0)),
         latencies=_latencies(good),
         send_delay_ms=_distribution_ms([record.sent_s - record.arrival_s for record in log.records]),
         goodput=_goodput(log, slos) if slos else None,
@@ -223,12 +225,6 @@ def _distribution_ms(values_s: Sequence[float]) -> Distribution | None:
     mean, std = float(values_ms.mean()), float(values_ms.std())
     p50, p90, p99, most = np.percentile(values_ms, (50, 90, 99, 100)).tolist()
     return Distribution(count=len(values_s), mean=mean, std=std, p50=p50, p90=p90, p99=p99, max=most)
-
-
-def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Return the maximum number of requests under way at once; one that ends as another is sent does not overlap."""
-    steps = sorted([(record.sent_s, 1) for record in records] + [(record.end_s, -1) for record in records])
-    return int(np.cumsum([step for _, step in steps]).max(initial=0))
 
 
 def _per_s(count: float, duration_s: float) -> float:

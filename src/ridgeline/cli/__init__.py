@@ -76,7 +76,9 @@ class _Commands(TyperGroup):
             raise SystemExit(EXIT_INTERRUPT) from None
         except RidgelineError as error:
             typer.echo(f"ridgeline: {error}", err=True)
-            raise SystemExit(_exit_code(error)) from None
+            is_request = isinstance(error, (ConfigError, RequestError))
+            code = EXIT_REQUEST if is_request else EXIT_MODEL if isinstance(error, ModelLoadError) else EXIT_OTHER
+            raise SystemExit(code) from None
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -97,12 +99,6 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             help = _summary(name) if command is _not_imported else cleandoc(command.__doc__ or "")
             app.command(name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", help))(command)  # a paragraph is one line
     return app
-
-
-def _exit_code(error: RidgelineError) -> int:
-    if isinstance(error, (ConfigError, RequestError)):
-        return EXIT_REQUEST
-    return EXIT_MODEL if isinstance(error, ModelLoadError) else EXIT_OTHER
 
 
 def _summary(name: str) -> str:

@@ -1,7 +1,8 @@
 """Print an Inspection as tables."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import cast
@@ -13,11 +14,12 @@ from ridgeline.backends.select import computes
 from ridgeline.cli._inspection import Inspection
 from ridgeline.cli._tables import new_table, plain_console
 from ridgeline.cost import account as cost
-from ridgeline.program.op import Op, Shape
+from ridgeline.program.op import Shape
 from ridgeline.program.pricing import OpCost
 from ridgeline.spec.spec import AnyLayer
 
 MAX_LISTED_NUMBERS = 4
+LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def print_inspection(inspection: Inspection) -> None:
@@ -82,7 +84,7 @@ def _program(inspection: Inspection, console: Console) -> Table:
     columns = ("op", "kind", "output", "weights", "decode\nFLOPs", "\nbytes", "prefill\nFLOPs", "\nbytes")
     table = new_table(console, columns, title=title, left=4)
     rows = list(zip(inspection.program.ops, *(step.ops for step in steps)))
-    numbers = [_layer_number(op) for op, _, _ in rows]
+    numbers = [int(match[1]) if (match := LAYER.match(op.label)) else None for op, _, _ in rows]
     last = max(index for index, number in enumerate(numbers) if number is not None)
 
     def add(indices: Iterable[int], prefix: str = "", indent: str = "") -> None:
@@ -165,23 +167,14 @@ def _distinct_layers(layers: Sequence[AnyLayer]) -> list[tuple[AnyLayer, list[in
     return list(numbers.items())
 
 
-def _layer_number(op: Op) -> int | None:
-    prefix, _, rest = op.label.partition(".")
-    return int(rest.partition(".")[0]) if prefix == "layers" else None
-
-
 def _numbers(numbers: Sequence[int]) -> str:
     """Format [0, 1, 2, 3] as 0-3, [0, 2, 4, 6] as 0-6 by 2, else the ranges one after the other."""
     steps = {after - before for before, after in zip(numbers, numbers[1:])}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}-{numbers[-1]} by {steps.pop()}"
-    return ", ".join(_runs(numbers))
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[str]:
-    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        yield str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+    grouped = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in grouped]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _describe(value: object) -> str:

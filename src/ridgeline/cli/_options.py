@@ -16,7 +16,7 @@ import typer
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
-from ridgeline.core.options import Option, Row, table
+from ridgeline.core.options import Row, table
 from ridgeline.core.params import RECOMMENDED, DiffusionParams, SamplingParams, StructuredOutputsParams
 
 Sampling = NewType("Sampling", dict[str, object])  # the parameters that were given, by name
@@ -24,6 +24,10 @@ MAX_SHOWN = 2**31 - 1  # from here on a bound is only an integer's width
 MODEL_HELP = "A model folder, a .gguf file, a Hugging Face id or a bundled model's name."
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same as MODEL.")]
+MODEL_PARAMETERS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+    for name, hint in (("model", ModelArgument), ("model_option", ModelOption))
+]
 WorkloadOption = Annotated[
     str, typer.Option(help="Requests: KIND or KIND:option=value,...; kinds are the files of bench/workloads.")
 ]
@@ -119,7 +123,7 @@ def with_options(
         taken = {group.parameter for group in groups}
         own = [p.replace(annotation=hints[n]) for n, p in signature.parameters.items() if n not in taken]
         has_model = any(group.owner is EngineConfig for group in groups)
-        parameters = [*(_model_parameters() if has_model else ()), *own]
+        parameters = [*(MODEL_PARAMETERS if has_model else ()), *own]
         parameters += [_parameter(row, defaults or {}) for group in groups for row in group.rows]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
 
@@ -152,11 +156,6 @@ def _settle_model(given: dict[str, Any], after: Sequence[str], default: Callable
     given["model"] = chosen_model(given["model"], option) or default()
 
 
-def _model_parameters() -> Sequence[inspect.Parameter]:
-    kind, hints = inspect.Parameter.KEYWORD_ONLY, {"model": ModelArgument, "model_option": ModelOption}
-    return [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in hints.items()]
-
-
 def _identifier(row: Row) -> str:
     return row.flag.removeprefix("--").replace("-", "_")
 
@@ -173,17 +172,14 @@ def _parameter(row: Row, defaults: Mapping[str, str]) -> inspect.Parameter:
         default = f"{defaults[name]}."
     elif not isinstance(row.default, (bool, Mapping, tuple, NoneType)):
         default = f"{recommended}{row.default}."
-    help = " ".join((words, *_limits(option), *([f"Default: {default}"] if default else [])))
+    # A bound that only the width of an integer sets is no help.
+    low, high = (None if bound is None or abs(bound) >= MAX_SHOWN else bound for bound in (option.low, option.high))
+    limits = replace(option, low=low, high=high).range
+    sentences = (words, f"{limits.capitalize()}." if limits else "", f"Default: {default}" if default else "")
+    help = " ".join(filter(None, sentences))
     made = typer.Option(*declarations, help=help, rich_help_panel=row.panel, show_default=False, metavar=option.metavar)
     annotation = Annotated[kind | None, made]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _limits(option: Option) -> Sequence[str]:
-    """Say the range in a sentence, without bounds that only the width of an integer sets."""
-    low, high = (None if bound is None or abs(bound) >= MAX_SHOWN else bound for bound in (option.low, option.high))
-    words = replace(option, low=low, high=high).range
-    return [f"{words.capitalize()}."] if words else []
 
 
 def _typed(row: Row) -> Any:
@@ -223,14 +219,11 @@ def parse_pairs(owner: type, pairs: Sequence[str]) -> dict[str, object]:
             raise ConfigError(f"an option is given as NAME=VALUE, got {pair!r}")
         kind = rows[name].type if name in rows else str
         try:
-            found[name] = {"true": True, "false": False}.get(text, text) if kind is bool else _number(kind, text)
+            number = kind(text) if kind in (int, float) else text
+            found[name] = {"true": True, "false": False}.get(text, text) if kind is bool else number
         except ValueError:
             raise ConfigError(f"{name} must be a number, got {text!r}") from None
     return found
-
-
-def _number(kind: Any, text: str) -> object:
-    return kind(text) if kind in (int, float) else text
 
 
 def only_adapter(config: EngineConfig) -> str | None:

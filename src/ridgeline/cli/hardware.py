@@ -3,6 +3,7 @@
 import json as json_format
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,7 @@ from ridgeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ridgeline.backends.probe import NativeModule
-    from ridgeline.cost.hardware import ByThreads, Ceiling, Hardware, KernelTuning
+    from ridgeline.cost.hardware import ByThreads, Hardware, KernelTuning
 
 
 def hardware(
@@ -120,12 +121,6 @@ def _print_tunings(console: Console, tunings: "Sequence[KernelTuning]") -> None:
                 )
 
 
-def _spread(ceiling: "Ceiling") -> str:
-    """Return the ceiling, and in brackets the 10th percentile, the median and the best of its readings, in giga."""
-    low, middle, best = (each / 1e9 for each in (ceiling.p10_per_s, ceiling.median_per_s, ceiling.best_per_s))
-    return f"{ceiling.per_s / 1e9:.1f} ({low:.1f} · {middle:.1f} · {best:.1f})"
-
-
 def _print_table(
     console: Console, title: str, rows: "Mapping[str, ByThreads]", ridges: Mapping[str, float | None]
 ) -> None:
@@ -136,7 +131,8 @@ def _print_table(
     columns = ["1 thread" if count == 1 else f"{count} threads" for count in counts]
     table = new_table(console, ["", *columns, *(["ridge, op/byte"] if ridges else [])], title=title)
     for name, by_threads in rows.items():
-        cells = [_spread(by_threads[count]) for count in counts]
+        giga = [[each / 1e9 for each in astuple(by_threads[count])] for count in counts]
+        cells = [f"{per_s:.1f} ({low:.1f} · {middle:.1f} · {best:.1f})" for per_s, middle, low, best in giga]
         ridge = ridges.get(name)
         table.add_row(name, *cells, *([] if ridge is None else [f"{ridge:.1f}"]))
     console.print()

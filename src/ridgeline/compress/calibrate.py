@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ridgeline.backends.reference.dense import DenseMemory
-from ridgeline.backends.reference.interpreter import REFERENCE_OPS
+from ridgeline.backends.reference.dense import DenseMemory, dense_inputs
+from ridgeline.backends.reference.interpreter import compute
 from ridgeline.compress.methods import Statistics
 from ridgeline.core.errors import ConfigError
-from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS, Op, Program
+from ridgeline.program.op import Op, Program
 from ridgeline.program.passes.liveness import liveness
 from ridgeline.quality.corpus import split, standard_library
 from ridgeline.quality.texts import Texts
@@ -82,7 +82,7 @@ class Flow:
                 users.setdefault(state, set()).add(match[1])
         self._shares_states = any(len(layers) > 1 for layers in users.values())
         self._memories = self._new_memories()
-        self.values: list[Values] = [inputs_of(ids_BT) for ids_BT in batches]
+        self.values: list[Values] = [dense_inputs(ids_BT) for ids_BT in batches]
 
     def begin_layer(self) -> list[Values]:
         """Forget the keys and values of layers before, where no later one reads them; return a copy of the values."""
@@ -94,10 +94,7 @@ class Flow:
         """Compute an op on all windows, and drop what no later one reads."""
         op = self._program.ops[number]
         for values, memory in zip(self.values, self._memories, strict=True):
-            outputs = REFERENCE_OPS[op.kind](
-                op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], memory
-            )
-            values.update(zip(op.outputs, outputs, strict=True))
+            compute(op, weights, values, memory)
             for name in (*op.inputs, *op.outputs):
                 if self._last_reader.get(name, -1) <= number:
                     values.pop(name, None)
@@ -126,14 +123,3 @@ def statistics_of(rows: Sequence[torch.Tensor]) -> Statistics | None:
 def readers(program: Program, name: str) -> list[Op]:
     """Return the ops that read a value."""
     return [op for op in program.ops if name in op.inputs]
-
-
-def inputs_of(ids_BT: torch.Tensor) -> Values:
-    """Return the inputs of a step that computes whole windows [B, T]."""
-    batch, length = ids_BT.shape
-    return {
-        TOKEN_IDS: ids_BT.flatten(),
-        POSITIONS: torch.arange(length).repeat(batch),
-        LOGIT_ROWS: torch.arange(batch * length),
-        ADAPTERS: torch.zeros(batch * length, dtype=torch.int64),
-    }

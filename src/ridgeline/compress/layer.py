@@ -139,7 +139,8 @@ class LayerQuantizer:
             by_rounding = statistics.loss(plain - weight_NK)
             ratio = statistics.loss(values_NK - weight_NK) / by_rounding if by_rounding else 1.0
         num_rows = statistics.num_rows if statistics else 0
-        made.reports.append(MatrixReport(name=_spelled(key), bits=stored.format.bits, rows=num_rows, error_ratio=ratio))
+        spelled = name if expert is None else f"{name}[{expert}]"
+        made.reports.append(MatrixReport(name=spelled, bits=stored.format.bits, rows=num_rows, error_ratio=ratio))
         made.matrices[key] = stored
         if expert is None:
             made.effective[name] = values_NK
@@ -199,8 +200,3 @@ def _matrices(name: str, weight: torch.Tensor) -> list[tuple[Key, torch.Tensor]]
 def _routed(op: Op, values: Mapping[str, torch.Tensor], expert: int | None) -> torch.Tensor:
     """Return which tokens an expert gets, bool [T]."""
     return (values[op.inputs[1]].long() == expert).any(-1)
-
-
-def _spelled(key: Key) -> str:
-    name, expert = key
-    return name if expert is None else f"{name}[{expert}]"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.backends.reference.dense import DenseMemory
-from ridgeline.backends.reference.interpreter import REFERENCE_OPS
+from ridgeline.backends.reference.dense import DenseMemory, dense_inputs
+from ridgeline.backends.reference.interpreter import compute
 from ridgeline.backends.reference.tensors import as_tensor
-from ridgeline.compress.calibrate import inputs_of
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.methods import rtn
 from ridgeline.program.op import Program
@@ -84,19 +83,16 @@ def taps_of(
     """Run the program once forward and backward on at most MAX_TOKENS tokens."""
     ids_BT = torch.cat(list(batches))
     ids_BT = ids_BT[: max(1, MAX_TOKENS // ids_BT.shape[1])]
-    values, memory = inputs_of(ids_BT), DenseMemory(program.states, len(ids_BT), ids_BT.shape[1])
+    values, memory = dense_inputs(ids_BT), DenseMemory(program.states, len(ids_BT), ids_BT.shape[1])
     found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     with torch.enable_grad():
         for op in program.ops:
-            outputs = REFERENCE_OPS[op.kind](
-                op.attrs, [values[name] for name in op.inputs], [weights[name] for name in op.weights], memory
-            )
+            compute(op, weights, values, memory)
             if op.kind == "embed":
-                outputs = tuple(output.detach().requires_grad_() for output in outputs)
+                values[op.outputs[0]] = values[op.outputs[0]].detach().requires_grad_()
             elif op.kind == "linear" and op.weights[0] in wanted:
-                outputs[0].retain_grad()
-                found[op.weights[0]] = (values[op.inputs[0]].detach(), outputs[0])
-            values.update(zip(op.outputs, outputs, strict=True))
+                values[op.outputs[0]].retain_grad()
+                found[op.weights[0]] = (values[op.inputs[0]].detach(), values[op.outputs[0]])
         log_p_TV = values[program.result].log_softmax(-1)
         generator = torch.Generator().manual_seed(seed)
         y_T1 = torch.multinomial(log_p_TV.detach().exp(), 1, generator=generator)

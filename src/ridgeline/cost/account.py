@@ -48,7 +48,7 @@ def account_groups(
     Values that only a group's own ops read stay in the cores, and what several of them read comes once.
     """
     pricer, sizes = Pricer(program, element), step_sizes(load)
-    return [sum((price.cost(load, sizes) for price in pricer.group(group)), OpCost()) for group in groups]
+    return [sum((price.cost(load, sizes) for price in pricer.together(group.ops)), OpCost()) for group in groups]
 
 
 def total(accounts: Iterable[tuple[Op, OpCost]]) -> OpCost:

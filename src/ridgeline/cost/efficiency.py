@@ -124,8 +124,16 @@ def fit(samples: Iterable[Sample]) -> dict[str, Efficiency]:
     for sample in samples:
         if sample.measured_s > 0:
             by_key.setdefault(sample.key, []).append(sample)
-    fitted = {key: _fit_one(found) for key, found in by_key.items() if len(found) >= MIN_SAMPLES}
-    return {key: found for key, found in fitted.items() if found.median_error < math.inf}
+    fitted: dict[str, Efficiency] = {}
+    for key, found in by_key.items():
+        if len(found) < MIN_SAMPLES:
+            continue
+        shortest = min(sample.measured_s for sample in found)
+        candidates = (_candidate(found, power, part * shortest) for power, part in product(POWERS, OVERHEADS))
+        best = min(candidates, key=lambda each: (each.median_error, each.worst_error))
+        if best.median_error < math.inf:
+            fitted[key] = best
+    return fitted
 
 
 def held_out_error(samples: Sequence[Sample]) -> float | None:
@@ -139,12 +147,6 @@ def held_out_error(samples: Sequence[Sample]) -> float | None:
                 if predicted is not None and sample.measured_s > 0:
                     errors.append(abs(predicted / sample.measured_s - 1))
     return median(errors) if errors else None
-
-
-def _fit_one(samples: Sequence[Sample]) -> Efficiency:
-    shortest = min(sample.measured_s for sample in samples)
-    candidates = (_candidate(samples, power, part * shortest) for power, part in product(POWERS, OVERHEADS))
-    return min(candidates, key=lambda found: (found.median_error, found.worst_error))
 
 
 def _candidate(samples: Sequence[Sample], power: float, overhead_s: float) -> Efficiency:

@@ -4,7 +4,7 @@ A rule of the op table sees shapes, bytes per element and the load, never a laye
 layers has few distinct ops. There is no formula here: every price is that of a row of the op table. No torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 
 from ridgeline.program.op import FEATURES, LOGITS, STEP_INPUTS, Attrs, Op, Program, Shape
@@ -68,20 +68,16 @@ class Pricer:
         element = replace(self._element, weight=FLOAT32_BYTES) if row.float32_weights else self._element
         return OpPrice(op.kind, op.attrs, inputs, outputs, weights, widths(op.inputs), widths(op.outputs), element)
 
-    def group(self, group: Group) -> tuple[OpPrice, ...]:
+    def together(self, ops: Sequence[Op]) -> tuple[OpPrice, ...]:
         """Return the prices of a group's ops: what only they read stays in the cores, what several read comes once."""
-        here = set(self._inner_values(group))
+        members = {op.label for op in ops}
+        made = {name for op in ops for name in op.outputs} & self._readers.keys()
+        here = {name for name in made - {LOGITS} if self._readers[name] <= members}
         prices: list[OpPrice] = []
-        for op in group.ops:
+        for op in ops:
             prices.append(self.price(op, here))
             here.update(op.inputs)
         return tuple(prices)
-
-    def _inner_values(self, group: Group) -> Iterable[str]:
-        """Return what the group makes and nothing outside reads."""
-        members = {op.label for op in group.ops}
-        made = {name for op in group.ops for name in op.outputs} & self._readers.keys()
-        return (name for name in made - {LOGITS} if self._readers[name] <= members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ def price_groups(program: Program, groups: Sequence[Group], element: ElementByte
     pricer = Pricer(program, element)
     alike: dict[tuple[str, tuple[OpPrice, ...]], list[Group]] = {}
     for group in groups:
-        ops = tuple(_without_state(price) for price in pricer.group(group))
+        ops = tuple(_without_state(price) for price in pricer.together(group.ops))
         alike.setdefault((group.kind, ops), []).append(group)
     return [GroupPrice(kind, found[0].label, len(found), ops) for (kind, ops), found in alike.items()]
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.cost.account import account_groups
 from ridgeline.cost.datasheets import Datasheet
 from ridgeline.cost.hardware import Hardware, InputKind
+from ridgeline.cost.prices import Pricer, step_sizes
 from ridgeline.program.op import Program
-from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
 WeightKind = Literal[
@@ -70,14 +69,10 @@ class Roofline:
 
 def costs_of(program: Program, pieces: Sequence[Piece], load: Load) -> list[OpCost]:
     """Return what each piece has to compute and move for `load`: its ops as one group, nothing where it has none."""
-    ops = {op.label: op for op in program.ops}
-    costs = [OpCost() for _ in pieces]
-    for element in dict.fromkeys(element for _, element in pieces):
-        at = [index for index, (names, piece) in enumerate(pieces) if piece == element and names]
-        groups = [Group("piece", pieces[i][0][0], tuple(ops[name] for name in pieces[i][0])) for i in at]
-        for index, priced in zip(at, account_groups(program, groups, load, element), strict=True):
-            costs[index] = priced
-    return costs
+    ops, sizes = {op.label: op for op in program.ops}, step_sizes(load)
+    pricers = {element: Pricer(program, element) for _, element in pieces}
+    priced = (pricers[element].together([ops[name] for name in names]) for names, element in pieces)
+    return [sum((price.cost(load, sizes) for price in prices), OpCost()) for prices in priced]
 
 
 def bytes_per_weight(kind: WeightKind, num_inputs: int, group: int = 0, *, zero_points: bool = False) -> float:

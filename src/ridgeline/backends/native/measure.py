@@ -16,8 +16,9 @@ from ridgeline.backends.native.emit import EMITTERS
 from ridgeline.backends.native.memory import allocate, allocate_cache, logits_width
 from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
-from ridgeline.backends.native.weights import NativeWeights, Tensors
+from ridgeline.backends.native.weights import NativeWeights
 from ridgeline.cache.layout import CacheLayout, StateSize, plan_layout
+from ridgeline.core.dtypes import Array
 from ridgeline.program.op import Program
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ class MeasuredTape:
         layout = plan_layout(sizes, block_size, UNLIMITED_BYTES, 1, 1) if sizes else nothing
         groups = tuple(replace(group, num_blocks=1) for group in layout.groups)
         cache = allocate_cache(program, replace(layout, groups=groups), settings.kv)
-        weights = NativeWeights(_no_tensors, settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants)
+        weights = NativeWeights(
+            dict[str, Array], settings.level, 1, _Nothing(settings.plain.kind), None, settings.variants
+        )
         parts = Compiler(program, weights, settings, self._tape, cache).compile(EMITTERS)
         self.pieces: Sequence[OpTiming] = tuple(TapeTimings(program, settings, parts).of([]))
         self._tape.sample(program.vocab_size)
@@ -65,7 +68,3 @@ class _Nothing:
         return self._kind if name.endswith(".kind") else self._bytes
 
     def add(self, name: str, data: np.ndarray) -> None: ...
-
-
-def _no_tensors() -> Tensors:
-    raise AssertionError("a tape is measured without reading weights")

@@ -92,12 +92,17 @@ def dense_logits(
     key]) say otherwise.
     """
     batch, num_tokens = token_ids_BT.shape
-    positions = torch.arange(num_tokens) if positions_T is None else positions_T
-    inputs = {
+    memory = DenseMemory(program.states, batch, num_tokens, visible_TT)
+    values = interpret(program, weights, dense_inputs(token_ids_BT, positions_T), memory)
+    return values[program.result].unflatten(0, (batch, num_tokens))
+
+
+def dense_inputs(token_ids_BT: Tensor, positions_T: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the inputs of a step that computes whole sequences, at positions 0, 1, ... unless others are given."""
+    batch, num_tokens = token_ids_BT.shape
+    return {
         TOKEN_IDS: token_ids_BT.flatten(),
-        POSITIONS: positions.repeat(batch),
+        POSITIONS: (torch.arange(num_tokens) if positions_T is None else positions_T).repeat(batch),
         LOGIT_ROWS: torch.arange(batch * num_tokens),
         ADAPTERS: torch.zeros(batch * num_tokens, dtype=torch.int64),
     }
-    values = interpret(program, weights, inputs, DenseMemory(program.states, batch, num_tokens, visible_TT))
-    return values[program.result].unflatten(0, (batch, num_tokens))

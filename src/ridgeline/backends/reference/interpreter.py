@@ -32,9 +32,13 @@ def interpret_each(
     """Run `interpret` on `values`, which start as the inputs; yield each op once it is computed."""
     lives = liveness([(op,) for op in program.ops], program.result, *program.taps)
     for op, ends in zip(program.ops, lives.ends, strict=True):
-        inputs, own = [values[name] for name in op.inputs], [weights[name] for name in op.weights]
-        outputs = REFERENCE_OPS[op.kind](op.attrs, inputs, own, memory)
-        values.update(zip(op.outputs, outputs, strict=True))
+        compute(op, weights, values, memory)
         for name in ends:
             del values[name]
         yield op
+
+
+def compute(op: Op, weights: Mapping[str, Tensor], values: dict[str, Tensor], memory: StepMemory) -> None:
+    """Compute an op of what it reads among `values`, and put what it makes beside it."""
+    inputs, own = [values[name] for name in op.inputs], [weights[name] for name in op.weights]
+    values.update(zip(op.outputs, REFERENCE_OPS[op.kind](op.attrs, inputs, own, memory), strict=True))

@@ -1,4 +1,4 @@
-"""The kinds of memory a cache group can be: one file per kind, file name == kind, each with a `build` function.
+"""The kinds of memory a cache group can be: one file per kind, file name == kind, whose `build` is its class.
 
 A kind decides; the manager acts on all groups or on none. Only CacheManager calls this. Must not import the manager.
 """
@@ -6,7 +6,7 @@ A kind decides; the manager acts on all groups or on none. Only CacheManager cal
 import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
-from typing import ClassVar, NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, cast
 
 from ridgeline.cache.layout import GroupLayout
 from ridgeline.cache.pool import BlockPool
@@ -32,7 +32,7 @@ class Need(NamedTuple):
 NO_NEED = Need(0)
 
 
-class CacheGroup(Protocol):
+class CacheGroup:
     """Manages one kind of memory over one pool; a table belongs to one sequence.
 
     A kind that leaves a method out keeps all blocks to the end, cuts no span, and shares no block with the tree.
@@ -43,13 +43,16 @@ class CacheGroup(Protocol):
     can_roll_back: bool  # of what a step has computed less may be committed: it is computed again later
     in_place: ClassVar[bool] = False  # a step overwrites what it goes on from: that is committed before it is planned
 
+    def __init__(self, index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> None:
+        self._index, self._layout, self._block_size, self._pool = index, layout, block_size, pool
+
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Return the longest hit of at most `num_blocks` blocks along `path`, the nodes from the root's child on."""
-        ...
+        raise NotImplementedError
 
     def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
         """Return what making [computed, end) writable needs. Takes nothing: the manager does, in all groups or none."""
-        ...
+        raise NotImplementedError
 
     def span_end(self, computed: int, end: int, *, drafts: bool) -> int:
         """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it.
@@ -60,7 +63,7 @@ class CacheGroup(Protocol):
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         """Return the block to publish for block index `index`, once positions `before .. computed` are written."""
-        ...
+        raise NotImplementedError
 
     def log(self, table: SequenceTable, num_logged: int) -> None:
         """Note how many of the computed tokens, the last ones, are only logged: their span was one with drafts."""

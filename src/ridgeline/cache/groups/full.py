@@ -3,15 +3,8 @@
 from collections.abc import Sequence
 
 from ridgeline.cache.groups import NO_NEED, CacheGroup, Hit, Need
-from ridgeline.cache.layout import GroupLayout
-from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode
 from ridgeline.cache.table import SequenceTable
-
-
-def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
-    assert layout.window is None
-    return FullGroup(block_size, pool)
 
 
 class FullGroup(CacheGroup):
@@ -20,10 +13,6 @@ class FullGroup(CacheGroup):
     whole_prefix = True
     miss_reason = "evicted or never seen"
     can_roll_back = True
-
-    def __init__(self, block_size: int, pool: BlockPool) -> None:
-        self._block_size = block_size
-        self._pool = pool
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Match every node of the path: each has a block here (the tree's invariant for `whole_prefix`)."""
@@ -44,3 +33,6 @@ class FullGroup(CacheGroup):
 
     def tree_block(self, table: SequenceTable, index: int) -> int | None:
         return table.block_at(index) if index >= table.first_block else None
+
+
+build = FullGroup

@@ -26,11 +26,6 @@ from ridgeline.cache.table import SequenceTable
 DECODE_CHECKPOINT_TOKENS = 256  # how far apart the checkpoints of an output are; each costs a copy of the state
 
 
-def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
-    assert layout.window is None
-    return RecurrentGroup(index, block_size, pool, layout.max_logged)
-
-
 class RecurrentGroup(CacheGroup):
     """CacheGroup whose tables hold one block: `first_block` is the block index of the last computed token.
 
@@ -42,12 +37,9 @@ class RecurrentGroup(CacheGroup):
     miss_reason = "no checkpoint of the recurrent state"
     in_place = True
 
-    def __init__(self, index: int, block_size: int, pool: BlockPool, max_logged: int) -> None:
-        self.can_roll_back = max_logged > 0
-        self._max_logged = max_logged
-        self._index = index
-        self._block_size = block_size
-        self._pool = pool
+    def __init__(self, index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> None:
+        super().__init__(index, layout, block_size, pool)
+        self.can_roll_back, self._max_logged = layout.max_logged > 0, layout.max_logged
         self._spacing = max(DECODE_CHECKPOINT_TOKENS // block_size, 1) * block_size  # of an output's checkpoints
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
@@ -83,3 +75,6 @@ class RecurrentGroup(CacheGroup):
 
     def commit(self, table: SequenceTable, computed: int) -> None:
         table.first_block = max(computed - 1, 0) // self._block_size
+
+
+build = RecurrentGroup

@@ -2,17 +2,10 @@
 
 from collections.abc import Sequence
 
-from ridgeline.cache.groups import CacheGroup, Hit
+from ridgeline.cache.groups import Hit
 from ridgeline.cache.groups.full import FullGroup
-from ridgeline.cache.layout import GroupLayout
-from ridgeline.cache.pool import BlockPool
 from ridgeline.cache.radix import RadixNode
 from ridgeline.cache.table import SequenceTable
-
-
-def build(index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> CacheGroup:
-    assert layout.window is not None
-    return SlidingGroup(index, layout.window, block_size, pool)
 
 
 class SlidingGroup(FullGroup):
@@ -21,14 +14,10 @@ class SlidingGroup(FullGroup):
     whole_prefix = False
     miss_reason = "sliding blocks freed"
 
-    def __init__(self, index: int, window: int, block_size: int, pool: BlockPool) -> None:
-        super().__init__(block_size, pool)
-        self._index = index
-        self._window = window
-
     def first_visible_block(self, computed: int) -> int:
         """Return the block of the oldest key that the query at `computed` sees; later queries see no older one."""
-        return max(0, computed - self._window + 1) // self._block_size
+        assert self._layout.window is not None
+        return max(0, computed - self._layout.window + 1) // self._block_size
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Search down from `num_blocks` for the first length whose window is all there, in one pass over the path."""
@@ -44,3 +33,6 @@ class SlidingGroup(FullGroup):
         first = self.first_visible_block(computed)
         if first > table.first_block:
             table.drop_before(first, self._pool)
+
+
+build = SlidingGroup

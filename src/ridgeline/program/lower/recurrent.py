@@ -16,20 +16,16 @@ def lower_mamba(b: Builder, prefix: str, mixer: Mamba, x: str) -> str:
     z = b.linear(f"{prefix}.z", x, inner, mixer.bias)
     x = b.linear(f"{prefix}.x", x, inner, mixer.bias)
     x = _conv(b, f"{prefix}.conv", CausalConvAttrs(state, 0, mixer.activation), x, mixer.conv_taps, mixer.conv_bias)
-    low, key, query = (
-        _scan_input(b, f"{prefix}.{name}", mixer, x, width)
-        for name, width in (("dt_low", mixer.dt_rank), ("b", size), ("c", size))
-    )
+    inputs: list[str] = []
+    for name, width in (("dt_low", mixer.dt_rank), ("b", size), ("c", size)):
+        y = b.linear(f"{prefix}.{name}", x, width, False)
+        inputs.append(y if mixer.inner_norm is None else b.norm(f"{prefix}.{name}_norm", mixer.inner_norm, y))
+    low, key, query = inputs
     dt = b.linear(f"{prefix}.dt", low, inner, True)
     weights = (b.weight(f"{prefix}.A_log", inner, size), b.weight(f"{prefix}.D", inner))
     (y,) = b.emit("selective_scan", f"{prefix}.scan", (x, dt, key, query), weights, RecurrentAttrs(state, 1))
     (y,) = b.emit("gated_activation", f"{prefix}.gate", (z, y), (), ActivationAttrs(mixer.activation))
     return b.linear(f"{prefix}.out", y, b.spec.hidden_size, mixer.bias)
-
-
-def _scan_input(b: Builder, prefix: str, mixer: Mamba, x: str, width: int) -> str:
-    x = b.linear(prefix, x, width, False)
-    return x if mixer.inner_norm is None else b.norm(f"{prefix}_norm", mixer.inner_norm, x)
 
 
 def lower_mamba2(b: Builder, prefix: str, mixer: Mamba2, x: str) -> str:

@@ -126,19 +126,15 @@ def _qkv(flow: _Dataflow, write: Op) -> _Match | None:
     linears = [chain[0] for chain in chains if chain]
     if len(linears) != 3 or len({op.label for op in ops}) != len(ops) or len({op.inputs[0] for op in linears}) != 1:
         return None
-    if not _made_alike(chains[0], chains[1]):
+    if _steps(chains[0]) != _steps(chains[1]):
         return None
     norm = flow.with_norm(linears)[:-3]
     return "norm_qkv", [*norm, *ops, write]
 
 
-def _made_alike(queries: Sequence[Op], keys: Sequence[Op]) -> bool:
-    """Tell whether both chains have the same steps in the same order, and rotate by the same angles if they do."""
-
-    def steps(chain: Sequence[Op]) -> list[object]:
-        return [(op.kind, op.inputs[1:], op.attrs) if op.kind == "rope" else op.kind for op in chain]
-
-    return steps(queries) == steps(keys)
+def _steps(chain: Sequence[Op]) -> list[object]:
+    """Return what must be the same of queries and keys: their steps in order, and the angles that they rotate by."""
+    return [(op.kind, op.inputs[1:], op.attrs) if op.kind == "rope" else op.kind for op in chain]
 
 
 def _attends(flow: _Dataflow, op: Op, write: Op) -> bool:

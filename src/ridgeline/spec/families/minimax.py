@@ -23,7 +23,10 @@ def read(config: ConfigReader) -> DecoderSpec:
         window=config.optional_integer("sliding_window"),
     )
     experts = read_experts(config)
-    full, linear, ffn = (_factors(config, kind) for kind in ("full_attn", "linear_attn", "mlp"))
+    full, linear, ffn = (  # of the residual, and of what is added to it
+        (config.number(f"{kind}_alpha_factor", 1.0), config.number(f"{kind}_beta_factor", 1.0))
+        for kind in ("full_attn", "linear_attn", "mlp")
+    )
     attends = read_attending(config, lambda index: index % 2 == 0)  # every other one from the first
 
     def layer(index: int) -> NormedResidualLayer:
@@ -32,11 +35,6 @@ def read(config: ConfigReader) -> DecoderSpec:
         return NormedResidualLayer(mixer, experts, norm, norm, factors, ffn)
 
     return common.decoder(config, [layer(index) for index in range(len(attends))], norm)
-
-
-def _factors(config: ConfigReader, kind: str) -> tuple[float, float]:
-    """Read the factors of the residual and of what is added to it."""
-    return config.number(f"{kind}_alpha_factor", 1.0), config.number(f"{kind}_beta_factor", 1.0)
 
 
 def _rates(num_heads: int, layer: int, num_layers: int) -> tuple[float, ...]:

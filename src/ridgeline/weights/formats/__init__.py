@@ -1,6 +1,6 @@
 """How checkpoints store quantized weights: one file per format, named after config.json's `quant_method`.
 
-A module declares what `Format` says; PackedCheckpoint shows the model its tensors by their own names.
+A module has `find`, a `Find`; PackedCheckpoint shows the model its tensors by their own names.
 
 `settings` reads the quantization_config; the format takes from it what it understands, and what is left over is an
 error. A hyphen in `quant_method` is an underscore in the file name. Called by load.py, which then sees the
@@ -12,7 +12,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +41,11 @@ class PackedTensor:
     matrix: ReadMatrix
 
 
-class Format(Protocol):
-    """Says what a module of this folder provides."""
+Find = Callable[[Checkpoint, ConfigReader], Sequence[PackedTensor]]
+"""Returns all packed tensors of a checkpoint; of data, only scales and orders are read.
 
-    def find(self, checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
-        """Return all packed tensors of a checkpoint; of data, only scales and orders are read.
-
-        Raises ModelLoadError where parts are missing or do not fit together.
-        """
-        ...
+Raises ModelLoadError where parts are missing or do not fit together.
+"""
 
 
 class PackedCheckpoint:
@@ -122,7 +118,7 @@ def unpacked(
     if method not in names():
         what = f"{checkpoint.path}: quantization_config has quant_method {method!r}, which is not supported"
         raise ConfigError(f"{what}; supported: {', '.join(names())}")
-    module = importlib.import_module(f"{__name__}.{method.replace('-', '_')}")
-    found = cast("Format", module).find(checkpoint, settings)
+    find: Find = importlib.import_module(f"{__name__}.{method.replace('-', '_')}").find
+    found = find(checkpoint, settings)
     settings.finish()
     return PackedCheckpoint(checkpoint, found, dtype)

@@ -12,8 +12,6 @@ WAY = ScaledBytes("FBGEMM's fp8", E4M3, Blocks(1))
 
 def find(checkpoint: Checkpoint, settings: ConfigReader) -> Sequence[PackedTensor]:
     settings.ignore("activation_scale_ub", "modules_to_not_convert")  # inputs are rounded as --quantize-inputs says
-    found: list[PackedTensor] = []
-    for name in [name for name, entry in checkpoint.entries.items() if entry.dtype in E4M3]:
-        unused = (f"{name.rpartition('.')[0]}.input_scale_ub",)
-        found.append(WAY.packed(checkpoint, name, name, f"{name}_scale", unused=unused))
-    return found
+    names = [name for name, entry in checkpoint.entries.items() if entry.dtype in E4M3]
+    unused = {name: [f"{name.rpartition('.')[0]}.input_scale_ub"] for name in names}
+    return [WAY.packed(checkpoint, name, name, f"{name}_scale", unused=unused[name]) for name in names]

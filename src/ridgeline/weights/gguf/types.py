@@ -8,12 +8,12 @@ rounds them. Pure numpy.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.quant.stored import SUPER, Bytes, StoredFormat, StoredMatrix, dequantize, from_e8m0
+from ridgeline.quant.stored import SUPER, Bytes, StoredFormat, StoredMatrix, Zero, dequantize, from_e8m0
 
 Floats = npt.NDArray[np.float32]
 Parts = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]
@@ -74,35 +74,15 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-2)
 
 
-def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """Unpack 32 bits from byte `at` of each block, each as 16 or 0, [blocks, 32]."""
-    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
-
-
 def _q4_values(blocks: Bytes, at: int) -> Bytes:
-    """Unpack the 32 values from 0 to 15 of blocks of Q4_0 and Q4_1, which begin at byte `at`."""
+    """Unpack the 32 values from 0 to 15 of each block, two in a byte from byte `at` on."""
     return _nibbles(blocks[:, at:]).reshape(len(blocks), 32)
 
 
-def _q8_0(blocks: Bytes) -> Parts:
-    return blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), None, None
-
-
-def _q4_0(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 2), _half(blocks, 0), None, None
-
-
-def _q4_1(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 4), _half(blocks, 0), _half(blocks, 2), None
-
-
-def _q5_0(blocks: Bytes) -> Parts:
-    """Put five bits around the zero of eight."""
-    return (_q4_values(blocks, 6) | _fifth_bits(blocks, 2)) + np.uint8(128 - 16), _half(blocks, 0), None, None
-
-
-def _q5_1(blocks: Bytes) -> Parts:
-    return _q4_values(blocks, 8) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2), None
+def _q5_values(blocks: Bytes, at: int) -> Bytes:
+    """Unpack 32 values from 0 to 31: four bits of each from byte `at` on, the fifth in the four bytes before it."""
+    fifth_bits = np.unpackbits(blocks[:, at - 4 : at], axis=1, bitorder="little")
+    return _q4_values(blocks, at) | fifth_bits << np.uint8(4)
 
 
 def _q2_k(blocks: Bytes) -> Parts:
@@ -167,10 +147,6 @@ def _q6_k(blocks: Bytes) -> Parts:
 _IQ4_VALUES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], dtype=np.uint8)
 
 
-def _iq4_nl(blocks: Bytes) -> Parts:
-    return _IQ4_VALUES[_q4_values(blocks, 2)], _half(blocks, 0), None, None
-
-
 def _iq4_xs(blocks: Bytes) -> Parts:
     """Scales of 8 groups have 6 bits: four in a nibble, two in the 16 bits from byte 2 on."""
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
@@ -186,21 +162,29 @@ def _mxfp4(blocks: Bytes) -> Parts:
     return np.where(codes == 8, np.uint8(0), codes), from_e8m0(blocks[:, :1]), None, None
 
 
-INT4, INT8 = StoredFormat("uniform", 4, 32), StoredFormat("uniform", 8, 32)
+def _of_32(name: str, block_bytes: int, bits: Literal[4, 8], codes: Callable[[Bytes], Bytes], zero: Zero) -> GgufType:
+    """Return a type whose blocks of 32 begin with their scale and, where it has them, their minimum."""
+
+    def split(blocks: Bytes) -> Parts:
+        return codes(blocks), _half(blocks, 0), _half(blocks, 2) if zero == "minima" else None, None
+
+    return GgufType(name, 32, block_bytes, StoredFormat("uniform", bits, 32, zero), split)
+
+
 TYPES: Mapping[int, GgufType] = {
     0: GgufType("F32", 1, 4),
     1: GgufType("F16", 1, 2),
-    2: GgufType("Q4_0", 32, 18, INT4, _q4_0),
-    3: GgufType("Q4_1", 32, 20, StoredFormat("uniform", 4, 32, "minima"), _q4_1),
-    6: GgufType("Q5_0", 32, 22, INT8, _q5_0),
-    7: GgufType("Q5_1", 32, 24, StoredFormat("uniform", 8, 32, "minima"), _q5_1),
-    8: GgufType("Q8_0", 32, 34, INT8, _q8_0),
+    2: _of_32("Q4_0", 18, 4, lambda blocks: _q4_values(blocks, 2), "fixed"),
+    3: _of_32("Q4_1", 20, 4, lambda blocks: _q4_values(blocks, 4), "minima"),
+    6: _of_32("Q5_0", 22, 8, lambda blocks: _q5_values(blocks, 6) + np.uint8(128 - 16), "fixed"),
+    7: _of_32("Q5_1", 24, 8, lambda blocks: _q5_values(blocks, 8), "minima"),
+    8: _of_32("Q8_0", 34, 8, lambda blocks: blocks[:, 2:] ^ np.uint8(128), "fixed"),
     10: GgufType("Q2_K", SUPER, 84, StoredFormat("uniform", 8, 16, "minima", "product"), _q2_k),
     11: GgufType("Q3_K", SUPER, 110, StoredFormat("uniform", 8, 16, scale="product"), _q3_k),
     12: GgufType("Q4_K", SUPER, 144, StoredFormat("uniform", 4, 32, "minima", "product"), _q4_k),
     13: GgufType("Q5_K", SUPER, 176, StoredFormat("uniform", 8, 32, "minima", "product"), _q5_k),
     14: GgufType("Q6_K", SUPER, 210, StoredFormat("uniform", 8, 16, scale="product"), _q6_k),
-    20: GgufType("IQ4_NL", 32, 18, INT8, _iq4_nl),
+    20: _of_32("IQ4_NL", 18, 8, lambda blocks: _IQ4_VALUES[_q4_values(blocks, 2)], "fixed"),
     23: GgufType("IQ4_XS", SUPER, 136, StoredFormat("uniform", 8, 32, scale="product"), _iq4_xs),
     30: GgufType("BF16", 1, 2),
     39: GgufType("MXFP4", 32, 17, StoredFormat("e2m1", 4, 32, scale="e8m0"), _mxfp4),

@@ -90,9 +90,9 @@ class Tuner:
     def tune(self, form: MatrixFormat, defaults: Mapping[str, str], seconds: float) -> KernelTuning:
         """Decide each choice of `defaults` that has several variants, within about so many seconds."""
         variants, choices = dict(defaults), list[TunedChoice]()
-        reads: list[float] = []
+        reads, panel = list[float](), empty_matrix(form, PANEL, PANEL)
         for choice in WORKLOADS:
-            names = self._names(form, choice)
+            names = [name for each, name in _native.variants_of(self._level, panel) if each == choice]
             is_decided = choice == "product" and self._product is not None
             if choice not in defaults or len(names) < 2 or is_decided:
                 continue
@@ -109,10 +109,6 @@ class Tuner:
             read_bytes_per_s=median(reads) if reads else self._read_bytes_per_s,
             choices=tuple(choices),
         )
-
-    def _names(self, form: MatrixFormat, choice: str) -> list[str]:
-        there = _native.variants_of(self._level, empty_matrix(form, PANEL, PANEL))
-        return [name for each, name in there if each == choice]
 
     def _decide(
         self, form: MatrixFormat, variants: Mapping[str, str], choice: str, names: Sequence[str], run_s: float
@@ -187,7 +183,10 @@ def decide(default: str, rounds: Sequence[Round], noise: float = 0.0) -> Decisio
     `noise` is what `noise_of` finds in the same rounds. Among equally fast variants, the first in the order of the
     rounds' keys is taken: the one that fetches least.
     """
-    found = [_judged(default, variant, rounds) for variant in rounds[0] if variant != default] if rounds else []
+    found: list[Decision] = []
+    for variant in (name for name in rounds[0] if name != default) if rounds else ():
+        ratios = [seconds[default] / seconds[variant] for seconds in rounds]
+        found.append(Decision(variant, median(ratios), sum(ratio > 1 for ratio in ratios), len(ratios)))
     min_score, min_won = max(MIN_SCORE, exp(MIN_NOISES * noise)), ceil(MIN_WON * len(rounds))
     better = [each for each in found if each.score >= min_score and each.rounds_won >= min_won]
     if not better:
@@ -199,8 +198,3 @@ def decide(default: str, rounds: Sequence[Round], noise: float = 0.0) -> Decisio
 def noise_of(first: str, again: str, rounds: Sequence[Round]) -> float:
     """Return how far two runs of the same work in one round are apart, at the median, as a logarithm."""
     return median(abs(log(seconds[first] / seconds[again])) for seconds in rounds)
-
-
-def _judged(default: str, variant: str, rounds: Sequence[Round]) -> Decision:
-    ratios = [seconds[default] / seconds[variant] for seconds in rounds]
-    return Decision(variant, median(ratios), sum(ratio > 1 for ratio in ratios), len(ratios))

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ridgeline.backends.reference import packed
-from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
+from ridgeline.backends.reference.memory import Outputs, ReferenceOp, StepMemory, Tensors
 from ridgeline.backends.reference.rounding import rounded
 from ridgeline.program.op import Attrs
 from ridgeline.program.ops import dense
@@ -46,44 +47,29 @@ def linear(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) 
     return (packed.linear(rounded(inputs[0], attrs), weights[0], weights[1] if len(weights) > 1 else None),)
 
 
-def split_heads(attrs: dense.SplitHeadsAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[0].unflatten(-1, (attrs.num_heads, -1)),)
-
-
-def slice(attrs: dense.SliceAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[0][:, attrs.offset : attrs.offset + attrs.size],)
-
-
-def scale(attrs: dense.ScaleAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[0] * attrs.factor,)
-
-
-def add(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[0] + inputs[1],)
-
-
-def activation(attrs: dense.ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (ACTIVATIONS[attrs.function](inputs[0]),)
-
-
-def gated_activation(attrs: dense.ActivationAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (ACTIVATIONS[attrs.function](inputs[0]) * inputs[1],)
-
-
-def concat(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (torch.cat((inputs[0], inputs[1]), dim=-1),)
-
-
-def select_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[0].index_select(0, inputs[1]),)
-
-
 def lm_head(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
     return (linear(attrs, inputs, weights, memory)[0].float(),)
 
 
-def softcap(attrs: dense.SoftcapAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (attrs.cap * torch.tanh(inputs[0] / attrs.cap),)
+def of_one(compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> ReferenceOp:
+    """Return the op that makes a value of its attributes and one input."""
+    return lambda attrs, inputs, weights, memory: (compute(attrs, inputs[0]),)
+
+
+def of_two(compute: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> ReferenceOp:
+    """Return the op that makes a value of its attributes and two inputs."""
+    return lambda attrs, inputs, weights, memory: (compute(attrs, inputs[0], inputs[1]),)
+
+
+split_heads = of_one(lambda attrs, x: torch.unflatten(x, -1, (attrs.num_heads, -1)))
+slice = of_one(lambda attrs, x: x[:, attrs.offset : attrs.offset + attrs.size])
+scale = of_one(lambda attrs, x: x * attrs.factor)
+add = of_two(lambda _, x, y: x + y)
+activation = of_one(lambda attrs, x: ACTIVATIONS[attrs.function](x))
+gated_activation = of_two(lambda attrs, gate, up: ACTIVATIONS[attrs.function](gate) * up)
+concat = of_two(lambda _, x, y: torch.cat((x, y), dim=-1))
+select_rows = of_two(lambda _, x, rows: x.index_select(0, rows))
+softcap = of_one(lambda attrs, x: attrs.cap * torch.tanh(x / attrs.cap))
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:

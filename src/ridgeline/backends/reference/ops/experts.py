@@ -3,7 +3,7 @@
 import torch
 
 from ridgeline.backends.reference.memory import Outputs, StepMemory, Tensors
-from ridgeline.backends.reference.ops.dense import ACTIVATIONS
+from ridgeline.backends.reference.ops.dense import ACTIVATIONS, of_two
 from ridgeline.backends.reference.packed import linear
 from ridgeline.backends.reference.rounding import RoundedInputs, rounded
 from ridgeline.program.op import Attrs
@@ -44,8 +44,7 @@ def experts(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory)
     return (sums_TH.to(x_TH.dtype),)
 
 
-def gate_rows(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    return (inputs[1].sigmoid() * inputs[0],)
+gate_rows = of_two(lambda _, x, gate: gate.sigmoid() * x)
 
 
 def _best(scores_TN: torch.Tensor, count: int) -> torch.Tensor:
