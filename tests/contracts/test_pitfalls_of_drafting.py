@@ -1,6 +1,6 @@
 """Pitfalls of speculative decoding that concern drafts: distribution, vocabulary, price, counts, and who sees them.
 
-The numbers are those of the table in docs/howto/speculate.md.
+The numbers are those of the table in docs/drafting-pitfalls.md.
 """
 
 import json
@@ -277,6 +277,10 @@ class Watched(list):
         found = super().__getitem__(place)
         self.num_read += len(found) if isinstance(place, slice) else 1
         return found
+
+    def __iter__(self):
+        self.num_read += len(self)
+        return super().__iter__()
 
 
 @PITFALLS.check(19)

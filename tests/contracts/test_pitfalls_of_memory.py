@@ -1,6 +1,6 @@
 """Pitfalls of speculative decoding that concern memory: keys and values, states, blocks, prefixes, drafters' caches.
 
-On equals off, bit for bit. The numbers are those of the table in docs/howto/speculate.md.
+On equals off, bit for bit. The numbers are those of the table in docs/drafting-pitfalls.md.
 """
 
 import json

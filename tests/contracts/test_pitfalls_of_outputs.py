@@ -1,6 +1,6 @@
 """Pitfalls of speculative decoding that change an output: what is sampled, where it ends, what is told of it.
 
-On equals off, bit for bit. The numbers are those of the table in docs/howto/speculate.md.
+On equals off, bit for bit. The numbers are those of the table in docs/drafting-pitfalls.md.
 """
 
 import json
@@ -283,7 +283,7 @@ def mask_before(monkeypatch):
 
 
 @PITFALLS.check(17)
-def log_probabilities_are_those_of_the_rows_that_were_kept(world):
+def log_probabilities_are_those_of_the_accepted_rows(world):
     on_is_off(world, "logprobs", SamplingParams(temperature=0, logprobs=5, max_tokens=30, ignore_eos=True))
     penalties = {"repetition_penalty": 1.3, "logit_bias": {5: 3.0}}
     params = SamplingParams(temperature=0.9, seed=3, logprobs=5, max_tokens=30, ignore_eos=True, **penalties)

@@ -5,6 +5,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -218,6 +219,21 @@ def never_the_residual(rows, told):
 @pytest.mark.parametrize("bug", [first_rows_weights, bonus_from_the_row_before])
 def test_rows_that_are_mixed_up_are_caught(bug):
     assert not fits(three_tokens(600, bug), joint())
+
+
+def test_verifying_writes_to_no_logits_and_tells_the_log_probabilities_of_the_raw_ones():
+    view, sampler = view_of(3), Sampler()
+    view.request.params = replace(PARAMS, logprobs=2)
+    strategy = Speculative({}, 8, None, lambda: 0.0, ("draft", None), rejects=True)
+    tokens, told = drafted_tokens(sampler, 3)
+    strategy._drafts[0] = Draft(tokens, 0, "draft", told)
+    rows = strategy.rows(view, Span(0, 1, [0, *tokens], 3, num_optional=2), 0)
+    logits = TARGET[[0, *tokens]]
+    (sampled, _) = sampler.sample(StepOutput(logits), rows)
+    assert [row.trial is not None for row in rows] == [True, True, False]
+    assert np.array_equal(logits, TARGET[[0, *tokens]])
+    expected = [math.log(softmax(TARGET[last])[token.token_id]) for last, token in zip([0, *tokens], sampled)]
+    assert [token.logprob.logprob for token in sampled] == pytest.approx(expected, abs=1e-5)
 
 
 def test_plain_rows_are_right_as_well():

@@ -21,8 +21,10 @@ ARCHITECTURE = REPO / "docs" / "architecture.md"
 SERVE = REPO / "docs" / "howto" / "serve.md"
 PERFORMANCE = REPO / "docs" / "performance.md"
 EXPLAIN = REPO / "docs" / "howto" / "explain.md"
+PITFALLS = REPO / "docs" / "drafting-pitfalls.md"
 PATH = re.compile(r"[\w.<>*-]+(/[\w.<>*-]+)+/?|[\w-]+/")
 PLACEHOLDER = re.compile(r"<\w+>")
+NODE_ID = re.compile(r"(tests/[\w/]+\.py)::(\w+)(?:\[([^\]]+)\])?")
 PATH_AND_NAME = re.compile(r"([\w./-]+\.py):([\w.]+)")
 MODULE = re.compile(r"ridgeline(\.\w+)+")
 MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|opt|mnt|Users)/")
@@ -188,3 +190,39 @@ def test_the_glossary_is_in_order():
 def test_the_explain_page_lists_its_explorers():
     described = [name for row in table(EXPLAIN, "Explore one idea") for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(described) == explorers.names()
+
+
+def collected(path: Path) -> set[str]:
+    """Names of a module's tests; of its pitfalls, as `planting.Pitfalls` collects them, with their parameters."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            names.add(node.name)
+        for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            match mark:
+                case ast.Call(func=ast.Attribute(attr="check"), args=[ast.Constant(value=number)]):
+                    names.add(f"test_pitfall[{number}-{node.name}]")
+                case ast.Call(
+                    func=ast.Attribute(attr="bug"), args=[ast.Constant(value=number), ast.Constant(value=what)]
+                ):
+                    names.add(f"test_a_planted_bug_is_caught[{number}-{what}]")
+                case _:
+                    pass
+    return names
+
+
+def test_every_pitfall_has_a_test_and_a_planted_bug():
+    """Each of the 26 names tests that exist, among them the check of its number."""
+    rows = table(PITFALLS, "The pitfalls")
+    assert [row[0] for row in rows] == [str(number) for number in range(1, 27)]
+    for number, _, cell in rows:
+        checks = []
+        for node_id in re.findall(r"`([^`]+)`", cell):
+            match = NODE_ID.fullmatch(node_id)
+            assert match, f"{node_id} is no node id"
+            names = collected(REPO / match[1])
+            assert node_id.partition("::")[2] in names, f"{node_id} does not exist"
+            if match[2] == "test_pitfall":
+                checks += [name for name in names if name.startswith(f"test_a_planted_bug_is_caught[{number}-")]
+                assert match[3].startswith(f"{number}-")
+        assert checks, f"no check of pitfall {number} with a planted bug"
