@@ -18,6 +18,7 @@ from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.strategies.speculative import MAX_FAILURES
+from ridgeline.weights.folder import BUNDLED_MODELS
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -284,6 +285,47 @@ def test_tokens_that_the_draft_model_lacks_silence_it_for_their_sequence(tmp_pat
     companion.vocab_size = largest  # one less than the second sequence uses
     assert completions(drafting.generate(prompts, params, use_tqdm=False)) == plain
     check_caches(drafting)
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_tokens_that_the_model_lacks_are_never_drafted(rejects, tmp_path):
+    """Padding at the end of the draft model's vocabulary, here likelier than most tokens, is not verified."""
+    folder = tmp_path / "padded"
+    shutil.copytree(BUNDLED_MODELS / "python-1m", folder)
+    config = json.loads((folder / "config.json").read_text())
+    size = config["vocab_size"]
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = torch.cat([table, 1.02 * table[200:264]])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size + 64}))
+    options = {"max_model_len": 128, "num_threads": 1, "deterministic": not rejects}
+    method = {"draft_sample_method": "probabilistic"} if rejects else {}
+    drafting = LLM("python-1m", **options, **method, **FIXED, speculate=f"draft:{folder}")
+    drafter, sampled, drafted = drafter_of(drafting), [], []
+    compute, draft = drafter._companion.compute, drafter.draft
+
+    def computing(plan):
+        result = compute(plan)
+        sampled.extend(token.token_id for token in result.samples)
+        return result
+
+    def watched(asked, max_catch_up):
+        drafts = draft(asked, max_catch_up)
+        drafted.extend(token for one in drafts.values() for token in one.token_ids)
+        assert all(w.token_ids_N.max() < size for one in drafts.values() for w in one.weights)
+        return drafts
+
+    drafter._companion.compute, drafter.draft = computing, watched
+    prompts = ["def read(path):", "class Stack:", "import os"]
+    params = SamplingParams(temperature=1.0, seed=None if rejects else 1, max_tokens=60, ignore_eos=True)
+    outputs = drafting.generate(prompts, params, use_tqdm=False)
+    assert max(sampled) >= size > max(drafted)
+    assert drafting.engine.loop.scheduler.strategy._failures == 0
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * 3
+    if not rejects:
+        plain = LLM("python-1m", **options).generate(prompts, params, use_tqdm=False)
+        assert completions(outputs) == completions(plain)
 
 
 @pytest.mark.parametrize(("family", "seed"), [("qwen3_next", 1), ("jamba", 3)])

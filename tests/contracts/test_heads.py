@@ -117,8 +117,20 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
         **FIXED,
         draft_sample_method="probabilistic",
     )
-    found = recorded(llm)
+    found, told = recorded(llm), []
+    draft = drafter_of(llm).draft
+
+    def telling(asked, max_catch_up):
+        drafts = draft(asked, max_catch_up)
+        told.extend(pair for one in drafts.values() for pair in zip(one.token_ids, one.weights, strict=True))
+        return drafts
+
+    drafter_of(llm).draft = telling
     llm.generate(prompts_of(target), SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True), use_tqdm=False)
+    assert len(told) > 60
+    for token_id, weights in told:
+        assert weights.token_ids_N.tolist() == head.ids.tolist()
+        assert weights.weights_N[head.ids.tolist().index(token_id)] > 0
     drafted = {token for _, tokens in found for token in tokens}
     assert drafted <= set(head.ids.tolist())
     assert len(drafted) > 10

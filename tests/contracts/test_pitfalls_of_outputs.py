@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
 )
 PITFALLS = Pitfalls()
+EOS = 0  # of the bundled models
 STORY = [1, 403, 407, 261, 378]
 SEEDED = SamplingParams(temperature=0.9, seed=4, top_p=0.95, max_tokens=30, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -201,6 +202,8 @@ def an_output_ends_where_it_would_without_drafts(world):
         llm = on_is_off(world, f"stop: {name}", params, **story)
         _, records = llm.engine.loop.journal.outputs.read()
         found, _ = world.once(f"stop: {name}", lambda: None)
+        reason = "length" if name == "length" else "stop"
+        assert found[0].outputs[0].finish_reason == reason, f"{name}: a stop comes before the length"
         counted = sorted(len(c.token_ids) for o in found for c in o.outputs)
         assert sorted(records["num_output"].tolist()) == counted, "usage counts what was delivered"
 
@@ -247,13 +250,16 @@ def a_grammar_follows_what_was_accepted(world):
     for name, rule in (
         ("regex", StructuredOutputsParams(regex=r"(ab|c){2,5}\.[0-9]{3}")),
         ("choice", StructuredOutputsParams(choice=("positive", "negative"))),
+        ("open end", StructuredOutputsParams(regex="[a-c]+")),
     ):
-        params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, structured_outputs=rule)
+        likely = {EOS: 8.0} if name == "open end" else {}  # an end that the model samples, and drafts go on behind it
+        params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, structured_outputs=rule, logit_bias=likely)
         off, known = world.once(f"grammar {name}", lambda params=params: known_grammar(model, prompts, params))
         llm = LLM("python-1m", max_model_len=128, deterministic=True)
         strategy = verified(llm, known, right=0.7)
         assert completions(llm.generate(prompts, params, use_tqdm=False)) == completions(off)
         assert strategy.drafts()["oracle"].num_accepted_tokens > 0
+        assert not likely or any(o.outputs[0].token_ids[-1] == EOS for o in off)
 
 
 def known_grammar(llm, prompts, params):
@@ -288,6 +294,10 @@ def log_probabilities_are_those_of_the_accepted_rows(world):
     penalties = {"repetition_penalty": 1.3, "logit_bias": {5: 3.0}}
     params = SamplingParams(temperature=0.9, seed=3, logprobs=5, max_tokens=30, ignore_eos=True, **penalties)
     on_is_off(world, "logprobs after penalties", params)
+    plain, changed = (world.once(name, lambda: None)[0] for name in ("logprobs", "logprobs after penalties"))
+    for one, other in zip(plain, changed, strict=True):
+        first, same = (output.outputs[0].logprobs[0] for output in (one, other))
+        assert first.top[:5] == same.top[:5], "told of the raw distribution, whatever the processors did"
 
 
 @PITFALLS.bug(17, "those of the row before")
@@ -331,7 +341,13 @@ def adapted(world):
 def rows_have_the_adapter_of_their_sequence(world):
     model, adapters = world.once("adapters", lambda: adapted(world))
     prompts, names = prompts_of(tiny(world)), ["a", None, "b"]
-    on_is_off(world, "adapted", GREEDY, model, prompts, {"adapters": adapters}, adapter=names)
+    llm = on_is_off(world, "adapted", GREEDY, model, prompts, {"adapters": adapters}, adapter=names)
+    turned = [*names[1:], *names[:1]]  # steps of the same shapes, and other adapters
+    others, known = world.once(
+        "turned", lambda: known_outputs(LLM(model, **TINY, adapters=adapters), prompts, GREEDY, adapter=turned)
+    )
+    verified(llm, known)
+    assert completions(llm.generate(prompts, GREEDY, adapter=turned, use_tqdm=False)) == completions(others)
     off, _ = world.once("adapted", lambda: None)
     plain, _ = world.once("not adapted", lambda: known_outputs(LLM(model, **TINY), prompts, GREEDY))
     same = [one == other for one, other in zip(completions(off), completions(plain), strict=True)]
