@@ -62,6 +62,20 @@ def test_a_head_drafts_what_a_plain_implementation_drafts(name, target, tmp_path
     assert drafted > 20
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_texts_that_are_equal_but_for_their_first_token_share_nothing_of_a_head(name, target, tmp_path):
+    """Its pairs have no first token, but their hidden states depend on it."""
+    head = HEADS[name](target)
+    llm = LLM(str(target.folder.path), **TINY, speculate=f"eagle:{head.write(tmp_path)}", **FIXED)
+    prompt = prompts_of(target, 1)[0] * 2
+    found = recorded(llm)
+    for first in (prompt[0], prompt[0] + 1, prompt[0] + 2):
+        llm.generate([[first, *prompt[1:]]], SamplingParams(temperature=0, max_tokens=9), use_tqdm=False)
+    wrong = [drafted for token_ids, drafted in found if drafted != head.greedy(token_ids, len(drafted))]
+    assert len(found) >= 9
+    assert not wrong
+
+
 PLANTED = {
     "ids of the draft vocabulary are taken for the model's": (companion, "_translated", lambda token, ids: token),
     "hidden states are those of the token behind": (

@@ -325,8 +325,11 @@ def counted_as_verified(model, known, prompts):
         return planned
 
     llm.engine.loop.scheduler.plan = watched
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
-    return strategy.drafts()["oracle"].num_draft_tokens == sum(computed) > 0
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
+    counts, told = strategy.drafts()["oracle"], [o.outputs[0].timings.drafted for o in outputs]
+    assert sum(one.verified for one in told) == counts.num_draft_tokens
+    assert sum(one.accepted for one in told) == counts.num_accepted_tokens
+    return counts.num_draft_tokens == sum(computed) > 0
 
 
 @PITFALLS.bug(24, "what was proposed counts, computed or not")
