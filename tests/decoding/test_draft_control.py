@@ -212,6 +212,10 @@ def test_what_lies_behind_a_rejected_token_was_not_tried():
     assert second < 0.1
     untouched = acceptance.survival(1, ("any", 5), 8)
     assert untouched[0] == pytest.approx(0.5)
+    all_or_nothing = Acceptance()
+    for round_ in range(300):
+        all_or_nothing.observe(0, ANY, 8, 8 * (round_ % 2))
+    assert all_or_nothing.survival(1, ANY, 8)[7] > 0.4, "who is right once is right to the end"
 
 
 def test_a_place_that_was_not_tried_is_trusted_as_the_one_before_it():
