@@ -28,7 +28,10 @@ class GrammarTrial:
 
     def require(self, grammar: str) -> None:
         """Raise RequestError for a grammar that took too much time or memory."""
-        process, connection = self._idle.pop() if self._idle else self._start()
+        try:
+            process, connection = self._idle.pop()
+        except IndexError:  # other threads have them, or there are none yet
+            process, connection = self._start()
         try:
             connection.send_bytes(grammar.encode())
             connection.recv_bytes()
