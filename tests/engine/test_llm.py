@@ -219,3 +219,9 @@ def test_an_iterator_raises_at_the_prompt_that_is_wrong(llm):
     with pytest.raises(RequestError, match="token ids must be from 0"):
         list(outputs)
     assert not llm._inboxes
+
+
+def test_an_iterator_has_one_set_of_parameters(llm):
+    for more in ({"sampling_params": [GREEDY]}, {"adapter": ["a"]}):
+        with pytest.raises(RequestError, match="one sampling_params and one adapter"):
+            llm.generate(iter(["Lily"]), **more)

@@ -95,8 +95,8 @@ class LLM:
         with the same parameters for all: it draws a few ahead of what is read, and raises at the prompt that is wrong.
         """
         if isinstance(prompts, Iterator):
-            assert sampling_params is None or isinstance(sampling_params, SamplingParams)
-            assert adapter is None or isinstance(adapter, str)
+            if isinstance(sampling_params, Sequence) or not isinstance(adapter, str | None):
+                raise RequestError("an iterator of prompts has one sampling_params and one adapter for all of them")
             return self._each(prompts, sampling_params or self.get_default_sampling_params(), adapter)
         encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]
         return self._run(encoded, sampling_params, adapter, use_tqdm, prediction, priority)
