@@ -1,12 +1,11 @@
 """Grammars that take for ever, reasoning before a constrained output, and strict tools among text."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_server import LiveServer, new_engine, serving
+from live_server import LiveServer, new_engine, serving, with_template
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
@@ -128,9 +127,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def thinker(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("models") / "thinker"
-    shutil.copytree(chat_model, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    folder = with_template(chat_model, tmp_path_factory.mktemp("models") / "thinker", TEMPLATE)
     with serving(new_engine(folder)) as server:
         yield server
         server.assert_idle()

@@ -1,13 +1,12 @@
 """Tools and reasoning over HTTP, by the official client: forced calls, streamed calls, the second turn, refusals."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from live_server import PATIENCE_S, LiveServer, new_engine, serving
+from live_server import PATIENCE_S, LiveServer, new_engine, serving, with_template
 from pydantic import BaseModel
 
 TEMPLATE = """\
@@ -36,9 +35,7 @@ CALL = '<tool_call>\n{"name": "first", "arguments": {"n": 3}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def thinker(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("models") / "thinker"
-    shutil.copytree(chat_model, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    folder = with_template(chat_model, tmp_path_factory.mktemp("models") / "thinker", TEMPLATE)
     with serving(new_engine(folder)) as server:
         yield server
         server.assert_idle()
