@@ -83,7 +83,7 @@ def ceilings(native, isa=None):
 def bound_by_memory(monkeypatch):
     """Diagnose on that machine, whichever runs the test."""
     monkeypatch.setattr(machine, "ceilings", ceilings)
-    monkeypatch.setattr(machine, "load_calibration", lambda *args: None)
+    monkeypatch.setattr(priced, "load_calibration", lambda *args: None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -65,10 +65,12 @@ class FakeEngine:
             num_waiting=4,
             num_preemptions=5,
             num_steps=6,
-            num_computed_tokens=77,
-            step_s=1.5,
             cache=cache,
         )
+
+    @property
+    def process_id(self) -> None:
+        return None
 
     @property
     def accepting(self) -> bool:

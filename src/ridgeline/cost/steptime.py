@@ -6,13 +6,12 @@ Over and over, for a simulator: what depends on the numbers of tokens and rows a
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
-from ridgeline.cost.roofline import Ceilings, Roofline
+from ridgeline.cost.roofline import Bound, Ceilings, Roofline
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
@@ -59,12 +58,6 @@ class StepTime:
         self.rest = Rest(0.0, 0.0) if is_limit else fitted or PRIOR_REST
         self.is_rest_fitted = fitted is not None
 
-    def limit(self) -> "StepTime":
-        """Return the same as the least time, with nothing around the ops."""
-        found = copy(self)
-        found._is_limit, found._by_size, found._constant_s, found.rest = True, {}, 0.0, Rest(0.0, 0.0)
-        return found
-
     def seconds(self, load: Load) -> float:
         """Return the predicted seconds of a step."""
         size = load.num_tokens, load.num_rows
@@ -78,6 +71,22 @@ class StepTime:
         for piece, cost in varying:
             total_s += piece.price.count * self._of_piece(piece, cost, roofline)
         return total_s + self._constant_s + self.rest.of(len(load.spans))
+
+    def bounds(self, load: Load) -> tuple[dict[Bound, float], OpCost]:
+        """Return the least seconds of a step by what bounds them, and all that it costs."""
+        costs = [(piece, piece.price.cost(load)) for piece in self._pieces]
+        total = sum((cost * piece.price.count for piece, cost in costs), OpCost())
+        roofline = Roofline(self._ceilings, self._num_threads, _memory_bytes(total))
+        found: dict[Bound, float] = {}
+        for piece, cost in costs:
+            limit = roofline.predict(cost, piece.inputs)
+            found[limit.bound] = found.get(limit.bound, 0.0) + piece.price.count * limit.seconds
+        return found, total
+
+    def ceiling_bytes_per_s(self) -> dict[str, float]:
+        """Return what can be read in a second, at most, from memory and from the cache."""
+        ceilings, num_threads = self._ceilings, self._num_threads
+        return {"memory": ceilings.stream(num_threads), "cache": ceilings.cached(num_threads)}
 
     def _of_size(self, load: Load) -> tuple[float, float, float]:
         """Return bytes from memory, and seconds with and without them in the cache, of what no span decides."""

@@ -6,7 +6,7 @@ one in a process of its own.
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -40,20 +40,34 @@ class EngineInfo:
     weight_bytes: int  # in memory
 
 
+@dataclass(slots=True)
+class PricedSteps:
+    """Sums over steps that were priced as they ran: three numbers, beside what they computed and moved."""
+
+    bytes_per_s: Mapping[str, float]  # what memory and the cache give at most
+    num_steps: int = 0
+    measured_s: float = 0.0
+    error_s: float = 0.0  # of the predictions, without their signs
+    flops: float = 0.0
+    predicted_s: dict[str, float] = field(default_factory=dict[str, float])  # by provenance
+    limit_s: dict[str, float] = field(default_factory=dict[str, float])  # by what bounds it
+    num_bytes: dict[str, float] = field(default_factory=dict[str, float])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Gauges of now; `num_preemptions` and all below it count since the start. A scheduler alone has no times."""
+    """Gauges of now; `num_preemptions` and all below it count since the start."""
 
     num_running: int  # sequences that hold cache blocks
     num_waiting: int  # sequences in the queue
     num_preemptions: int
     num_steps: int
     cache: CacheStats
-    num_computed_tokens: int = 0
-    step_s: float = 0.0  # of all steps: plan, run, commit and render
     drafts: Mapping[str, DraftStats] | None = None  # by method; None: nothing is drafted
     silence_s: float = 0.0  # since a process of its own was heard of
     num_restarts: int = 0  # of a process of its own; a new one counts the others from 0
+    num_hangs: int = 0  # of them
+    priced: PricedSteps | None = None  # None: the machine's ceilings or the model's steps are not known
 
 
 class EngineClient(Protocol):
@@ -69,6 +83,11 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return the engine's counts; those of one moment may differ by a step."""
+        ...
+
+    @property
+    def process_id(self) -> int | None:
+        """Its process; None between two, and where it is this one."""
         ...
 
     @property

@@ -1,16 +1,17 @@
 """Engine: the parts of a model that runs, as `engine/build.py` puts them together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
-from ridgeline.engine.client import EngineInfo
+from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.priced import StepPrices
 from ridgeline.engine.recording import EngineSetup
 from ridgeline.engine.sizing import Sizing
 from ridgeline.program.op import Program
@@ -31,6 +32,11 @@ class Engine:
     program: Program
     layout: CacheLayout
     tokenizer: Tokenizer | None
+    prices: StepPrices | None  # None: its steps are not priced
+
+    def stats(self) -> EngineStats:
+        """Return the counts of now, with prices; in one thread at a time."""
+        return replace(self.loop.stats(), priced=None if self.prices is None else self.prices.look())
 
 
 def setup_of(

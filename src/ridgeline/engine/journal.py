@@ -138,7 +138,7 @@ class Journal:
         fields = FIELDS | {"steps": (*STEP_FIELDS, *blocks)}
         self.rings = {name: Ring(fields[name], CAPACITIES[name]) for name in FIELDS}
         self.steps, self.spans, self.decisions, self.outputs, self.prompts, self.host = self.rings.values()
-        self._block_size = block_size
+        self.block_size = block_size
         self._key = secrets.token_bytes(16)
         self._next_host_s = -math.inf
         self.cache_reasons: list[str] = []  # why the prefix cache served no more; grows only
@@ -220,7 +220,7 @@ class Journal:
 
     def _hash(self, request: Request, token_ids: Sequence[int]) -> int:
         """Write the hashes of the whole blocks of a prompt and its output; return how many there are."""
-        size, ids = self._block_size, np.asarray(token_ids, dtype=np.int64)
+        size, ids = self.block_size, np.asarray(token_ids, dtype=np.int64)
         chain = blake2b(request.salt.encode(), key=self._key, digest_size=8)
         for begin in range(0, len(ids) - size + 1, size):
             chain.update(ids[begin : begin + size].tobytes())

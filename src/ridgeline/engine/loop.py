@@ -7,7 +7,6 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from ridgeline.core.clock import Clock
@@ -82,9 +81,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Return the counts of now, from any thread: single fields are read, so no lock is needed."""
-        totals = self.journal.totals()
-        step_s = totals.plan_s + totals.run_s + totals.commit_s + totals.render_s
-        return replace(self.scheduler.stats(), num_computed_tokens=totals.num_computed_tokens, step_s=step_s)
+        return self.scheduler.stats()
 
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.

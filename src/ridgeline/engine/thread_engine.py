@@ -50,7 +50,11 @@ class ThreadEngine:
         return self.engine.info
 
     def stats(self) -> EngineStats:
-        return self.engine.loop.stats()
+        return self.engine.stats()
+
+    @property
+    def process_id(self) -> None:
+        return None
 
     @property
     def journal(self) -> Journal:

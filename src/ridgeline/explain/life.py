@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.errors import ConfigError
-from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS, Records
+from ridgeline.engine.journal import FINISH_REASONS, WAIT_REASONS
+from ridgeline.engine.priced import load_of
 from ridgeline.engine.recording import Recording
 from ridgeline.explain.machine import simulated_machine
-from ridgeline.program.pricing import Load
 
 HEAD = ("step", "at_ms", "kind", "tokens", "start", "sequences", "limit_ms", "predicted_ms", "measured_ms")
 DECODING = ("alone", "batch-mates", "others' prefill", "unexplained")
@@ -25,7 +25,7 @@ def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
     if recording.setup is None or not len(found):
         raise ConfigError(f"no sequence {seq_id} ended in the recording")
     output, machine = found[0], simulated_machine(recording.setup.config)
-    predict, limit = machine.step_time.seconds, machine.step_time.limit().seconds
+    predict, bounds = machine.step_time.seconds, machine.step_time.bounds
     waits, steps, made = dict[str, float](), list[tuple[Any, ...]](), False
     decoding: dict[str, float] = dict.fromkeys(DECODING, 0.0)
     for step in recording.steps[int(output["first_step"]) : int(output["last_step"]) + 1]:
@@ -37,15 +37,15 @@ def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
             reason = WAIT_REASONS[step["head_waits"]] or "the step under way"
             waits[reason] = waits.get(reason, 0.0) + min(measured_ms, max(0.0, at_ms + measured_ms))
             continue
-        (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(_load(spans))
+        (tokens, start), predicted_ms = own[["num_tokens", "start"]][0].tolist(), 1e3 * predict(load_of(spans))
         kind = "prefill" if not made else "decode" if tokens == own["num_rows"][0] else "recompute"
         if made:
             together = spans[spans["num_tokens"] == spans["num_rows"]] if kind == "decode" else spans
-            alone_ms, together_ms = (1e3 * predict(_load(part)) for part in (own, together))
+            alone_ms, together_ms = (1e3 * predict(load_of(part)) for part in (own, together))
             parts_ms = (alone_ms, together_ms - alone_ms, predicted_ms - together_ms, measured_ms - predicted_ms)
             decoding = {name: decoding[name] + ms for name, ms in zip(DECODING, parts_ms)}
         made = made or start + tokens >= output["num_prompt"]
-        times_ms = (1e3 * limit(_load(spans)), predicted_ms, measured_ms)
+        times_ms = (1e3 * sum(bounds(load_of(spans))[0].values()), predicted_ms, measured_ms)
         steps.append((int(step["step"]), at_ms, kind, tokens, start, len(spans), *times_ms))
     queue_ms, first_ms, end_ms = (1e3 * float(output[name]) for name in ("queue_s", "ttft_s", "latency_s"))
     first_ms = end_ms if np.isnan(first_ms) else first_ms
@@ -63,11 +63,6 @@ def life(recording: Recording, seq_id: int) -> Mapping[str, Any]:
         "head": HEAD,
         "steps": steps,
     }
-
-
-def _load(spans: Records) -> Load:
-    pairs = [(int(span["num_tokens"]), int(span["start"] + span["num_tokens"])) for span in spans]
-    return Load(tuple(pairs), int(spans["num_rows"].sum()))
 
 
 def _words(times: Mapping[str, float]) -> str:

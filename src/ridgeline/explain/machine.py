@@ -17,12 +17,12 @@ from ridgeline.core.errors import ConfigError
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.datasheets import Datasheet, datasheet
 from ridgeline.cost.efficiency import OpTiming
-from ridgeline.cost.hardware import load_calibration
 from ridgeline.cost.roofline import bytes_per_weight
 from ridgeline.cost.steptime import StepTime
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.engine import setup_of
 from ridgeline.engine.model import embeds, open_model
+from ridgeline.engine.priced import step_time_of
 from ridgeline.engine.recording import EngineSetup
 from ridgeline.engine.sizing import choose_sizes
 from ridgeline.explain.exploration import Provenance
@@ -93,10 +93,7 @@ def _here(config: EngineConfig) -> SimulatedMachine:
 
 def step_time_here(config: EngineConfig, program: Program, plan: BackendPlan) -> StepTime:
     """Return the seconds of steps of `program` on this machine, with what was fitted on it."""
-    hardware = ceilings(find_native(), config.backend.isa)
-    num_threads, _ = choose_threads(config)
-    calibration = load_calibration(hardware.machine, num_threads)
-    return StepTime(program, plan.pieces(), hardware, num_threads, calibration)
+    return step_time_of(config, program, plan, ceilings(find_native(), config.backend.isa))
 
 
 def _elsewhere(config: EngineConfig, sheet: Datasheet) -> SimulatedMachine:

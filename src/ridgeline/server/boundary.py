@@ -66,6 +66,7 @@ class RequestBoundary:
             await reply.response()(scope, receive, send_with_id)
         finally:
             self._service.release(note)
+            self._service.metrics.ended(note.status, time.monotonic() - note.started_s, note.engine_s)
             if scope["path"] not in UNLOGGED_PATHS:
                 _log(scope, note)
 

@@ -88,7 +88,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether the engine lives: without it the process ends, for a supervisor to see."""
         engine, now_s = self._service.engine, time.monotonic()
-        self._service.metrics.loop_lag.observe(max(0.0, now_s - self._ticked_s - TICK_S))
+        self._service.metrics.tick(max(0.0, now_s - self._ticked_s - TICK_S))
         self._ticked_s = now_s
         if self.exit_code != ENGINE_EXIT and (why := engine.watch(self._service.settings.step_timeout_s)) is not None:
             log.critical("%s: open requests are told to retry, and the server ends", why)

@@ -55,6 +55,7 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    engine_s: float | None = None  # of its longest output
     predicted_tokens: int = 0  # of the request's prediction, verified
     accepted_prediction_tokens: int = 0
 
@@ -96,8 +97,8 @@ class Service:
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
         self.model_names = (*(settings.served_model_names or (self.info.model_name,)), *self.info.adapters)
         self.metrics = Metrics(engine, self.model_names[0] if settings.metrics_compat == "vllm" else None)
-        held = "Prompt tokens of open requests, and log-probabilities that are held for them."
-        self.metrics.show("queue_tokens", held, lambda: self.num_queued_tokens)
+        self.metrics.show("queue_tokens", lambda: self.num_queued_tokens)
+        self.metrics.show("open_outputs", lambda: self.num_slots)
         self.created_unix_s = int(time.time())
 
     def adapter_of(self, model: str) -> str | None:

@@ -126,7 +126,7 @@ class EngineProcess:
                 first, found = ring.read(told[name])
                 if len(found):
                     told[name], records[name] = first + len(found), (first, found.tobytes())
-            self._send(wire.Beat(engine.loop.stats(), busy_s, records, list(journal.cache_reasons)))
+            self._send(wire.Beat(engine.stats(), busy_s, records, list(journal.cache_reasons)))
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         if deltas:

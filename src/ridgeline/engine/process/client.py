@@ -81,7 +81,6 @@ class ProcessEngine:
 
     @property
     def process_id(self) -> int | None:
-        """The engine's process; None between two."""
         return None if self._link is None else self._link.process.pid
 
     @property
@@ -167,6 +166,7 @@ class ProcessEngine:
     def _hangs(self, link: Link, why: str) -> None:
         log.critical("engine process %d is ended with its stacks in the log: %s", link.process.pid, why)
         link.kill_with_stacks()
+        self._stats = replace(self._stats, num_hangs=self._stats.num_hangs + 1)
         self._died()
 
     def _died(self) -> None:
@@ -208,7 +208,7 @@ class ProcessEngine:
                 log.error("the engine cannot load its model again: %s", message.message)
 
     def _counted(self, stats: EngineStats) -> EngineStats:
-        return replace(stats, num_restarts=self._stats.num_restarts)
+        return replace(stats, num_restarts=self._stats.num_restarts, num_hangs=self._stats.num_hangs)
 
     def _submit(self, requests: Sequence[Request]) -> None:
         if self._link is not None:

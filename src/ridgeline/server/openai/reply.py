@@ -63,6 +63,7 @@ class Reply:
                 if delta.finish is not None:
                     self._finish(delta.index, delta.finish)
                     metrics.finished(self.requests[index], num_before + num_new, delta.finish)
+                    self.note.engine_s = max(self.note.engine_s or 0.0, delta.finish.timings.latency_s)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish is not None:
                     yield index, delta
 

@@ -50,7 +50,7 @@ const TILES = [
   { id: "ttft", name: "TTFT", unit: "p50", times: "time_to_first_token_seconds", text: milliseconds },
   { id: "tpot", name: "TPOT", unit: "p50", times: "time_per_output_token_seconds", text: milliseconds },
   { id: "step", name: "Step", filled: true, ratio: ["step_duration_seconds_sum", "step_duration_seconds_count"], scale: 1000, text: milliseconds,
-    note: (now, then, seconds) => `${number((sum(now, "step_duration_seconds_count") - sum(then, "step_duration_seconds_count")) / seconds)} steps/s, ${number((sum(now, "engine_tokens_computed_total") - sum(then, "engine_tokens_computed_total")) / seconds)} tokens/s computed` },
+    note: (now, then, seconds) => `${number((sum(now, "step_duration_seconds_count") - sum(then, "step_duration_seconds_count")) / seconds)} steps/s, ${number((sum(now, "step_tokens_sum") - sum(then, "step_tokens_sum")) / seconds)} tokens/s computed` },
   { id: "prefix", name: "Prefix cache", filled: true, most: 1, ratio: ["prefix_cache_hits_total", "prefix_cache_queries_total"], slow: true, text: percent, unit: "of prompt tokens",
     note: (now) => `${number(sum(now, "prefix_cache_hits_total"))} tokens since the start` },
   { id: "accepted", name: "Drafts accepted", filled: true, most: 1, ratio: ["spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"], slow: true, text: percent,

@@ -1,0 +1,96 @@
+"""Price steps as they run, one a second: what the machine's ceilings allow and what was predicted, beside the measurement.
+
+The other steps pay nothing. Nothing is priced where the ceilings were never measured. Must not import torch.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ridgeline.backends.host import choose_threads
+from ridgeline.backends.probe import find_native, this_machine
+from ridgeline.core.clock import Clock
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.log import get_logger
+from ridgeline.cost.hardware import Hardware, load, load_calibration
+from ridgeline.engine.client import PricedSteps
+from ridgeline.engine.journal import Journal, Records
+from ridgeline.program.op import Program
+from ridgeline.program.pricing import Load
+
+if TYPE_CHECKING:
+    from ridgeline.backends.base import BackendPlan
+    from ridgeline.cost.steptime import StepTime
+
+log = get_logger("engine.priced")
+
+PERIOD_S = 1.0
+
+
+def step_time_of(config: EngineConfig, program: Program, plan: "BackendPlan", hardware: Hardware) -> "StepTime":
+    """Return the seconds of steps of `program` on this machine, with what was fitted on it."""
+    from ridgeline.cost.steptime import StepTime  # not before the first token
+
+    num_threads, _ = choose_threads(config)
+    return StepTime(program, plan.pieces(), hardware, num_threads, load_calibration(hardware.machine, num_threads))
+
+
+def load_of(spans: Records) -> Load:
+    """Return what a step of these spans has to compute."""
+    ends = spans["start"] + spans["num_tokens"]
+    return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+class StepPrices:
+    """Looks at the last step of a journal now and then, where the machine's ceilings are known."""
+
+    def __init__(
+        self, config: EngineConfig, program: Program, plan: "BackendPlan", journal: Journal, clock: Clock
+    ) -> None:
+        self._of, self._journal, self._clock = (config, program, plan), journal, clock
+        self._next_s, self._num_seen = -math.inf, 0
+        self._time: StepTime | None = None
+        self._sums: PricedSteps | None = None
+
+    def look(self) -> PricedSteps | None:
+        """Price the last step, where one ended and a second has passed; return the sums. In one thread at a time."""
+        now_s, num_steps = self._clock(), self._journal.steps.num_written
+        if now_s < self._next_s or num_steps == self._num_seen:
+            return self._sums
+        self._next_s, self._num_seen = now_s + PERIOD_S, num_steps
+        try:
+            if self._time is None:
+                if (hardware := load(this_machine(find_native(), self._of[0].backend.isa))) is None:
+                    self._next_s = math.inf
+                    return None
+                self._time = step_time_of(*self._of, hardware)
+                self._sums = PricedSteps(bytes_per_s=self._time.ceiling_bytes_per_s())
+            self._price(self._time)
+        except Exception:  # whoever asks has more to tell
+            log.exception("steps are not priced any more")
+            self._next_s = math.inf
+        return self._sums
+
+    def _price(self, time: "StepTime") -> None:
+        step, sums = self._journal.steps.read(self._num_seen - 1)[1][0], self._sums
+        first, spans = self._journal.spans.read(int(step["first_span"]))
+        if sums is None or first != step["first_span"] or not step["num_spans"]:
+            return
+        spans = spans[: int(step["num_spans"])]
+        spans["start"] += step["span_shift"]
+        asked, measured_s = load_of(spans), float(step["run_s"])
+        (limit_s, cost), predicted_s = time.bounds(asked), time.seconds(asked)
+        sums.num_steps += 1
+        sums.measured_s += measured_s
+        sums.error_s += abs(measured_s - predicted_s)
+        sums.flops += cost.flops
+        kv_bytes = cost.kv_read_bytes + cost.kv_write_bytes
+        _add(sums.num_bytes, {"weights": cost.weight_bytes, "kv": kv_bytes, "activations": cost.activation_bytes})
+        is_fitted = time.is_rest_fitted and not time.unfitted
+        _add(sums.predicted_s, {"calibrated" if is_fitted else "prior": predicted_s})
+        _add(sums.limit_s, limit_s)
+
+
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value

@@ -1,0 +1,76 @@
+"""Count over the records of an engine's journal, a few times a second and at every scrape: the loop pays nothing."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.host import HostSample
+from ridgeline.engine.journal import KINDS, WAIT_REASONS, Journal, Records
+from ridgeline.server.metric_names import BUCKETS, METRICS
+
+
+class Distribution:
+    """Counts values between the bounds of a histogram."""
+
+    def __init__(self, name: str) -> None:
+        self.sum = 0.0
+        self._bounds = BUCKETS[METRICS[name].buckets]
+        self._counts = np.zeros(len(self._bounds) + 1, np.int64)
+
+    def add(self, values: npt.NDArray[np.generic]) -> None:
+        """Count values."""
+        self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
+        self.sum += float(values.sum())
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return how many values there were up to each bound."""
+        return [(str(b), float(n)) for b, n in zip((*self._bounds, "+Inf"), self._counts.cumsum(), strict=True)]
+
+
+class StepCounts:
+    """Sums since the start, over the journals of all processes that the engine has had."""
+
+    def __init__(self) -> None:
+        self.seconds = Distribution("step_duration_seconds")
+        self.tokens, self.sequences = Distribution("step_tokens"), Distribution("step_sequences")
+        self.parts_s: dict[str, float] = {}
+        self.waits_s: dict[str, float] = {}  # by what the queue's head waited for
+        self.misses: dict[str, int] = {}  # by why the prefix cache served no more
+        self.num_copies = self.num_lost = 0
+        self.host: HostSample | None = None
+        self._journal: Journal | None = None
+        self._next: dict[str, int] = {}
+
+    def follow(self, journal: Journal) -> None:
+        """Take in what is new; another journal than before is that of an engine which was started again."""
+        if journal is not self._journal:
+            self._journal, self._next = journal, {"steps": 0, "decisions": 0}
+        if len(steps := self._new(journal, "steps")):
+            self._take(steps)
+            for host in journal.host.read(journal.host.num_written - 1)[1]:
+                self.host = HostSample(*(float(host[name]) for name in HostSample._fields))
+        decisions = self._new(journal, "decisions")
+        for code in decisions["reason"][decisions["kind"] == KINDS.index("admitted")].tolist():
+            reason = journal.cache_reasons[code]
+            self.misses[reason] = self.misses.get(reason, 0) + 1
+
+    def _new(self, journal: Journal, ring: str) -> Records:
+        first, records = journal.rings[ring].read(self._next[ring])
+        self.num_lost += first - self._next[ring]
+        self._next[ring] = first + len(records)
+        return records
+
+    def _take(self, steps: Records) -> None:
+        names = ("plan", "batch", "sample", "commit", "render")
+        known = {name: steps[f"{name}_s"][~np.isnan(steps[f"{name}_s"])] for name in names}
+        parts_s = {name: float(seconds.sum()) for name, seconds in known.items() if len(seconds)}
+        parts_s["model"] = float(steps["run_s"].sum()) - parts_s.get("batch", 0.0) - parts_s.get("sample", 0.0)
+        for part, part_s in parts_s.items():
+            self.parts_s[part] = self.parts_s.get(part, 0.0) + part_s
+        seconds = sum(steps[name] for name in ("plan_s", "run_s", "commit_s", "render_s"))
+        self.seconds.add(seconds)
+        self.tokens.add(steps["num_tokens"])
+        self.sequences.add(steps["num_spans"])
+        self.num_copies += int(steps["num_copies"].sum())
+        for code in set(steps["head_waits"].tolist()) - {0}:
+            waited_s = float(seconds[steps["head_waits"] == code].sum())
+            self.waits_s[WAIT_REASONS[code]] = self.waits_s.get(WAIT_REASONS[code], 0.0) + waited_s
