@@ -25,6 +25,14 @@ BEGIN, END = "<!-- alerts: python tools/metrics_pages.py --write -->\n", "<!-- e
 ROWS = ("Load", "Latency", "Queue and KV cache", "Steps", "Roofline", "Speculation", "Requests", "Machine", "Errors")
 UNITS = {"seconds": "s", "bytes": "B", "tokens": "tokens", "hertz": "Hz", "joules": "J", "ratio": "", "flops": "FLOP"}
 GRAFANA_UNITS = {"seconds": "s", "bytes": "bytes", "hertz": "hertz"}
+PANEL_UNITS = {  # where it is not that of the metric's name
+    "Queue and KV cache/KV cache usage": "percentunit",
+    "Queue and KV cache/Prefix cache, share found": "percentunit",
+    "Speculation/Drafted tokens accepted, share": "percentunit",
+    "Roofline/FLOP per second": "flops",
+    "Roofline/Bytes per second, below the ceilings": "Bps",
+    "Machine/Power": "watt",
+}
 HEIGHT, WIDTH, ACROSS = 8, 8, 3  # of a panel, in Grafana's 24 columns
 
 
@@ -79,28 +87,30 @@ def page() -> str:
 
 <!-- written by: python tools/metrics_pages.py --write -->
 
-What `GET /metrics` shows, in Prometheus' text format. `deploy/alerts.yaml` and the Grafana board `deploy/grafana.json` are \
-made of the same list, `src/ridgeline/server/metrics.toml`; [how to use them](howto/deploy.md#watch-it).
+What `GET /metrics` shows, in Prometheus' text format. `deploy/alerts.yaml` and the Grafana board \
+`deploy/grafana.json` are made of the same list, `src/ridgeline/server/metrics.toml`; [how to use \
+them](howto/deploy.md#watch-it).
 
-Three kinds of time stand beside each other and are never mixed: the *limit*, which the machine's measured ceilings allow, \
-the *predicted* time, and the *measured* one. Of one step a second all three are known. What is unknown is not shown: a \
-metric that is missing is not 0.
+Three kinds of time stand beside each other and are never mixed: the *limit*, which the machine's measured ceilings \
+allow, the *predicted* time, and the *measured* one; all three are known of one step a second. What is unknown is \
+not shown: a metric that is missing is not 0.
 
-Nothing here costs a step anything: the server sums the engine's journal, which comes four times a second, and prices are \
-computed beside the steps. Labels have few values: no name, no key and no address of a client is one.
+Nothing here costs a step anything: the server sums the engine's journal, which comes four times a second, and \
+prices are computed beside the steps. Labels have few values: no name, no key and no address of a client is one.
 
 With `--metrics-compat vllm` the metrics with a name in the last column are shown under it as well, with the labels \
-`model_name` and `engine`, as boards, gateways and autoscalers for vLLM expect them. Where vLLM has no label `method`, ours \
-stays.
+`model_name` and `engine`, as boards, gateways and autoscalers for vLLM expect them. Where vLLM has no label \
+`method`, ours stays.
 
-| metric | kind | unit | labels | what it says | as in vLLM |
-|---|---|---|---|---|---|
-{"".join(_line(name, metric) for name, metric in metrics().items())}
-`process_…` is the server's process, `ridgeline_engine_process_…` the engine's, where it has one of its own: \
-`cpu_seconds_total`, `resident_memory_bytes`, `virtual_memory_bytes`, `start_time_seconds`, `open_fds`, `max_fds`.
+| metric | kind | unit | labels | what it says | as in vLLM | |---|---|---|---|---|---| {
+        "".join(_line(name, metric) for name, metric in metrics().items())
+    } `process_…` is the server's process, `ridgeline_engine_process_…` the \
+engine's, where it has one of its own: `cpu_seconds_total`, `resident_memory_bytes`, `virtual_memory_bytes`, \
+`start_time_seconds`, `open_fds`, `max_fds`.
 
-A request of a quarantine is `{PREFIX}requests_rejected_total{{reason="request_quarantined"}}`; all reasons are codes of \
-errors. The share of the host in a step is that of the parts other than `model` in `{PREFIX}step_seconds_total`.
+A request of a quarantine is `{PREFIX}requests_rejected_total{{reason="request_quarantined"}}`; all reasons are \
+codes of errors. The share of the host in a step is that of the parts other than `model` in \
+`{PREFIX}step_seconds_total`.
 
 ## Buckets
 
@@ -184,15 +194,13 @@ def _panel(place_name: str, title: str, place: Mapping[str, int]) -> dict[str, A
     for letter, target in zip("ABCDEFGHIJ", targets):
         target |= {"refId": letter, "datasource": _source()}
     name, metric = next(iter(here.items()))
-    share = metric.query and " / " in metric.query and "second" not in title and metric.kind == "counter"
-    is_rate = metric.kind == "counter"
-    word = "percentunit" if share or title.endswith("usage") or is_rate and name.endswith("seconds") else ""
-    known = GRAFANA_UNITS.get(name.split("_")[-1], "short")
+    is_share = metric.kind == "counter" and name.endswith("seconds")  # of the time
+    known = "percentunit" if is_share else GRAFANA_UNITS.get(name.split("_")[-1], "short")
     text = " ".join(dict.fromkeys(metric.text for metric in here.values()))
     return {
         "type": "timeseries", "title": title, "description": text, "datasource": _source(), "gridPos": dict(place),
         "targets": targets,
-        "fieldConfig": {"defaults": {"unit": word or known, "min": 0}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": PANEL_UNITS.get(place_name, known), "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
     }  # fmt: skip
 
@@ -204,11 +212,17 @@ def _targets(name: str, metric: Metric, *, alone: bool) -> Iterator[dict[str, An
     if metric.kind == "histogram" and not metric.query:
         for quantile in (0.5, 0.9, 0.99):
             expr = f"histogram_quantile({quantile}, sum by (le) (rate({full}_bucket[$__rate_interval])))"
-            yield {"expr": _of_instance(expr), "legendFormat": f"p{quantile * 100:g}" if alone else f"{word} p{quantile * 100:g}"}
+            yield {
+                "expr": _of_instance(expr),
+                "legendFormat": f"p{quantile * 100:g}" if alone else f"{word} p{quantile * 100:g}",
+            }
         return
     by = f"sum by ({', '.join(metric.labels)}) " if metric.labels else "sum"
     plain = f"{by}(rate({full}[$__rate_interval]))" if metric.kind == "counter" else f"{full}"
-    yield {"expr": _of_instance(metric.query or plain), "legendFormat": legend if metric.kind == "counter" or metric.labels else f"{word} {{{{instance}}}}"}
+    yield {
+        "expr": _of_instance(metric.query or plain),
+        "legendFormat": legend if metric.kind == "counter" or metric.labels else f"{word} {{{{instance}}}}",
+    }
 
 
 def _of_instance(expr: str) -> str:

@@ -17,6 +17,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.machine import usable_cores
 from ridgeline.cost.hardware import INPUT_KINDS, PROBE_VERSION, Ceiling, Hardware, Machine
+from ridgeline.engine import priced
 from ridgeline.engine.journal import HOST_FIELDS
 from ridgeline.engine.recording import MAGIC, FileRecorder
 from ridgeline.explain import machine

@@ -134,19 +134,6 @@ def test_the_manifest_probes_what_is_there(objects: dict[str, dict], options: se
     assert labels == objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
 
 
-def test_every_metric_of_an_alert_is_exported(live: LiveServer):
-    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
-    live.complete(prompt="Once", max_tokens=2)
-    live.post("completions", prompt="Once", temperature=-1)  # one of each kind: a label without a value is not shown
-    shown = live.client.get("/metrics").text
-    exported = set(re.findall(r"^(ridgeline_\w+)(?:\{| )", shown, re.M))
-    named = {name for rule in group["rules"] for name in re.findall(r"\bridgeline_\w+", rule["expr"])}
-    assert len(named) >= 8 and named <= exported, named - exported
-    labels = set(re.findall(r"(\w+)=\"", "".join(re.findall(r"\{[^}]*\}", shown)))) | {"job"}
-    used = {name for rule in group["rules"] for name in re.findall(r"(\w+)=~?\"", rule["expr"])}
-    assert used <= labels, used - labels
-
-
 def test_every_reason_of_an_alert_is_a_code_of_an_error():
     errors = (REPO / "src/ridgeline/server/errors.py").read_text()
     rules = (DEPLOY / "alerts.yaml").read_text()
@@ -161,11 +148,3 @@ def test_every_alert_says_what_to_do():
     for rule in group["rules"]:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"} and rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("page", "ticket")
-
-
-def test_prometheus_can_read_the_rules():
-    command = shutil.which("promtool")
-    if command is None:
-        pytest.skip("NOT TESTED: deploy/alerts.yaml by promtool, for lack of it: apt-get install prometheus")
-    done = subprocess.run([command, "check", "rules", str(DEPLOY / "alerts.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr

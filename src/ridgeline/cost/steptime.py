@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.cost.efficiency import Calibration, Efficiency, OpTiming, Rest, key_of
 from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
-from ridgeline.cost.roofline import Bound, Ceilings, Roofline
+from ridgeline.cost.roofline import Ceilings, Roofline
 from ridgeline.program.op import Program
 from ridgeline.program.passes.fuse import Group
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
@@ -72,12 +72,12 @@ class StepTime:
             total_s += piece.price.count * self._of_piece(piece, cost, roofline)
         return total_s + self._constant_s + self.rest.of(len(load.spans))
 
-    def bounds(self, load: Load) -> tuple[dict[Bound, float], OpCost]:
+    def bounds(self, load: Load) -> tuple[dict[str, float], OpCost]:
         """Return the least seconds of a step by what bounds them, and all that it costs."""
         costs = [(piece, piece.price.cost(load)) for piece in self._pieces]
         total = sum((cost * piece.price.count for piece, cost in costs), OpCost())
         roofline = Roofline(self._ceilings, self._num_threads, _memory_bytes(total))
-        found: dict[Bound, float] = {}
+        found: dict[str, float] = {}
         for piece, cost in costs:
             limit = roofline.predict(cost, piece.inputs)
             found[limit.bound] = found.get(limit.bound, 0.0) + piece.price.count * limit.seconds

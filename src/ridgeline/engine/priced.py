@@ -1,4 +1,4 @@
-"""Price steps as they run, one a second: what the machine's ceilings allow and what was predicted, beside the measurement.
+"""Price steps as they run, one a second: what the machine's ceilings allow and the prediction, beside the measurement.
 
 The other steps pay nothing. Nothing is priced where the ceilings were never measured. Must not import torch.
 """

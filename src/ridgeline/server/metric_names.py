@@ -21,11 +21,13 @@ class MetricName(msgspec.Struct, frozen=True):
 
 
 class MetricList(msgspec.Struct, frozen=True):
-    """The file."""
+    """Hold what the file says."""
 
     buckets: dict[str, tuple[float, ...]]
     metric: dict[str, MetricName]
 
 
-_FILE = msgspec.convert(tomllib.loads((resources.files(__package__) / "metrics.toml").read_text("utf-8")), MetricList)
+_FILE = msgspec.convert(
+    tomllib.loads((resources.files("ridgeline.server") / "metrics.toml").read_text("utf-8")), MetricList
+)
 METRICS, BUCKETS = _FILE.metric, _FILE.buckets

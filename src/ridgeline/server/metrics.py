@@ -1,4 +1,4 @@
-"""Show the metrics of `metrics.toml` at /metrics, and those that vLLM has under its names, too, where that is asked for.
+"""Show the metrics of `metrics.toml` at /metrics, and those that vLLM has under its names too, if that is asked for.
 
 Counters move in the server, on the event loop; what the engine tells is read when somebody asks. Each app has a
 registry of its own. What is not known is not shown.

@@ -66,7 +66,7 @@ class StepCounts:
         parts_s["model"] = float(steps["run_s"].sum()) - parts_s.get("batch", 0.0) - parts_s.get("sample", 0.0)
         for part, part_s in parts_s.items():
             self.parts_s[part] = self.parts_s.get(part, 0.0) + part_s
-        seconds = sum(steps[name] for name in ("plan_s", "run_s", "commit_s", "render_s"))
+        seconds = steps["plan_s"] + steps["run_s"] + steps["commit_s"] + steps["render_s"]
         self.seconds.add(seconds)
         self.tokens.add(steps["num_tokens"])
         self.sequences.add(steps["num_spans"])
