@@ -95,18 +95,19 @@ Three kinds of time stand beside each other and are never mixed: the *limit*, wh
 allow, the *predicted* time, and the *measured* one; all three are known of one step a second. What is unknown is \
 not shown: a metric that is missing is not 0.
 
-Nothing here costs a step anything: the server sums the engine's journal, which comes four times a second, and \
-prices are computed beside the steps. Labels have few values: no name, no key and no address of a client is one.
+The server counts: it sums the engine's journal, which comes four times a second. The engine's loop does nothing for \
+it; beside it, its process prices one step a second. Labels have few values: no name, no key and no address of a \
+client is one.
 
 With `--metrics-compat vllm` the metrics with a name in the last column are shown under it as well, with the labels \
 `model_name` and `engine`, as boards, gateways and autoscalers for vLLM expect them. Where vLLM has no label \
 `method`, ours stays.
 
-| metric | kind | unit | labels | what it says | as in vLLM | |---|---|---|---|---|---| {
-        "".join(_line(name, metric) for name, metric in metrics().items())
-    } `process_…` is the server's process, `ridgeline_engine_process_…` the \
-engine's, where it has one of its own: `cpu_seconds_total`, `resident_memory_bytes`, `virtual_memory_bytes`, \
-`start_time_seconds`, `open_fds`, `max_fds`.
+| metric | kind | unit | labels | what it says | as in vLLM |
+|---|---|---|---|---|---|
+{"".join(_line(name, metric) for name, metric in metrics().items())}
+`process_…` is the server's process, `ridgeline_engine_process_…` the engine's, where it has one of its own: \
+`cpu_seconds_total`, `resident_memory_bytes`, `virtual_memory_bytes`, `start_time_seconds`, `open_fds`, `max_fds`.
 
 A request of a quarantine is `{PREFIX}requests_rejected_total{{reason="request_quarantined"}}`; all reasons are \
 codes of errors. The share of the host in a step is that of the parts other than `model` in \
