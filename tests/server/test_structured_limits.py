@@ -1,15 +1,19 @@
 """Grammars that take for ever, reasoning before a constrained output, and strict tools among text."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import httpx
 import pytest
-from live_server import LiveServer, new_engine, serving, with_template
+from live_server import PATIENCE_S, LiveServer, eventually, new_engine, serving, with_template
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
-from ridgeline.text.grammar import GrammarCompiler
+from ridgeline.text.grammar import Grammar, GrammarCompiler
+from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.outputs import OutputFormat, OutputReader
 from ridgeline.text.reasoning import FORMATS as REASONING
 from ridgeline.text.tokenizer import Tokenizer
@@ -169,7 +173,61 @@ def test_strict_tools_make_a_grammar_and_others_do_not(thinker: LiveServer, monk
 
 
 def test_a_trial_that_dies_is_the_grammar_s_fault(tokenizer: Tokenizer) -> None:
-    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({0}), timeout_s=0.3)
+    trial = GrammarTrial(0.3, tokenizer, tokenizer.vocab_size, frozenset({0}))
     with pytest.raises(RequestError, match=r"json cannot be followed: it takes more than 0\.3 s"):
-        compiler.compile(StructuredOutputsParams(json=json.dumps(SLOW)))
-    assert compiler.compile(StructuredOutputsParams(json={"type": "integer"})).matcher is not None
+        trial.require(StructuredOutputsParams(json=json.dumps(ENDLESS)))
+    trial.require(StructuredOutputsParams(json={"type": "integer"}))
+
+
+def test_a_grammar_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is refused, unless it took too long: only then another try may end otherwise."""
+    trial = GrammarTrial(30.0, tokenizer, tokenizer.vocab_size, frozenset({0}))
+    good, bad = (StructuredOutputsParams(json=schema) for schema in ({"type": "integer"}, {"uniqueItems": True}))
+    for _ in range(2):
+        trial.require(good)
+        with pytest.raises(RequestError, match="uniqueItems"):
+            trial.require(bad)
+    monkeypatch.setattr(trial, "_idle", [])  # with which every new trial would start a process
+
+    def no_process() -> None:
+        raise AssertionError("tried again")
+
+    monkeypatch.setattr(trial, "_start", no_process)
+    trial.require(good)
+    with pytest.raises(RequestError, match="uniqueItems"):
+        trial.require(bad)
+
+
+def test_schemas_that_take_their_time_delay_nobody_else(chat_model: Path) -> None:
+    """There are more of them than the server has threads, and each takes all the time that it may."""
+    with serving(new_engine(chat_model), grammar_timeout_s=0.5) as server, ThreadPoolExecutor(16) as pool:
+        schemas = [ENDLESS | {"title": str(at)} for at in range(16)]
+        asked = [pool.submit(server.post, "completions", prompt="a", guided_json=schema) for schema in schemas]
+        wait(asked, return_when=FIRST_COMPLETED)
+        assert server.complete(prompt="a", max_tokens=2)["choices"]
+        assert not all(each.done() for each in asked)
+        assert all(each.result().status_code == 400 for each in asked)
+
+
+def test_requests_pass_the_gate_while_a_grammar_is_compiled(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort of one that still waits there is an abort; its grammar is nobody's any more."""
+    engine = new_engine(chat_model)
+    compiling, go_on = threading.Event(), threading.Event()
+    compiles = GrammarCompiler.compile
+
+    def slowly(compiler: GrammarCompiler, params: StructuredOutputsParams) -> Grammar:
+        compiling.set()
+        assert go_on.wait(PATIENCE_S)
+        return compiles(compiler, params)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    with serving(engine) as server, ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(server.complete, prompt="a", max_tokens=8, guided_regex="[0-9]{3}")
+        assert compiling.wait(PATIENCE_S)
+        assert server.complete(prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "guided_regex": "[0-9]{4}"}, timeout=0.2)
+        eventually(lambda: server.engine.num_unfinished == 1)
+        go_on.set()
+        assert asked.result()["choices"][0]["text"].isdecimal()
+        server.assert_idle()

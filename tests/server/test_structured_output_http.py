@@ -11,7 +11,9 @@ from live_server import PATIENCE_S, LiveServer
 from pydantic import BaseModel
 
 from ridgeline.core.errors import RequestError
-from ridgeline.text.grammar import GrammarCompiler, GrammarState
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.text.grammar import GrammarState
+from ridgeline.text.grammar_trial import GrammarTrial
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
 SCHEMA = {
@@ -158,15 +160,15 @@ def test_a_grammar_that_gives_up_ends_its_request_alone(
 
 
 def test_a_schema_that_takes_long_delays_no_other(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
-    matcher, slow, go = GrammarCompiler._matcher, threading.Event(), threading.Event()
+    require, slow, go = GrammarTrial.require, threading.Event(), threading.Event()
 
-    def held(compiler: GrammarCompiler, name: str, text: str, tokenizer: object):
-        if "slow" in text:
+    def held(trial: GrammarTrial, params: StructuredOutputsParams) -> None:
+        if "slow" in params.choice:
             slow.set()
             assert go.wait(PATIENCE_S)
-        return matcher(compiler, name, text, tokenizer)
+        require(trial, params)
 
-    monkeypatch.setattr(GrammarCompiler, "_matcher", held)
+    monkeypatch.setattr(GrammarTrial, "require", held)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(live.complete, prompt="Once", max_tokens=20, guided_choice=["slow"])
         assert slow.wait(PATIENCE_S)

@@ -177,13 +177,3 @@ def test_keywords_that_are_unknown_are_left_out_unless_strict(client: openai.Ope
         "f", parameters={"type": "object", "properties": {}, "additionalProperties": False, "uniqueItems": True}
     )
     assert ask(client, tools=[loose], tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
-
-
-def test_channels_are_read_without_tools_too(chat_model: Path, tmp_path: Path):
-    template = tmp_path / "harmony.jinja"
-    template.write_text("{% for message in messages %}<|channel|>{{ message.content }}{% endfor %}")
-    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
-    with serving(new_engine(chat_model), chat_template=str(template)) as server:
-        body = {"messages": MESSAGES, "guided_choice": [text], "max_tokens": 200}
-        message = server.post("chat/completions", **body).json()["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("Hm", "Hi")

@@ -25,6 +25,7 @@ from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
 from ridgeline.program.passes.context import for_context
+from ridgeline.text.grammar import GrammarCompiler
 
 
 @collector_paused()
@@ -64,7 +65,9 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     sizes = sizing.max_model_len, sizing.limits.num_rows
     scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
-    intake = Intake(info, tokenizer, clock)
+    eos_ids = frozenset(info.generation.eos_token_ids)
+    grammars = None if tokenizer is None else GrammarCompiler(tokenizer, info.vocab_size, eos_ids)
+    intake = Intake(info, tokenizer, clock, grammars)
     is_priced = setup.strategy == "autoregressive" and not info.embeds
     prices = StepPrices(config, model.program, plan, loop.journal, clock) if is_priced else None
     return Engine(info, setup, loop, executor, intake, spec, program, sizing.layout, tokenizer, prices)

@@ -15,7 +15,7 @@ from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.core.params import MAX_INT, RECOMMENDED, DiffusionParams, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineInfo
-from ridgeline.text.grammar import Grammar, GrammarCompiler
+from ridgeline.text.grammar import GrammarCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import GenerationDefaults
 
@@ -25,11 +25,11 @@ Prompt = str | Sequence[int]
 class Intake:
     """Checks and completes requests for the engine that `info` describes; `clock` is that engine's.
 
-    With `grammar_timeout_s` a schema or grammar that takes longer to compile is refused.
+    Without `grammars` it compiles none: the engine does that with the requests that lack theirs.
     """
 
     def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock, grammar_timeout_s: float | None = None
+        self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock, grammars: GrammarCompiler | None = None
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
@@ -38,8 +38,7 @@ class Intake:
         self._seeds = np.random.default_rng(info.seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        of = info.vocab_size, self._eos_ids, grammar_timeout_s
-        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer, *of)
+        self._grammars = grammars
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""
@@ -89,18 +88,17 @@ class Intake:
             raise ContextLengthError(
                 f"this model's maximum context length is {self.info.max_model_len} tokens; {asked}: {fix}"
             )
-        grammar = self._grammar(params)
         stops = frozenset(params.stop_token_ids)
-        return replace(
+        request = replace(
             self._begun(prompt_ids, params, request_id, priority, deadline_s),
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             stop_ids=stops if params.ignore_eos else stops | self._eos_ids,
             adapter=number_of_adapter,
-            grammar=grammar,
             shown_ids=self._ids_of(shown),
             salt="" if adapter is None else f"adapter {adapter}",
             prediction_ids=self._prediction_ids(prediction),
         )
+        return self.with_grammar(request)
 
     def embedding(
         self,
@@ -130,18 +128,10 @@ class Intake:
 
     def with_grammar(self, request: Request) -> Request:
         """Return a request with the grammar that its parameters ask for. Raises RequestError."""
-        return request if request.grammar is not None else replace(request, grammar=self._grammar(request.params))
-
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
-        if params.structured_outputs is None:
-            return None
-        field = "structured_outputs"
-        if self._grammars is None:
-            raise RequestError("structured output needs a tokenizer, which this model lacks", param=field)
-        if self.info.max_unchunked_prompt is not None:
-            why = "is for models that decode left to right; this one fills in masks"
-            raise RequestError(f"structured output {why}", param=field)
-        return self._grammars.compile(params.structured_outputs)
+        asked = request.params.structured_outputs
+        if asked is None or request.grammar is not None or self._grammars is None:
+            return request
+        return replace(request, grammar=self._grammars.compile(asked))
 
     def _begun(
         self, ids: Sequence[int], params: SamplingParams, name: str | None, priority: int, deadline_s: float | None
@@ -192,6 +182,14 @@ class Intake:
             raise RequestError(f"n={params.n} exceeds the {most} sequences this engine runs", param="n")
         if params.stop_strings and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this model lacks", param="stop")
+        if params.structured_outputs is not None and (
+            self.tokenizer is None or self.info.max_unchunked_prompt is not None
+        ):
+            lacks = "needs a tokenizer, which this model lacks"
+            why = (
+                lacks if self.tokenizer is None else "is for models that decode left to right; this one fills in masks"
+            )
+            raise RequestError(f"structured output {why}", param="structured_outputs")
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             if ids and max(ids) >= vocab_size:
                 raise RequestError(f"{name}: token ids must be below {vocab_size}, got {max(ids)}", param=name)

@@ -17,6 +17,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
+from ridgeline.engine.gate import Gate
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.recording import FileRecorder
@@ -33,7 +34,8 @@ class ThreadEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, self._deliver)
         self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
-        self._streams = OpenStreams(self._submit, self._abort, self._hold, lambda: self.accepting)
+        self._gate = Gate(self.engine, self._deliver)
+        self._streams = OpenStreams(self._submit, self._gate.abort, self._hold, lambda: self.accepting)
         self._stopping = threading.Event()
         self._draining = False
         self._given_up = False
@@ -101,10 +103,7 @@ class ThreadEngine:
 
     def _submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self.engine.loop.submit(request)
-
-    def _abort(self, request_id: str) -> None:
-        self.engine.loop.abort(request_id)
+            self._gate.submit(request)
 
     def _hold(self, request_id: str, held: bool) -> None:
         self.engine.loop.hold(request_id, held)

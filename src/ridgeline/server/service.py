@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +16,7 @@ from starlette.requests import Request
 
 from ridgeline.core.errors import ContextLengthError, ModelNotFoundError, OverloadedError, RequestError
 from ridgeline.core.log import get_logger
+from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.decoding.request import Request as EngineRequest
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
@@ -24,6 +26,7 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate, read_template
+from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.formats import chosen_format
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from ridgeline.server.batch.batches import Batches
 
 log = get_logger("server")
+
+MAX_TRIALS = 2  # grammars that are tried at once: each has a process, and none has more than its time
 
 
 def new_request_id() -> str:
@@ -78,7 +83,10 @@ class Service:
         self.engine = engine
         self.info = engine.info()
         self.tokenizer = tokenizer
-        self.intake = Intake(self.info, tokenizer, time.monotonic, settings.grammar_timeout_s)
+        self.intake = Intake(self.info, tokenizer, time.monotonic)
+        of = self.info.vocab_size, frozenset(self.info.generation.eos_token_ids)
+        self._trial = None if tokenizer is None else GrammarTrial(settings.grammar_timeout_s, tokenizer, *of)
+        self._trials = ThreadPoolExecutor(MAX_TRIALS, "grammar")  # of their own: requests without a grammar do not wait
         self.settings = settings
         bounds = (settings.max_stored_bytes, settings.stored_response_age_s)
         self.stored: dict[str, ResponseStore] = defaultdict(lambda: ResponseStore(*bounds))  # by the salts of clients
@@ -120,6 +128,11 @@ class Service:
             most += f", at most {self._max_prompt_chars} characters" if isinstance(prompt, str) else ""
             raise ContextLengthError(f"this model's maximum context length is {most}; the prompt has {len(prompt)}")
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def require_grammar(self, asked: StructuredOutputsParams) -> None:
+        """Raise RequestError for a grammar that cannot be compiled within its time."""
+        if self._trial is not None:
+            await asyncio.get_running_loop().run_in_executor(self._trials, self._trial.require, asked)
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.

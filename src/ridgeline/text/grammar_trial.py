@@ -1,6 +1,7 @@
 """Compile grammars on trial, in processes that end where one takes too long: nothing else stops the Rust library.
 
-A process is `python -m ridgeline.text.grammar_trial FD`. It serves one grammar after another until one ends it.
+A process is `python -m ridgeline.text.grammar_trial`. It reads lines of JSON: how long a grammar may take and the
+model's tokenizer, then one grammar after another, and replies to each what is wrong with it.
 """
 
 import json
@@ -8,78 +9,99 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Set
+from functools import cached_property, lru_cache
 
 from ridgeline.core.errors import RequestError
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.text.grammar import MAX_CACHED, compiled, grammar_text, open_tokenizer, refused
+from ridgeline.text.tokenizer import Tokenizer
 
 MAX_BYTES = 4 * 2**30  # of address space
-MAX_IDLE = 2
 
 
 class GrammarTrial:
-    """Tells which grammars compile within `timeout_s` for a tokenizer: that of llguidance's constructor; any thread."""
+    """Tells which grammars compile for a model within `timeout_s`, from any thread; the rest is GrammarCompiler's."""
 
-    def __init__(self, timeout_s: float, tokenizer: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, timeout_s: float, tokenizer: Tokenizer, vocab_size: int, eos_ids: Set[int]) -> None:
         self._timeout_s = timeout_s
-        self._begin = json.dumps([timeout_s, tokenizer, vocab_size, list(eos_ids)]).encode()
-        self._idle: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._model = tokenizer, max(vocab_size, tokenizer.vocab_size), sorted(eos_ids)
+        self._idle: list[subprocess.Popen[str]] = []
+        self._problem = lru_cache(MAX_CACHED)(self._find_problem)
 
-    def require(self, grammar: str) -> None:
-        """Raise RequestError for a grammar that took too much time or memory."""
+    def require(self, params: StructuredOutputsParams) -> None:
+        """Raise RequestError for what cannot be compiled, or takes too much time or memory."""
+        name, text = grammar_text(params)
         try:
-            process, connection = self._idle.pop()
+            problem = self._problem(text)
+        except EOFError:  # the next one may have a faster machine: nothing is kept of it
+            problem = f"it takes more than {self._timeout_s:g} s, or too much memory, to compile: make it simpler"
+        if problem:
+            raise refused(name, problem)
+
+    @cached_property
+    def _begin(self) -> list[object]:
+        tokenizer, vocab_size, eos_ids = self._model
+        return [self._timeout_s, tokenizer.to_json(), vocab_size, eos_ids]
+
+    def _find_problem(self, text: str) -> str:
+        """Return why a grammar cannot be compiled, "" if it can. Raises EOFError where its process ended."""
+        try:
+            process = self._idle.pop()
         except IndexError:  # other threads have them, or there are none yet
-            process, connection = self._start()
-        try:
-            connection.send_bytes(grammar.encode())
-            connection.recv_bytes()
-        except (EOFError, OSError):
-            process.wait()
-            why = f"it takes more than {self._timeout_s:g} s, or too much memory, to compile: make it simpler"
-            raise RequestError(why) from None
-        if len(self._idle) < MAX_IDLE:
-            self._idle.append((process, connection))
-        else:
-            connection.close()
-            process.wait()
+            process = self._start()
+        problem = _reply(process, text)
+        self._idle.append(process)
+        return problem
 
     def __del__(self) -> None:
-        for process, connection in self._idle:
-            connection.close()
-            process.wait()
+        for process in self._idle:
+            process.communicate()
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        ours, theirs = Pipe()
-        with theirs:
-            number = theirs.fileno()
-            command = [sys.executable, "-P", "-m", "ridgeline.text.grammar_trial", str(number)]
-            quiet = subprocess.DEVNULL
-            process = subprocess.Popen(command, pass_fds=[number], stdin=quiet, stderr=quiet, process_group=0)
-        with suppress(EOFError, OSError):  # the first grammar is told
-            ours.send_bytes(self._begin)
-            ours.recv_bytes()
-        return process, ours
+    def _start(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-P", "-m", "ridgeline.text.grammar_trial"]
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, process_group=0)
+        if problem := _reply(process, self._begin):
+            process.communicate()
+            raise RequestError(problem, param="structured_outputs")
+        return process
+
+
+def _reply(process: "subprocess.Popen[str]", message: object) -> str:
+    """Return what a process replies. Raises EOFError where it ended."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        print(json.dumps(message), file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
+    except (BrokenPipeError, ValueError):  # half a line, or none
+        process.kill()
+        process.communicate()
+        raise EOFError from None
 
 
 def main() -> None:
-    """Serve the process at the other end of the descriptor of the first argument, until it ends or a grammar does."""
-    from llguidance import LLMatcher, LLTokenizer
-
+    """Serve the process that writes to the standard input, until it ends or a grammar takes too long."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    with suppress(EOFError), Connection(int(sys.argv[1])) as connection:
-        timeout_s, tokenizer, vocab_size, eos_ids = json.loads(connection.recv_bytes())
-        opened = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids)
-        connection.send_bytes(b"open")
-        while True:
-            grammar = connection.recv_bytes().decode()
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)  # whose signal ends the process, whatever it does
-            matcher = LLMatcher(opened, grammar, log_level=0)
-            if not matcher.is_error():
-                matcher.compute_bitmask()  # some take their time only there
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            connection.send_bytes(b"done")
+    timeout_s, *model = json.loads(sys.stdin.readline())
+    try:
+        opened = open_tokenizer(*model)
+    except RequestError as error:
+        sys.stdout.write(f"{json.dumps(str(error))}\n")
+        return
+    problem = ""
+    while True:
+        sys.stdout.write(f"{json.dumps(problem)}\n")
+        sys.stdout.flush()
+        if not (line := sys.stdin.readline()):
+            return
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)  # whose signal ends the process, whatever it does
+        try:
+            compiled(opened, json.loads(line), *model[1:])
+            problem = ""
+        except RequestError as error:
+            problem = str(error)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import time
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.log import get_logger, set_up
-from ridgeline.decoding.request import Request
 
 with long_lived_imports():
     from ridgeline.engine.build import build_engine
     from ridgeline.engine.engine import Engine
-from ridgeline.engine.outputs import Finish, OutputDelta
+from ridgeline.engine.gate import Gate
+from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.process import wire
-from ridgeline.engine.request import FinishReason, Timings
 
 log = get_logger("engine.process")
 
@@ -34,7 +33,6 @@ IDLE_WAIT_S = 0.5
 LAST_STEP_S = 4.0  # what a step under way gets when the stream has ended
 RECEIVE_BYTES = 2**18
 PR_SET_PDEATHSIG = 1
-_NEVER = Timings(queue_s=0.0, ttft_s=None, tpot_s=None, latency_s=0.0, num_preemptions=0)
 
 
 class EngineProcess:
@@ -43,6 +41,7 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._engine: Engine | None = None
+        self._gate: Gate | None = None
         self._begun = threading.Event()
         self._begin: wire.Begin | None = None
         self._ended = False
@@ -60,7 +59,7 @@ class EngineProcess:
         except RidgelineError as error:
             self._send(wire.Failed(type(error).__name__, str(error)))
             return 1
-        self._engine = engine
+        self._engine, self._gate = engine, Gate(engine, self._deliver)
         self._send(wire.Ready(engine.info, engine.loop.stats(), engine.setup))
         threading.Thread(target=self._beat, args=(engine,), name="beat", daemon=True).start()
         try:
@@ -95,24 +94,16 @@ class EngineProcess:
             self._begin = message
             self._begun.set()
             return
-        engine = self._engine
-        assert engine is not None, "nothing is asked for before the model is loaded"
+        engine, gate = self._engine, self._gate
+        assert engine is not None and gate is not None, "nothing is asked for before the model is loaded"
         match message:
             case wire.Submit():
                 for request in message.requests:
-                    self._submit(engine, request)
+                    gate.submit(request)
             case wire.Abort():
-                engine.loop.abort(message.request_id)
+                gate.abort(message.request_id)
             case wire.Hold():
                 engine.loop.hold(message.request_id, message.held)
-
-    def _submit(self, engine: Engine, request: Request) -> None:
-        try:
-            engine.loop.submit(engine.intake.with_grammar(request))
-        except RidgelineError as error:
-            finish = Finish(reason=FinishReason.REFUSED, timings=_NEVER, num_cached_tokens=0, error=str(error))
-            ends = [OutputDelta(request.request_id, index, finish=finish) for index in range(request.params.n)]
-            self._deliver(ends)
 
     def _beat(self, engine: Engine) -> None:
         journal = engine.loop.journal

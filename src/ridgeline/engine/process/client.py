@@ -212,7 +212,7 @@ class ProcessEngine:
 
     def _submit(self, requests: Sequence[Request]) -> None:
         if self._link is not None:
-            self._link.send(wire.Submit([replace(request, grammar=None) for request in requests]))
+            self._link.send(wire.Submit(list(requests)))
 
     def _abort(self, request_id: str) -> None:
         if self._link is not None and self._ready:  # else it never had the request

@@ -34,7 +34,7 @@ class Begin(Message):
 
 
 class Submit(Message):
-    """Take these requests. They come without grammars, which hold compiled code and are compiled again."""
+    """Take these requests. They come without grammars, which are compiled here."""
 
     requests: list[Request]
 

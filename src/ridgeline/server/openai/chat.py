@@ -95,7 +95,7 @@ def prepared(
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    return Reply(service, note, chat_id, model, [request], usage, dialogue.form)
+    return Reply(service, note, chat_id, model, [request], usage, dialogue.form, named)
 
 
 def _max_tokens(body: ChatRequest, default: int, room: int) -> int:

@@ -100,7 +100,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    reply = Reply(service, note, completion_id, model, requests, usage)
+    reply = Reply(service, note, completion_id, model, requests, usage, constraint=field_of(body))
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 

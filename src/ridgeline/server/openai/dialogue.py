@@ -14,7 +14,7 @@ from ridgeline.server.openai.protocol import ChatMessage, ChatRequest, Tool, Too
 from ridgeline.server.service import Service
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.outputs import OutputFormat
-from ridgeline.text.tools.forcing import calls_among_text, forced_calls, reasoning_before
+from ridgeline.text.tools.forcing import calls_among_text, forced_calls, reasoning_before, thoughts_before
 from ridgeline.text.tools.formats import INSTRUCTIONS
 
 MAX_TOOLS = 128
@@ -51,12 +51,15 @@ def dialogue_of(service: Service, body: ChatRequest, *, constrained: bool) -> Di
     is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
     strict = any(tool.function.strict for tool in tools.values()) and not (constrained or wanted)
     grammar, preamble = None, ""
-    if calls is not None and tokenizer is not None and (wanted or (strict and not calls.always)):
+    if calls is not None and tokenizer is not None and (wanted or strict):
         functions = {name: tools[name].function for name in wanted or tools}
         schemas = {name: (each.parameters or _NO_ARGUMENTS, bool(each.strict)) for name, each in functions.items()}
         parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, Tool)
         grammar = (forced_calls if wanted else calls_among_text)(calls, schemas, tokenizer, parallel=parallel)
-    if leads := bool(constrained or wanted):
+    leads = bool(constrained or wanted)
+    if calls is not None and calls.final and tokenizer is not None and (leads or strict):
+        preamble = thoughts_before(calls, tokenizer, final=grammar is None)
+    elif leads:
         if reasoning is None or tokenizer is None or prompt.rstrip().endswith(reasoning.end):
             reasoning = None  # a grammar begins with the first token
         else:

@@ -16,6 +16,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
+from ridgeline.server.openai.structured import blamed_on
 from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, WholeResponse, while_connected
 from ridgeline.text.outputs import OutputFormat
@@ -32,6 +33,7 @@ class Reply:
     requests: Sequence[Request]
     usage_chunks: UsageChunks
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
+    constraint: str = "structured_outputs"  # the field of the body that says what they must be
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     async def deltas(self, *, whole: bool = False) -> AsyncGenerator[tuple[int, OutputDelta], None]:
@@ -148,6 +150,9 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: 
     Raises what errors.py maps: until then, an error is a status of its own.
     """
     reply = body.reply
+    if (asked := reply.requests[0].params.structured_outputs) is not None:  # the same for all of them
+        with blamed_on(reply.constraint):
+            await while_connected(http.receive, reply.service.require_grammar(asked))
     service, note, stall_timeout_s = reply.service, reply.note, reply.service.settings.stall_timeout_s
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())

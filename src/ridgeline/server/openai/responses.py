@@ -3,8 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,8 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
             message, code = f"Previous r{error.detail[1:]}", "previous_response_not_found"
             raise RequestError(message, param="previous_response_id", code=code) from error
     made = await asyncio.to_thread(_prepare, service, note, body, values, before)
-    response = await respond(made, http, stream=bool(body.stream), done=b"")
+    with _in_its_words():
+        response = await respond(made, http, stream=bool(body.stream), done=b"")
     if not body.stream:
         made.keep()
     return naming_ignored(response, [name for name in values if name not in known and name not in _TAKEN])
@@ -89,6 +90,18 @@ async def stored_response(service: Service, http: HttpRequest) -> Response:
     return Response(stored, media_type="application/json")
 
 
+@contextmanager
+def _in_its_words() -> Generator[None]:
+    """Name the fields of a body in errors as this API does."""
+    try:
+        yield
+    except RequestError as error:
+        name = (error.param or "").partition("[")[0]
+        if name not in _WORDS:
+            raise
+        raise RequestError(str(error).replace(name, _WORDS[name]), param=_WORDS[name], code=error.code) from error
+
+
 def _prepare(
     service: Service, note: RequestNote, body: ResponsesRequest, values: Mapping[str, Any], before: Stored | None
 ) -> "_Response":
@@ -97,13 +110,8 @@ def _prepare(
     earlier = [] if before is None else _ITEMS.decode(before[1]) + _BODY.decode(before[0])["output"]
     new = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     items = [*msgspec.convert(earlier, list[Item]), *new]
-    try:
+    with _in_its_words():
         reply = _fitted(service, note, body, items)
-    except RequestError as error:
-        name = (error.param or "").partition("[")[0]
-        if name not in _WORDS:
-            raise
-        raise RequestError(str(error).replace(name, _WORDS[name]), param=_WORDS[name], code=error.code) from error
     return _Response(reply, BlockReader(reply.form), values, msgspec.json.encode([*earlier, *listed(values["input"])]))
 
 

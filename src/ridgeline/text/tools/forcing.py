@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ridgeline.core.errors import RequestError
-from ridgeline.text.grammar import WHITESPACE, checked_schema
+from ridgeline.text.grammar import WHITESPACE
+from ridgeline.text.json_schema import followed_schema
 from ridgeline.text.reasoning import ReasoningFormat
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.formats import ToolFormat
@@ -27,6 +28,9 @@ def forced_calls(form: ToolFormat, tools: Tools, tokenizer: Tokenizer, *, parall
 
 def calls_among_text(form: ToolFormat, tools: Tools, tokenizer: Tokenizer, *, parallel: bool) -> str:
     """Return the grammar of text that may hold calls of `tools`: each marker begins one. Raises as `forced_calls`."""
+    if form.final:
+        calls = _calls(form, form.opening, form.call, tools, tokenizer, parallel=parallel)
+        return f"start: {_spelled(form.final, tokenizer)} TEXT | calls\nTEXT: /(?s:.*)/\ncalls: {calls}"
     if (found := _MARKER.match(form.opening or form.call)) is None:  # the output may begin with calls
         calls = _calls(form, form.opening, form.call, tools, tokenizer, parallel=parallel)
         begin = "".join(f"{_marker(marker, tokenizer)}? " for marker in form.begin)
@@ -48,15 +52,27 @@ def reasoning_before(
     return f"start: {begin} SPACE @output\n{_until(reasoning.end, tokenizer)}\nTEXT: {text}\nSPACE: /\\s{{0,4}}/"
 
 
+def thoughts_before(form: ToolFormat, tokenizer: Tokenizer, *, final: bool) -> str:
+    """Return the grammar of messages of reasoning, and @output behind them: `final` content, or a whole message."""
+    before, after = form.thought.split("$TEXT")
+    marker = next(iter(_MARKER.findall(after)))
+    thought = f"{_spelled(before, tokenizer)} head {_spelled(after.removeprefix(marker), tokenizer)}"
+    begin = _spelled(form.final, tokenizer) if final else ""
+    text = f"TEXT: {_without('/(?s:.*)/', {marker})}"
+    return f"start: thought* {begin} @output\nthought: {thought}\n{_until(marker, tokenizer)}\n{text}"
+
+
 def _calls(form: ToolFormat, opening: str, call: str, tools: Tools, tokenizer: Tokenizer, *, parallel: bool) -> str:
     """Return the body of a rule for calls, with the rule `call` behind it."""
     rules: list[str] = []
     for name, (schema, strict) in tools.items():
         options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": not strict}
         try:
-            arguments = json.dumps({**checked_schema(schema), "x-guidance": options})
+            arguments = json.dumps({**followed_schema(schema), "x-guidance": options})
         except RequestError as error:
-            raise RequestError(f"tools: parameters of {name!r}: {error}", param="tools", code=error.code) from error
+            raise RequestError(
+                f"tools: parameters of {name!r}: {error}", param="tools", code="unsupported_schema"
+            ) from error
         before, after = call.replace("$NAME", name).split("$ARGS")
         rules.append(f"{_spelled(before, tokenizer)} %json {arguments} {_spelled(after, tokenizer)}")
     again = f"({_spelled(form.separator, tokenizer)} call)*" if parallel and form.separator is not None else ""

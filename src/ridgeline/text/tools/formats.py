@@ -24,7 +24,8 @@ class ToolFormat:
 
     `read` reads what follows a marker of `begin`; with `bare` also the beginning of an output, with `always` also where
     there are no tools. `end` stands behind a call; `section` are markers that mean nothing more. A grammar forces
-    `opening`, `call` with $NAME and $ARGS, more calls behind `separator` (None: one alone), `closing`.
+    `opening`, `call` with $NAME and $ARGS, more calls behind `separator` (None: one alone), `closing`. Where all is in
+    messages, `thought` with $TEXT is one of reasoning, and `final` begins the one that has the content.
     """
 
     seen: Sequence[str]
@@ -38,6 +39,8 @@ class ToolFormat:
     opening: str = ""
     separator: str | None = None
     closing: str = ""
+    thought: str = ""
+    final: str = ""
     aliases: Sequence[str] = ()
 
 
