@@ -34,7 +34,7 @@ class GrammarTrial:
         name, text = grammar_text(params)
         try:
             problem = self._problem(text)
-        except EOFError:  # the next one may have a faster machine: nothing is kept of it
+        except EOFError:  # the next one may have a faster machine: nothing is cached of it
             problem = f"it takes more than {self._timeout_s:g} s, or too much memory, to compile: make it simpler"
         if problem:
             raise refused(name, problem)
