@@ -179,7 +179,9 @@ def profiled(py_spy: str, server: Server, num_streams: int, num_tokens: int) -> 
         places: Counter[str] = Counter()
         for line in out:
             stack, _, count = line.rpartition(" ")
-            places[stack.rpartition(";")[2].rpartition(":")[0]] += int(count)
+            place = stack.rpartition(";")[2].rpartition(":")[0]
+            if not place.startswith("_worker "):  # threads that wait for work
+                places[place] += int(count)
     return {place: count / places.total() for place, count in places.most_common(40)}
 
 
