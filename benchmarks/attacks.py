@@ -183,7 +183,14 @@ def idle_connections(server: Server) -> dict[str, object]:
 
 def bad_bodies(server: Server) -> dict[str, object]:
     """2,000 bodies that must be refused, a large one in ten, by four clients: how long a refusal takes."""
-    small = (b"{", b"[]", b'{"prompt": 1.5}', b'{"prompt": "a", "n": -1}', b'{"prompt": "a", "x": 1}', b'{"prompt": []}')
+    small = (
+        b"{",
+        b"[]",
+        b'{"prompt": 1.5}',
+        b'{"prompt": "a", "n": -1}',
+        b'{"prompt": "a", "x": 1}',
+        b'{"prompt": []}',
+    )
     large = (
         b'{"prompt": [%b1]}' % (b"1," * 900_000),
         b'{"messages": [%b{}]}' % (b'{"role":"user","content":""},' * 60_000),
@@ -225,7 +232,7 @@ def disconnects(server: Server) -> dict[str, object]:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
     began = time.perf_counter()
-    names = ("kv_blocks{group=\"0\",state=\"used\"}", "num_requests_running", "num_requests_waiting")
+    names = ('kv_blocks{group="0",state="used"}', "num_requests_running", "num_requests_waiting")
     while any(server.metric(f"ridgeline_{name}") for name in names) and time.perf_counter() - began < 30:
         time.sleep(0.01)
     freed_ms = (time.perf_counter() - began) * 1000

@@ -211,9 +211,7 @@ def measure(options: argparse.Namespace, builds: dict[str, str]) -> StreamsRepor
                     build: profiled(options.profile, server, num_streams, options.tokens)
                     for build, server in servers.items()
                 }
-    return StreamsReport(
-        name="streams", model=options.model, num_tokens=options.tokens, runs=runs, profile=profile
-    )
+    return StreamsReport(name="streams", model=options.model, num_tokens=options.tokens, runs=runs, profile=profile)
 
 
 def show(run: Run) -> None:

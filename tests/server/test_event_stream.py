@@ -132,7 +132,11 @@ def test_pieces_go_past_the_layers_as_long_as_the_client_keeps_up() -> None:
         await stream({"type": "http", WRITE: write}, client.receive, client.send)
         assert written == [2, 3], "behind the head and the first event"
         lines = [line for line in client.body.decode().split("\n") if line]
-        assert [line[:16] for line in lines] == ["data: 0", *(f'data: {{"text":"{n}' for n in (1, 2, 3)), "data: [DONE]"]
+        assert [line[:16] for line in lines] == [
+            "data: 0",
+            *(f'data: {{"text":"{n}' for n in (1, 2, 3)),
+            "data: [DONE]",
+        ]
         assert source.closed
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

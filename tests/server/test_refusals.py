@@ -19,9 +19,9 @@ from ridgeline.server.settings import ServerSettings
 from ridgeline.server.transport import REFUSALS_PER_S, Limiter
 
 CONTENT = json.dumps({"prompt": [1], "max_tokens": 1, "n": 2}).encode()
-ASK = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%b" % (len(CONTENT), CONTENT)
+ASK = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(CONTENT),
+    CONTENT,
 )
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 

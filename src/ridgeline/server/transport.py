@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
         status = 0
 
         def write(piece: bytes) -> bool:
-            """Send a piece of a body that has begun, if that takes no waiting: past all layers, who only see the head."""
+            """Send a piece of a body that has begun, if that takes no waiting, past all layers: they see the head."""
             if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
                 return False
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
