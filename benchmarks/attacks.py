@@ -206,6 +206,8 @@ def bad_bodies(server: Server) -> dict[str, object]:
                 began = time.perf_counter()
                 connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(content) + content)
                 reply = connection.recv(2**16)
+                while not reply.endswith(b"}}"):
+                    reply += connection.recv(2**16)
                 assert reply.startswith(b"HTTP/1.1 400"), reply[:200]
                 waits_ms.append((time.perf_counter() - began) * 1000)
 

@@ -3,12 +3,14 @@
 import heapq
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 from fake_engine import FakeEngine, fake_info
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import PATIENCE_S, LiveServer, serving
 
@@ -30,6 +32,7 @@ def new_limiter() -> Limiter:
     return Limiter(Service(FakeEngine(fake_info()), None, ServerSettings()))
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3000), st.floats(0.0, 0.1), st.floats(0.0, 1e9))
 def test_a_flood_asks_no_more_often_than_it_may(num_clients: int, travel_s: float, now_s: float) -> None:
     """Clients that ask again as soon as they are read and heard, for three seconds; a lone one hardly notices."""
@@ -93,3 +96,10 @@ def test_it_is_read_again_in_its_turn() -> None:
         live.server._service.num_slots = 0
         assert reply_to(refused, HEALTH).startswith(b"HTTP/1.1 200")
         assert reply_to(refused, ASK).startswith(b"HTTP/1.1 200")
+
+
+def test_another_event_loop_that_is_installed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn would take uvloop's, whose transports are none of asyncio's."""
+    monkeypatch.setitem(sys.modules, "uvloop", ModuleType("uvloop"))
+    with serving(FakeEngine(fake_info())) as live:
+        assert live.client.get("/health").status_code == 200
