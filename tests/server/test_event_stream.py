@@ -129,7 +129,7 @@ def test_pieces_go_past_the_layers_as_long_as_the_client_keeps_up() -> None:
             return True
 
         stream = EventStream(b"data: 0\n\n", source.events(), reply_to, 30.0)
-        await stream({"type": "http", WRITE: write}, client.receive, client.send)
+        await stream({"type": "http", "state": {WRITE: write}}, client.receive, client.send)
         assert written == [2, 3], "behind the head and the first event"
         lines = [line for line in client.body.decode().split("\n") if line]
         assert [line[:16] for line in lines] == [

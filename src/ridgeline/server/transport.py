@@ -216,7 +216,7 @@ class Connection(HttpToolsProtocol):
             if status in RETRY_STATUSES and cycle.response_complete:
                 self._rest()
 
-        scope[WRITE] = write
+        cycle.scope.setdefault("state", {})[WRITE] = write
         await app(scope, receive, corrected)
 
     def _rest(self) -> None:
