@@ -5,8 +5,8 @@ usage: python -m benchmarks.streams [--other ENV/bin/python] [--model python-1m]
 
 For each build and number of streams: the engine alone, in a process without a server, and then a server with as many
 slots, one thread computing in both. The client looks every few milliseconds which sockets have bytes, and counts them:
-it costs next to nothing, and wakes nobody. What counts is the time from where all streams have begun to where the first
-has ended; a gap is the time between two looks that found something of a stream. With `--profile` py-spy samples the
+it costs next to nothing, and wakes nobody. What counts is the time from where half of the streams have begun to where the
+first has ended; a gap is the time between two looks that found something of a stream. With `--profile` py-spy samples the
 server meanwhile (`pip install py-spy`, which may need root).
 """
 
@@ -113,6 +113,7 @@ class Streams:
             self._sockets[connection.fileno()] = connection
             self._poll.register(connection.fileno(), select.EPOLLIN)
         self.began_s = time.perf_counter()
+        self.last_began_s = self.began_s
         self.heard_s: dict[int, float] = {}
         self.gaps_s: list[float] = []
         self.num_tokens = 0
@@ -132,6 +133,8 @@ class Streams:
             self.num_done += b"data: [DONE]" in data
             if number in self.heard_s:
                 self.gaps_s.append(now_s - self.heard_s[number])
+            else:
+                self.last_began_s = now_s
             self.heard_s[number] = now_s
 
     def finish(self) -> None:
@@ -143,11 +146,11 @@ class Streams:
 def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> dict[str, float]:
     """Return what is measured of one round of streams, by the field of Run."""
     streams = Streams(server, num_streams, num_tokens, first)
-    while len(streams.heard_s) < num_streams:
+    while len(streams.heard_s) < num_streams / 2:
         streams.look()
     processes = [server.process.pid, *children(server.process.pid)]
     before_s, before, begun = [cpu_s(process) for process in processes], time.perf_counter(), streams.num_tokens
-    assert not streams.num_done, "the first stream ended before the last began: more --tokens"
+    assert not streams.num_done, "the first stream ended before half of them began: more --tokens"
     while not streams.num_done:
         streams.look()
     wall_s, count = time.perf_counter() - before, streams.num_tokens - begun
@@ -162,7 +165,7 @@ def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> d
         "gap_p50_ms": statistics.median(gaps_ms),
         "gap_p999_ms": gaps_ms[int(0.999 * len(gaps_ms))],
         "max_gap_ms": gaps_ms[-1],
-        "first_token_max_ms": (before - streams.began_s) * 1e3,
+        "first_token_max_ms": (streams.last_began_s - streams.began_s) * 1e3,
     }
 
 
