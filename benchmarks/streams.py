@@ -5,9 +5,9 @@ usage: python -m benchmarks.streams [--other ENV/bin/python] [--model python-1m]
 
 For each build and number of streams: the engine alone, in a process without a server, and then a server with as many
 slots, one thread computing in both. The client looks every few milliseconds which sockets have bytes, and counts them:
-it costs next to nothing, and wakes nobody. What counts is the time from where half of the streams have begun to where the
-first has ended; a gap is the time between two looks that found something of a stream. With `--profile` py-spy samples the
-server meanwhile (`pip install py-spy`, which may need root).
+it costs next to nothing, and wakes nobody. What counts is the time from where half of the streams have begun to where
+the first has ended; a gap is the time between two looks that found something of a stream. With `--profile` py-spy
+samples the server meanwhile (`pip install py-spy`, which may need root).
 """
 
 import argparse
@@ -30,7 +30,6 @@ from benchmarks.engine_process import body
 
 from ridgeline.bench.report import Report
 
-PROMPT_TOKENS = 8
 LOOK_S = 0.002
 ALONE = """
 import json, sys, time
