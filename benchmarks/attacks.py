@@ -1,16 +1,19 @@
 """What attacks on the transport of `ridgeline serve` do to it and to the clients beside them; loopback, bounded.
 
-usage: python -m benchmarks.attacks [--other ENV/bin/python] [--model python-1m] [--seconds 65] [--out DIR]
+usage: python -m benchmarks.attacks [--other ENV/bin/python] [--model python-1m] [--seconds 65]
+           [--attacks NAME ...] [--out DIR]
 
 Starts a server with room for 1,024 open files, beside it in turn one of the `--other` environment, and attacks them:
-more connections than that, chunks of one byte, bodies that never end, garbage, heads without end; last, heads and
-bodies that dribble beside silent connections, counted after `--seconds`. A polite client asks for /health all along.
+more connections than that, chunks of one byte, bodies that never end or are too large or wrong, garbage, heads without
+end, clients that leave, connections that say nothing; last, heads and bodies that dribble beside silent connections,
+counted after `--seconds`. A polite client asks for /health all along.
 """
 
 import resource
 import select
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,7 +37,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 class Server:
     """A server in a process of its own, and the polite client beside the attacks."""
 
-    def __init__(self, python: str, model: str, *options: str) -> None:
+    def __init__(self, python: str, model: str, *options: str, files: int = FILES) -> None:
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115
         command = [python, "-c", "from ridgeline.cli import main; main()", "serve", model, "--port", "0", *options]
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -43,7 +46,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline().rsplit(":", 1)[1].split("/")[0])
@@ -59,6 +62,12 @@ class Server:
     def rss_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def metric(self, name: str) -> float:
+        """Return a metric that has the name and labels."""
+        with self.connect(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n") as connection:
+            text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
+        return float(text.split(f"\n{name} ")[1].split()[0])
 
     @property
     def log_bytes(self) -> int:
@@ -141,6 +150,98 @@ def unfinished_bodies(server: Server) -> dict[str, object]:
     return {"sent MB": 570, "RSS MB more": round(grown / 1e6)}
 
 
+def huge_bodies(server: Server) -> dict[str, object]:
+    """100 MB, once declared and once in chunks: how much of it was taken before the server refused."""
+    before = server.rss_bytes
+    found: dict[str, object] = {}
+    for name, head in (("declared", POST + b"Content-Length: 100000000\r\n\r\n"), ("in chunks", CHUNKED)):
+        with server.connect(head) as connection:
+            num_sent, piece = 0, b" " * 2**16
+            with suppress(OSError):
+                while num_sent < 10**8 and not select.select([connection], [], [], 0)[0]:
+                    connection.sendall(piece if name == "declared" else b"10000\r\n%b\r\n" % piece)
+                    num_sent += len(piece)
+            found[name] = f"{connection.recv(12).decode()} after {num_sent / 1e6:.1f} MB"
+    return found | {"RSS MB more": round((server.rss_bytes - before) / 1e6)}
+
+
+def idle_connections(server: Server) -> dict[str, object]:
+    """4,000 silent connections: what 200 new clients wait for a reply."""
+    before = server.rss_bytes
+    connections = [server.connect() for _ in range(4000)]
+    waits_ms: list[float] = []
+    for _ in range(200):
+        began = time.perf_counter()
+        with server.connect(HEALTH) as connection:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        waits_ms.append((time.perf_counter() - began) * 1000)
+    kib = (server.rss_bytes - before) / len(connections) / 1024
+    for connection in connections:
+        connection.close()
+    return {"a new one, p50 ms": round(statistics.median(waits_ms), 2), "max ms": max(waits_ms), "KiB each": kib}
+
+
+def bad_bodies(server: Server) -> dict[str, object]:
+    """2,000 bodies that must be refused, a large one in ten, by four clients: how long a refusal takes."""
+    small = (
+        b"{",
+        b"[]",
+        b'{"prompt": 1.5}',
+        b'{"prompt": "a", "n": -1}',
+        b'{"prompt": "a", "x": 1}',
+        b'{"prompt": []}',
+    )
+    large = (
+        b'{"prompt": [%b1]}' % (b"1," * 900_000),
+        b'{"messages": [%b{}]}' % (b'{"role":"user","content":""},' * 60_000),
+        b'{"prompt": "a", "metadata": {%b"z": "1"}}' % b"".join(b'"%d":"1",' % key for key in range(130_000)),
+        b'{"prompt": %b' % (b"[" * 1_900_000),
+    )
+    waits_ms: list[float] = []
+
+    def ask() -> None:
+        with server.connect() as connection:
+            for number in range(500):
+                content = large[number // 10 % len(large)] if number % 10 == 0 else small[number % len(small)]
+                began = time.perf_counter()
+                connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+                reply = connection.recv(2**16)
+                while not reply.endswith(b"}}"):
+                    reply += connection.recv(2**16)
+                assert reply.startswith(b"HTTP/1.1 400"), reply[:200]
+                waits_ms.append((time.perf_counter() - began) * 1000)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    waits_ms.sort()
+    assert len(waits_ms) == 2000, "a refusal is no 400, or did not come"
+    p50, p99 = (waits_ms[int(share * len(waits_ms))] for share in (0.5, 0.99))
+    return {"p50 ms": round(p50, 1), "p99 ms": round(p99, 1), "max ms": round(waits_ms[-1], 1)}
+
+
+def disconnects(server: Server) -> dict[str, object]:
+    """1,000 clients of long streams that leave, half by FIN and half by RST: when the last block is free again."""
+    content = b'{"prompt": [5, 6, 7, 8], "max_tokens": 900, "ignore_eos": true, "stream": true}'
+    ask = POST + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    for number in range(0, 1000, 50):
+        connections = [server.connect(ask) for _ in range(50)]
+        time.sleep(0.1)
+        for connection in connections:
+            if number % 100:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    began = time.perf_counter()
+    names = ('kv_blocks{group="0",state="used"}', "num_requests_running", "num_requests_waiting")
+    while any(server.metric(f"ridgeline_{name}") for name in names) and time.perf_counter() - began < 30:
+        time.sleep(0.01)
+    freed_ms = (time.perf_counter() - began) * 1000
+    left = {name.partition("{")[0]: server.metric(f"ridgeline_{name}") for name in names}
+    return {"free after ms": round(freed_ms), "aborted": server.metric("ridgeline_requests_aborted_total"), **left}
+
+
 def garbage(server: Server) -> dict[str, object]:
     before, replies = server.log_bytes, set[str]()
     for _ in range(500):
@@ -218,7 +319,8 @@ class AttackReport(Report):
 
 def attacked(build: str, python: str, model: str, name: str, attack: Callable[[Server], dict[str, object]]) -> Attack:
     """Attack a server of its own."""
-    server = Server(python, model, "--log-level", "warning", "--num-threads", "1")
+    files = 8192 if attack is idle_connections else FILES
+    server = Server(python, model, "--log-level", "warning", "--num-threads", "1", files=files)
     try:
         with server.watched() as waits:
             time.sleep(0.3)
@@ -248,6 +350,7 @@ def main() -> None:
     parser.add_argument("--other", help="Python of an environment with another build, to be attacked too")
     parser.add_argument("--model", default="python-1m")
     parser.add_argument("--seconds", type=float, default=65, help="how long the slow clients go on")
+    parser.add_argument("--attacks", nargs="+", metavar="NAME", help="only these")
     options = parser.parse_args()
     attacks: dict[str, Callable[[Server], dict[str, object]]] = {
         "length beside chunks": length_beside_chunks,
@@ -255,6 +358,10 @@ def main() -> None:
         "endless heads": endless_heads,
         "one-byte chunks": one_byte_chunks,
         "unfinished bodies": unfinished_bodies,
+        "huge bodies": huge_bodies,
+        "bad bodies": bad_bodies,
+        "disconnects": disconnects,
+        "idle connections": idle_connections,
         "too many connections": too_many_connections,
         "slow clients, still open": lambda server: slow(server, options.seconds),
     }
@@ -263,6 +370,7 @@ def main() -> None:
     rows = [
         attacked(build, python, options.model, name, attack)
         for name, attack in attacks.items()
+        if not options.attacks or name in options.attacks
         for build, python in builds.items()
     ]
     save(options.out, AttackReport(name="attacks", model=options.model, attacks=rows))

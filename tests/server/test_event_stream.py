@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from ridgeline.core.errors import EngineError
 from ridgeline.server.errors import reply_to
-from ridgeline.server.sse import EventStream, event
+from ridgeline.server.sse import WRITE, EventStream, event
 
 
 class Text(msgspec.Struct):
@@ -110,6 +110,33 @@ def test_a_client_that_stops_reading_is_given_up() -> None:
         with pytest.raises(ClientDisconnect):
             await play(client, source, stall_timeout_s=0.01)
         assert len(client.messages) == 3
+        assert source.closed
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_pieces_go_past_the_layers_as_long_as_the_client_keeps_up() -> None:
+    """The first two events are taken at once, the third has to be awaited; all arrive in order, and once."""
+
+    async def main() -> None:
+        client, source, written = Client(), Source(3), list[int]()
+
+        def write(piece: bytes) -> bool:
+            if len(written) == 2:
+                return False
+            written.append(len(client.messages))
+            client.messages.append({"body": piece, "more_body": True})
+            return True
+
+        stream = EventStream(b"data: 0\n\n", source.events(), reply_to, 30.0)
+        await stream({"type": "http", "state": {WRITE: write}}, client.receive, client.send)
+        assert written == [2, 3], "behind the head and the first event"
+        lines = [line for line in client.body.decode().split("\n") if line]
+        assert [line[:16] for line in lines] == [
+            "data: 0",
+            *(f'data: {{"text":"{n}' for n in (1, 2, 3)),
+            "data: [DONE]",
+        ]
         assert source.closed
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

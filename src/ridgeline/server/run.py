@@ -52,7 +52,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: Starlette, on_ready: Callable[[], None]) -> None:
         service = app.state.service
         assert isinstance(service, Service)
-        config = uvicorn.Config(app, lifespan="on", ws="none", log_config=None, access_log=False)
+        # "auto" takes uvloop where it is installed: measured, 3 to 7 % less time, and other transports than asyncio's
+        config = uvicorn.Config(app, loop="asyncio", lifespan="on", ws="none", log_config=None, access_log=False)
         config.server_header = config.proxy_headers = False
         config.timeout_keep_alive = service.settings.idle_timeout_s  # pyright: ignore[reportAttributeAccessIssue]
         config.timeout_graceful_shutdown = LAST_WORDS_S

@@ -14,6 +14,7 @@ from ridgeline.server.errors import ErrorReply
 
 DONE = b"data: [DONE]\n\n"
 PIECE_BYTES = 64 * 2**10  # of a whole response: what is behind it waits for the client to read
+WRITE = "write"  # in the scope's state: sends a piece of a body that has begun; False where it must be awaited
 
 T = TypeVar("T")
 Explain = Callable[[Exception], ErrorReply]
@@ -73,21 +74,27 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = scope.get("state", {}).get(WRITE, _never)
         async with aclosing(self._events):
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(send, write))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, write: Callable[[bytes], bool]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await _write(send, self._first, self._stall_timeout_s)
         last = self._done
         try:
             async for data in self._events:
-                await _write(send, data, self._stall_timeout_s)
+                if not write(data):
+                    await _write(send, data, self._stall_timeout_s)
         except ClientDisconnect:
             raise
         except Exception as error:
             last = error_event(self._explain(error))
         await _write(send, last, self._stall_timeout_s, more=False)
+
+
+def _never(data: bytes) -> bool:
+    return False
 
 
 async def _write(send: Send, data: bytes, stall_timeout_s: float, *, more: bool = True) -> None:

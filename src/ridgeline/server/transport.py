@@ -19,7 +19,9 @@ from uvicorn.server import ServerState
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.core.log import get_logger
+from ridgeline.server.errors import RETRY_AFTER_S
 from ridgeline.server.service import RequestNote, Service, new_request_id
+from ridgeline.server.sse import WRITE
 
 log = get_logger("server")
 
@@ -28,6 +30,8 @@ MAX_PIPELINED = 64
 LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the reply may be lost with it
 RESERVED_FILES = 256  # descriptors that are no connections: model files, the log, connections not yet counted
 WARN_EVERY_S = 60.0
+REFUSALS_PER_S = 500  # more than these make their connections rest
+RETRY_STATUSES = frozenset({429, 503, 529})
 
 
 def room_for_connections(wanted: int) -> int:
@@ -50,6 +54,7 @@ class Limiter:
         self.service = service
         self.max_connections = room_for_connections(service.settings.max_connections)
         self._warned_s = -WARN_EVERY_S
+        self._next_s = 0.0  # when another client that was refused may ask again
 
     def full(self, now_s: float) -> Exception:
         """Return the error of a connection too many, and log one of them a minute."""
@@ -57,6 +62,14 @@ class Limiter:
             self._warned_s = now_s
             log.warning("all %d connections are taken: more are refused", self.max_connections)
         return OverloadedError(f"all {self.max_connections} connections of this server are taken; retry later")
+
+    def rest_s(self, now_s: float) -> float:
+        """Return for how long a connection whose request was refused is not read.
+
+        One that asks again at once, whatever it was told, must not take the time of those who are served.
+        """
+        self._next_s = min(max(self._next_s, now_s) + 1 / REFUSALS_PER_S, now_s + RETRY_AFTER_S)
+        return self._next_s - now_s
 
 
 class Connection(HttpToolsProtocol):
@@ -161,7 +174,59 @@ class Connection(HttpToolsProtocol):
     # ---- of uvicorn's protocol
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        super()._start_asgi_task(cycle, partial(_run, app, cycle))
+        super()._start_asgi_task(cycle, partial(self._run, app, cycle))
+
+    async def _run(
+        self,
+        app: ASGI3Application,
+        cycle: RequestResponseCycle,
+        scope: Scope,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        """Run the app, with two corrections to what it sends, and a shorter way for the pieces of a stream.
+
+        HTTP/1.0 has no chunks: the end of the connection is the end of the body. A request that is answered before its
+        body was read ends its connection, slowly enough for the reply to arrive.
+        """
+        without_chunks = cycle.scope["http_version"] == "1.0"
+        status = 0
+
+        def write(piece: bytes) -> bool:
+            """Send a piece of a body that has begun, if that takes no waiting, past all layers: they see the head."""
+            if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+                return False
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            return True
+
+        async def corrected(message: ASGISendEvent) -> None:
+            nonlocal status
+            unread = message["type"] == "http.response.start" and cycle.more_body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if without_chunks:
+                    cycle.chunked_encoding = False
+            elif without_chunks and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            if unread:
+                cycle.keep_alive = False
+            await send(message)
+            if unread and not without_chunks:
+                cycle.keep_alive = True  # else uvicorn closes at once: `on_response_complete` does
+            if status in RETRY_STATUSES and cycle.response_complete:
+                self._rest()
+
+        cycle.scope.setdefault("state", {})[WRITE] = write
+        await app(scope, receive, corrected)
+
+    def _rest(self) -> None:
+        """Read no more of a client that was told to retry, for as long as its turn takes to come."""
+        self.flow.pause_reading()
+        self.loop.call_later(self._limiter.rest_s(self.loop.time()), self._resume)
+
+    def _resume(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -225,32 +290,3 @@ def _reason(error: httptools.HttpParserError) -> Exception:
         return error.__context__
     what = "the target cannot be read" if error.__context__ is not None else str(error)
     return _bad_http(f"this is no valid HTTP/1.1 request: {what}")
-
-
-async def _run(
-    app: ASGI3Application,
-    cycle: RequestResponseCycle,
-    scope: Scope,
-    receive: ASGIReceiveCallable,
-    send: ASGISendCallable,
-) -> None:
-    """Run the app, with two corrections to what it sends.
-
-    HTTP/1.0 has no chunks: the end of the connection is the end of the body. A request that is answered before its
-    body was read ends its connection, slowly enough for the reply to arrive.
-    """
-    without_chunks = cycle.scope["http_version"] == "1.0"
-
-    async def corrected(message: ASGISendEvent) -> None:
-        unread = message["type"] == "http.response.start" and cycle.more_body
-        if without_chunks and message["type"] == "http.response.start":
-            cycle.chunked_encoding = False
-        if without_chunks and message["type"] == "http.response.body":
-            cycle.expected_content_length = len(message.get("body", b""))
-        if unread:
-            cycle.keep_alive = False
-        await send(message)
-        if unread and not without_chunks:
-            cycle.keep_alive = True  # else uvicorn closes at once: `on_response_complete` does
-
-    await app(scope, receive, corrected)

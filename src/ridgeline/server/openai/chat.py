@@ -137,6 +137,7 @@ class _Chat:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a stream: each output's role once, then what each delta with tokens adds."""
         readers: dict[int, OutputReader] = {}
+        only_text = not (self.body.logprobs or self.body.return_token_ids or self.reply.usage_chunks == "each")
         async with aclosing(self.reply.deltas()) as deltas:
             async for _, delta in deltas:
                 opening = b""
@@ -144,7 +145,13 @@ class _Chat:
                 if reader is None:
                     reader = readers[delta.index] = OutputReader(self.reply.form)
                     opening = event(self._opening(delta.index))
-                if chunks := opening + b"".join(event(self._chunk(choice)) for choice in self._added(delta, reader)):
+                pieces = reader.feed(delta.text, last=delta.finish is not None)
+                if only_text and delta.finish is None and [piece.kind for piece in pieces] == ["content"]:
+                    choice_of, text = partial(_text_choice, delta.index), pieces[0].text
+                    yield opening + self.reply.text_event("chat.completion.chunk", delta.index, text, choice_of)
+                    continue
+                choices = self._added(delta, reader, pieces)
+                if chunks := opening + b"".join(event(self._chunk(choice)) for choice in choices):
                     yield chunks
         if self.reply.usage_chunks:
             yield event(self._chunk())
@@ -180,9 +187,8 @@ class _Chat:
             chunk.prompt_token_ids = list(self.reply.requests[0].prompt_ids)
         return chunk
 
-    def _added(self, delta: OutputDelta, reader: OutputReader) -> list[ChatChoice]:
+    def _added(self, delta: OutputDelta, reader: OutputReader, pieces: Sequence[Piece]) -> list[ChatChoice]:
         """Return a part of the choice for each piece of its output; what belongs to the tokens is with the last."""
-        pieces = reader.feed(delta.text, last=delta.finish is not None)
         if not pieces and delta.finish is None and not (self.body.logprobs or self.body.return_token_ids):
             return []  # what came may be a part of a mark
         parts = [_delta(piece) for piece in pieces] or [ChatDelta()]
@@ -205,6 +211,10 @@ class _Chat:
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return chat_logprobs(self.names, logprobs) if self.body.logprobs else None
+
+
+def _text_choice(index: int, text: str) -> ChatChoice:
+    return ChatChoice(index=index, delta=ChatDelta(content=text))
 
 
 def _delta(piece: Piece) -> ChatDelta:

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -132,6 +133,7 @@ class _Completion:
         """Yield the chunks of a stream, one for each delta with tokens."""
         writers: dict[int, _ChoiceWriter] = {}
         scores: list[list[TokenLogprob | None]] = [[None] for _ in self.reply.requests]
+        only_text = self.body.logprobs is None and not self.body.return_token_ids and self.reply.usage_chunks != "each"
         async with aclosing(self.reply.deltas()) as deltas:
             async for index, delta in deltas:
                 scores[index].extend(delta.prompt_logprobs)
@@ -141,6 +143,10 @@ class _Completion:
                 writer = writers.get(number)
                 if writer is None:
                     writer = writers[number] = _ChoiceWriter(self, index, scores[index])
+                elif only_text and delta.finish is None:
+                    choice_of = partial(_text_choice, number)
+                    yield self.reply.text_event("text_completion", number, delta.text, choice_of)
+                    continue
                 choice = writer.choice(number, delta.text, delta.token_ids, delta.logprobs)
                 if delta.finish is not None:
                     end(choice, delta.finish.reason, delta.finish.stop_reason, delta.finish.timings)
@@ -163,6 +169,10 @@ class _Completion:
 
     def _number(self, prompt: int, output: int) -> int:
         return prompt * self.reply.requests[0].params.n + output
+
+
+def _text_choice(number: int, text: str) -> CompletionChoice:
+    return CompletionChoice(index=number, text=text)
 
 
 class _ChoiceWriter:

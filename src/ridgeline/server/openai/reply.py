@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -18,8 +19,10 @@ from ridgeline.engine.request import FinishReason, Timings
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.openai.structured import blamed_on
 from ridgeline.server.service import RequestNote, Service
-from ridgeline.server.sse import DONE, EventStream, WholeResponse, while_connected
+from ridgeline.server.sse import DONE, EventStream, WholeResponse, event, while_connected
 from ridgeline.text.outputs import OutputFormat
+
+MARK = "\x00text"  # stands for a text that comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Reply:
     usage_chunks: UsageChunks
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     constraint: str = "structured_outputs"  # the field of the body that says what they must be
+    frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])  # of `text_event`
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     async def deltas(self, *, whole: bool = False) -> AsyncGenerator[tuple[int, OutputDelta], None]:
@@ -99,6 +103,14 @@ class Reply:
         no_usage = None if self.usage_chunks else UNSET
         counted = not choices or self.usage_chunks == "each"
         return self._message(kind, choices, self.usage if counted else no_usage)
+
+    def text_event(self, kind: ObjectName, index: int, text: str, choice: Callable[[str], Choice]) -> bytes:
+        """Return a chunk that adds nothing but text to an output: what is around that is encoded once."""
+        frame = self.frames.get(index)
+        if frame is None:
+            begin, _, end = event(self.chunk(kind, choice(MARK))).rpartition(msgspec.json.encode(MARK))
+            frame = self.frames[index] = begin, end
+        return b"%b%b%b" % (frame[0], msgspec.json.encode(text), frame[1])
 
     def _message(
         self, kind: ObjectName, choices: Sequence[Choice], usage: UsageBody | UnsetType | None
