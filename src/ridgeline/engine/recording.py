@@ -7,6 +7,7 @@ and no text in it, only keyed hashes of whole blocks.
 import atexit
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -117,9 +118,19 @@ class FileRecorder(Recorder):
             super().__call__(journal)
 
     def flush(self, journal: Journal) -> None:
-        """Hand all that is new to the system, so that it outlives this process, whatever ends it."""
-        super().flush(journal)
-        self._file.flush()
+        """Hand all that is new to the system, so that it outlives this process, whatever ends it.
+
+        A disk that takes no more ends the journal, and not the engine.
+        """
+        if self._file.closed:
+            return
+        try:
+            super().flush(journal)
+            self._file.flush()
+        except OSError as error:
+            log.warning("the journal %s ends here, the engine goes on without: %s", self._file.name, error.strerror)
+            with suppress(OSError):
+                self._file.close()
 
     def close(self) -> None:
         """Write what is left, and close the file."""
