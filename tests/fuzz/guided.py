@@ -1,0 +1,34 @@
+"""Run one fuzzer under atheris, in this process, which ends with it: python -m tests.fuzz.guided PARSER -OPTION=…"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(TESTS / name) for name in (".", "weights", "server")]
+
+with atheris.instrument_imports(include=["ridgeline", "httptools", "starlette", "python_multipart", "uvicorn"]):
+    from tests.fuzz.harness import WORDS, Checked
+    from tests.fuzz.parsers import PARSERS
+
+
+def main() -> None:
+    name, *options = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, scratch, words = (Path(folder) / part for part in ("corpus", "scratch", "words"))
+        corpus.mkdir()
+        scratch.mkdir()
+        checked = Checked(PARSERS[name](scratch))
+        for number, seed in enumerate(checked.target.seeds):
+            (corpus / f"seed{number}").write_bytes(seed)
+        written = ("".join(f"\\x{byte:02x}" for byte in word) for word in (*checked.target.words, *WORDS))
+        words.write_text("".join(f'"{word}"\n' for word in written))
+        most = max(4096, *(2 * len(seed) for seed in checked.target.seeds))
+        atheris.Setup([sys.argv[0], *options, f"-dict={words}", f"-max_len={most}", str(corpus)], checked)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
