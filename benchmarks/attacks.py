@@ -64,6 +64,10 @@ class Server:
     def log_bytes(self) -> int:
         return Path(self._log.name).stat().st_size
 
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text(errors="replace")
+
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
         """Yield a list that fills with the seconds that /health took, on a connection from before; inf: no reply."""
