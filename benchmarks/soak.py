@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from ridgeline.bench.report import Report
 
-OPTIONS = ("--deterministic", "--max-num-seqs", "16", "--kv-cache-bytes", "6M", "--log-level", "warning")
+OPTIONS = ("--deterministic", "--max-num-seqs", "16", "--kv-cache-bytes", "6000000", "--log-level", "warning")
 FIXED = [[5, 6, 7], [1000, 17, 300, 4], list(range(100, 180)), [9]]
 FIXED_TOKENS = 48
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}

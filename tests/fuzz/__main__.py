@@ -14,17 +14,13 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / name) for name in (".", "weights", "server")]  # as pytest has them
-
-from tests.fuzz.harness import Checked, Finding, inputs  # noqa: E402
+from tests.fuzz.harness import Checked, Finding, inputs
+from tests.fuzz.parsers import PARSERS
 
 MEMORY_MB = 4096
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    from tests.fuzz.parsers import PARSERS
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parser", choices=(*PARSERS, "all"))
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -37,8 +33,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def at_random(name: str, seconds: float, seed: int, keep: Path) -> bool:
     """Change seeds at random; return whether nothing was found."""
-    from tests.fuzz.parsers import PARSERS
-
     with tempfile.TemporaryDirectory() as folder:
         checked = Checked(PARSERS[name](Path(folder)))
         deadline_s = time.monotonic() + seconds
@@ -78,14 +72,10 @@ def by_coverage(name: str, seconds: float, seed: int, keep: Path) -> bool:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.input is not None:
-        from tests.fuzz.parsers import PARSERS
-
         with tempfile.TemporaryDirectory() as folder:
             PARSERS[options.parser](Path(folder)).run(options.input.read_bytes() or b"\0")
         print("nothing found")
         return 0
-    from tests.fuzz.parsers import PARSERS
-
     run = at_random if options.random or find_spec("atheris") is None else by_coverage
     chosen = PARSERS if options.parser == "all" else [options.parser]
     return sum(not run(name, options.seconds, options.seed, options.keep) for name in chosen)

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import atheris
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / name) for name in (".", "weights", "server")]
-
 with atheris.instrument_imports(include=["ridgeline", "httptools", "starlette", "python_multipart", "uvicorn"]):
     from tests.fuzz.harness import WORDS, Checked
     from tests.fuzz.parsers import PARSERS

@@ -134,7 +134,7 @@ def of_folders(changed: Path, sources: list[Path]) -> Target:
     def run(data: bytes) -> bool:
         rng = Drawn(data[1:])
         tensors, config = dict(stored[data[0] % len(sources)]), deepcopy(configs[data[0] % len(sources)])
-        for _ in range(rng.randrange(4)):
+        for _ in range(1 + rng.randrange(3)):
             if rng.random() < 0.3:
                 mutated_settings(config["quantization" if "quantization" in config else "quantization_config"], rng)
             elif tensors:
@@ -148,7 +148,8 @@ def of_folders(changed: Path, sources: list[Path]) -> Target:
         return not refused
 
     rng = random.Random(0)
-    return Target(run, [bytes([number]) + rng.randbytes(60) for number in range(len(sources))])
+    seeds = [bytes([number]) + rng.randbytes(60) for number in range(len(sources)) for _ in range(8)]
+    return Target(run, seeds, head=12)
 
 
 def _is_plain(name: str) -> bool:

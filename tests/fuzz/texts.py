@@ -37,7 +37,7 @@ TEMPLATES = (
     "m.tool_calls is defined %}{% for c in m.tool_calls %}{{ show(c.function.arguments) }}{% endfor %}{% else %}"
     "{{ m.content if m.content is string else m.content[0].text }}{% endif %}{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ loop.index0 ~ ns.n }}{% if "
-    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}",
     "{% for a in range(9) %}{{ 'x' * a }}{{ messages[::-1][:1] | map(attribute='role') | join(',') }}{% endfor %}"
     "{{ strftime_now('%Y') }}{% generation %}{{ messages | length }}{% endgeneration %}",
 )
