@@ -328,10 +328,12 @@ class Soak:
         if self.busy:
             self.problem(f"{self.busy} requests do not end")
         deadline_s = time.monotonic() + IDLE_S
-        taken = {"?": 1.0}
+        taken, found = {"ready": 0.0}, dict[str, float]()
         async with self.client() as client:
             while taken and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.3)
+                if (await client.get("/ready")).status_code != 200:
+                    continue  # a process is being started
                 found = samples((await client.get("/metrics")).text)
                 names = (
                     "num_requests_running",
@@ -343,14 +345,15 @@ class Soak:
         if taken:
             self.problem(f"still taken: {taken}")
         await asyncio.sleep(0.2)
-        self.compare(found)
+        if found:
+            self.compare(found)
         return Pause(
             at_s=time.monotonic() - began_s,
             front=Process.of(self.server.process.pid),
             engine=Process.of(engine_of(self.server)),
             num_requests=self.requests.total(),
-            num_restarts=int(found["ridgeline_engine_restarts_total"]),
-            num_preemptions=int(found["ridgeline_num_preemptions_total"]),
+            num_restarts=int(found.get("ridgeline_engine_restarts_total", 0)),
+            num_preemptions=int(found.get("ridgeline_num_preemptions_total", 0)),
         )
 
     def compare(self, found: Mapping[str, float]) -> None:

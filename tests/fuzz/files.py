@@ -259,7 +259,7 @@ def options(folder: Path) -> Target:
             raise Finding(f"exit code {code}: {said.getvalue()[-500:]}")
         return not code
 
-    seed = b'port = 9000\nmax-model-len = 128\nkv-cache-bytes = 8000000\nserved-model-name = ["a", "b"]\nlog_level = "info"\n'
+    seed = b'port = 9000\nmax-model-len = 128\nserved-model-name = ["a", "b"]\nlog_level = "info"\n'
     return Target(run, [seed], (b"= -1", b"= nan", b"= true", b"= []", b"= {a = 1}", b"prefix-caching", b"= [[1]]"))
 
 

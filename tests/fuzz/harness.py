@@ -121,13 +121,14 @@ class Checked:
 
     target: Target
     counts: Counter[str] = field(default_factory=Counter)
+    seed_counts: Counter[str] = field(default_factory=Counter)
     max_bytes: int = 0
 
     def __post_init__(self) -> None:
         for seed in self.target.seeds:
             self(seed)
         self.max_bytes = peak_bytes() + MAX_MORE_BYTES
-        self.counts.clear()
+        self.seed_counts, self.counts = self.counts, Counter()
 
     def __call__(self, data: bytes) -> None:
         """Run one input. Raises Finding."""
@@ -157,8 +158,6 @@ def inputs(target: Target, seed: int) -> Iterator[bytes]:
         number += 1
 
 
-def pieces(data: bytes) -> Iterator[bytes]:
-    """Yield the data in pieces of one byte to all of it, as its first byte says."""
-    size = 1 + data[0] if data else 1
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
     for at in range(0, len(data), size):
         yield data[at : at + size]

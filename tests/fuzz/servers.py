@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from bad_inputs import GOOD, RICH
 from fake_engine import FakeEngine, fake_info
 from tests.fuzz.harness import Finding, Target, pieces, refusing
@@ -179,7 +178,7 @@ def http(folder: Path) -> Target:
     async def connect(data: bytes, pipe: Pipe) -> None:
         connection = Connection(config, state, {}, limiter)
         connection.connection_made(pipe)
-        for piece in pieces(data):
+        for piece in pieces(data[1:], 1 + data[0]):
             if not pipe.is_closed:
                 connection.data_received(piece)
                 await asyncio.sleep(0)
@@ -193,7 +192,7 @@ def http(folder: Path) -> Target:
 
     def run(data: bytes) -> bool:
         pipe = Pipe()
-        server.run(connect(bytes([data[0] % 64]) + data[1:], pipe))
+        server.run(connect(data, pipe))
         found = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", pipe.sent)]
         if pipe.sent and not pipe.sent.startswith(b"HTTP/1.1 "):
             raise Finding(f"no HTTP: {bytes(pipe.sent[:200])!r}")
@@ -201,7 +200,7 @@ def http(folder: Path) -> Target:
             raise Finding(f"{bytes(pipe.sent[-500:])!r}")
         return any(status < 400 for status in found)
 
-    return Target(run, REQUESTS, HEADERS)
+    return Target(run, [bytes([size]) + request for request in REQUESTS for size in (0, 30, 255)], HEADERS)
 
 
 def frames(folder: Path) -> Target:
@@ -218,14 +217,15 @@ def frames(folder: Path) -> Target:
         with refusing(ValueError) as refused:
             whole, cut = wire.Frames(), wire.Frames()
             found = whole.feed(data[1:])
-            if found != [frame for piece in pieces(data[1:]) for frame in cut.feed(piece)]:
+            if found != [frame for piece in pieces(data[1:], 1 + data[0]) for frame in cut.feed(piece)]:
                 raise Finding("frames depend on how they come")
+        num_read = 0
         for frame in found if not refused else ():
             for decode in (wire.decode_to_engine, wire.decode_from_engine):
-                with refusing(msgspec.DecodeError, ValueError) as wrong:
+                with refusing(ValueError):
                     decode(frame)
-                refused += wrong
-        return len(refused) < 2
+                    num_read += 1
+        return num_read > 0
 
     return Target(
         run, [b"\0" + wire.encode(message) * 2 for message in messages], (b"\xc0", b"\xdd\xff\xff\xff\xff", b"\x91")

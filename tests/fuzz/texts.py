@@ -37,7 +37,7 @@ TEMPLATES = (
     "m.tool_calls is defined %}{% for c in m.tool_calls %}{{ show(c.function.arguments) }}{% endfor %}{% else %}"
     "{{ m.content if m.content is string else m.content[0].text }}{% endif %}{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ loop.index0 ~ ns.n }}{% if "
-    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}",
+    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not two alike') }}{% endif %}{% endfor %}",
     "{% for a in range(9) %}{{ 'x' * a }}{{ messages[::-1][:1] | map(attribute='role') | join(',') }}{% endfor %}"
     "{{ strftime_now('%Y') }}{% generation %}{{ messages | length }}{% endgeneration %}",
 )
@@ -140,7 +140,7 @@ def reasoning_split(folder: Path) -> Target:
 
     def run(data: bytes) -> bool:
         form = forms[data[0] % len(forms)]
-        tokens = list(pieces(data[1:]))
+        tokens = list(pieces(data[1:], 1 + len(data) % 7))
         if not 0 <= num_reasoning_tokens(form, tokens) <= len(tokens):
             raise Finding("more tokens of reasoning than tokens")
         return _read_both_ways(forms, data)
@@ -223,7 +223,7 @@ def events(folder: Path) -> Target:
     def run(data: bytes) -> bool:
         whole, cut = SSEParser(), SSEParser()
         found = whole.feed(data)
-        if (again := [event for piece in pieces(data) for event in cut.feed(piece)]) != found:
+        if (again := [event for piece in pieces(data, 1 + data[0] % 9) for event in cut.feed(piece)]) != found:
             raise Finding(f"in pieces {again}, as a whole {found}")
         return bool(found)
 
