@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.fuzz.harness import Checked, Finding, inputs
-from tests.fuzz.parsers import PARSERS
+from tests.fuzz.parsers import PARSERS, opened
 
 MEMORY_MB = 4096
 
@@ -34,7 +34,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def at_random(name: str, seconds: float, seed: int, keep: Path) -> bool:
     """Change seeds at random; return whether nothing was found."""
     with tempfile.TemporaryDirectory() as folder:
-        checked = Checked(PARSERS[name](Path(folder)))
+        checked = Checked(opened(name, Path(folder)))
         deadline_s = time.monotonic() + seconds
         for data in inputs(checked.target, seed):
             if time.monotonic() > deadline_s:
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.input is not None:
         with tempfile.TemporaryDirectory() as folder:
-            PARSERS[options.parser](Path(folder)).run(options.input.read_bytes() or b"\0")
+            opened(options.parser, Path(folder)).run(options.input.read_bytes() or b"\0")
         print("nothing found")
         return 0
     run = at_random if options.random or find_spec("atheris") is None else by_coverage

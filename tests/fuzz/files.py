@@ -13,12 +13,10 @@ from small_gguf import small_llama
 from tests.fuzz.harness import Finding, Open, Target, refusing
 
 from families import names, tiny_config
-from ridgeline import LLM, SamplingParams
 from ridgeline.backends.native.packs.file import open_pack, write_pack
 from ridgeline.bench.workload import Workload
 from ridgeline.bench.workloads.azure import Azure
 from ridgeline.bench.workloads.mooncake import Mooncake
-from ridgeline.cli import main
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.engine.recording import read_recording
@@ -175,6 +173,8 @@ def pack(folder: Path) -> Target:
 
 
 def journal(folder: Path) -> Target:
+    from ridgeline import LLM, SamplingParams  # what only some fuzzers need is imported by these
+
     path = folder / "run.journal"
     llm = LLM("python-1m", num_threads=1, journal=str(path), max_model_len=64)
     llm.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), use_tqdm=False)
@@ -246,6 +246,8 @@ def keys(folder: Path) -> Target:
 
 def options(folder: Path) -> Target:
     """The file of `serve --config`, as the command shows what it took of it."""
+    from ridgeline.cli import main
+
     path = folder / "options.toml"
 
     def run(data: bytes) -> bool:

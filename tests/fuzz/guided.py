@@ -2,22 +2,25 @@
 
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import atheris
+from tests.fuzz.harness import WORDS, Checked
+from tests.fuzz.parsers import PARSERS, opened
 
-with atheris.instrument_imports(include=["ridgeline", "httptools", "starlette", "python_multipart", "uvicorn"]):
-    from tests.fuzz.harness import WORDS, Checked
-    from tests.fuzz.parsers import PARSERS
+FOLLOWED = ["ridgeline", "httptools", "python_multipart", "uvicorn.protocols"]
 
 
 def main() -> None:
     name, *options = sys.argv[1:]
+    with atheris.instrument_imports(include=FOLLOWED):
+        import_module(f"tests.fuzz.{PARSERS[name]}")
     with tempfile.TemporaryDirectory() as folder:
         corpus, scratch, words = (Path(folder) / part for part in ("corpus", "scratch", "words"))
         corpus.mkdir()
         scratch.mkdir()
-        checked = Checked(PARSERS[name](scratch))
+        checked = Checked(opened(name, scratch))
         for number, seed in enumerate(checked.target.seeds):
             (corpus / f"seed{number}").write_bytes(seed)
         written = ("".join(f"\\x{byte:02x}" for byte in word) for word in (*checked.target.words, *WORDS))

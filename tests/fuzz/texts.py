@@ -11,11 +11,11 @@ from tests.fuzz.harness import Drawn, Finding, Target, pieces, refusing
 from ridgeline.bench.sse import SSEParser
 from ridgeline.core.errors import ModelLoadError, RequestError
 from ridgeline.core.params import StructuredOutputsParams
-from ridgeline.text import reasoning
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.grammar import GrammarCompiler
 from ridgeline.text.outputs import BlockReader, OutputFormat, OutputReader, num_reasoning_tokens
+from ridgeline.text.reasoning import FORMATS as REASONING
 from ridgeline.text.stages import PanicError
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools import formats
@@ -122,7 +122,7 @@ def tool_calls(folder: Path) -> Target:
     forms = [
         OutputFormat(calls=calls, names=("f", "get_weather"), reasoning=thinks, is_open=is_open)
         for calls in formats.FORMATS.values()
-        for thinks, is_open in ((None, False), (reasoning.FORMATS[-1], False), (reasoning.FORMATS[0], True))
+        for thinks, is_open in ((None, False), (REASONING[-1], False), (REASONING[0], True))
     ]
     seeds = [bytes([number]) + text.encode() for number, form in enumerate(forms) for text in _calls_of(form)]
     return Target(
@@ -130,10 +130,10 @@ def tool_calls(folder: Path) -> Target:
     )
 
 
-def reasoning_split(folder: Path) -> Target:
+def reasoning(folder: Path) -> Target:
     forms = [
         OutputFormat(reasoning=thinks, is_open=is_open, leads=leads)
-        for thinks in reasoning.FORMATS
+        for thinks in REASONING
         for is_open in (False, True)
         for leads in (False, True)
     ]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from tests.fuzz.harness import Checked, Finding, Target, inputs
-from tests.fuzz.parsers import PARSERS
+from tests.fuzz.parsers import PARSERS, opened
 
 NUMBERS = {"quantized": 40, "grammar": 40, "options": 30, "bodies": 150, "http": 150, "config": 150, "tokenizer": 150}
 
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_any_bytes_are_a_value_or_one_typed_error(name: str, tmp_path: Path) -> None:
-    checked = Checked(PARSERS[name](tmp_path))
+    checked = Checked(opened(name, tmp_path))
     for data in islice(inputs(checked.target, 0), NUMBERS.get(name, 250)):
         checked(data)
     assert checked.seed_counts["taken"] and checked.counts["refused"]
