@@ -117,6 +117,7 @@ class Soak:
         return httpx.AsyncClient(base_url=url, timeout=60, trust_env=False)
 
     def problem(self, what: str) -> None:
+        print(f"problem: {what}", flush=True)
         if len(self.problems) < 50:
             self.problems.append(what)
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 import struct
 import zlib
 from pathlib import Path
@@ -179,6 +180,7 @@ def journal(folder: Path) -> Target:
     llm = LLM("python-1m", num_threads=1, journal=str(path), max_model_len=64)
     llm.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), use_tqdm=False)
     llm.engine.loop.close()
+    logging.getLogger("ridgeline.journal").setLevel(logging.ERROR)  # each that is cut off is a warning
 
     def run(data: bytes) -> bool:
         path.write_bytes(data)

@@ -195,7 +195,7 @@ def read_recording(path: Path) -> Recording:
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
-        parts = [(frame.ring, np.frombuffer(frame.records, np.dtype(frame.fields))) for frame in decoded]
+        parts = [(frame.ring, _records(frame)) for frame in decoded]
         found = {name: [records for ring, records in parts if ring == name] for name in FIELDS}
         if not found["steps"]:
             raise ConfigError(f"the journal {path} holds no steps")
@@ -206,6 +206,15 @@ def read_recording(path: Path) -> Recording:
     if at < len(data):
         rings = _without_ends(rings)
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))
+
+
+def _records(frame: _Frame) -> Records:
+    """Return the records of a frame. Raises ValueError where a field is not there, or of another type."""
+    records: Records = np.frombuffer(frame.records, np.dtype(frame.fields))
+    for field, kind in FIELDS.get(frame.ring, ()):
+        if records[field].dtype != np.dtype(kind):
+            raise ValueError(f"{field} of {frame.ring} is no {kind}")
+    return records
 
 
 def _without_ends(rings: Mapping[str, Records]) -> dict[str, Records]:
