@@ -3,6 +3,7 @@
 import argparse
 
 from benchmarks import soak
+from benchmarks.soak_clients import Clients
 
 
 def test_a_short_soak_finds_nothing() -> None:
@@ -14,8 +15,8 @@ def test_a_short_soak_finds_nothing() -> None:
 
 
 def test_a_changed_token_and_a_taken_block_are_problems() -> None:
-    found = soak.Soak(server=None)
+    found = Clients(port=0)
     found.num_ended = 3
-    found.compare({'ridgeline_request_success_total{finished_reason="stop"}': 2.0})
+    soak.compare(found, {'ridgeline_request_success_total{finished_reason="stop"}': 2.0})
     found.told("/v1/completions", 500, {"error": {}})
     assert len(found.problems) == 2
