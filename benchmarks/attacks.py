@@ -101,6 +101,9 @@ class Server:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
 
 
 def too_many_connections(server: Server) -> dict[str, object]:

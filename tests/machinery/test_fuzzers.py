@@ -7,7 +7,16 @@ import pytest
 from tests.fuzz.harness import Checked, Finding, Target, inputs
 from tests.fuzz.parsers import PARSERS, opened
 
-NUMBERS = {"quantized": 40, "grammar": 40, "options": 30, "bodies": 150, "http": 150, "config": 150, "tokenizer": 150}
+NUMBERS = {
+    "template": 500,
+    "quantized": 40,
+    "grammar": 40,
+    "options": 30,
+    "bodies": 150,
+    "http": 150,
+    "config": 150,
+    "tokenizer": 150,
+}
 
 
 @pytest.mark.parametrize("name", [name for name in PARSERS if name != "quantized"])  # tests/weights has it
