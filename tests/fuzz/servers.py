@@ -13,6 +13,7 @@ from tests.fuzz.harness import Finding, Target, pieces, refusing
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from ridgeline.core.errors import RequestError
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.client import EngineInfo
 from ridgeline.engine.intake import Intake
@@ -222,7 +223,7 @@ def frames(folder: Path) -> Target:
         num_read = 0
         for frame in found if not refused else ():
             for decode in (wire.decode_to_engine, wire.decode_from_engine):
-                with refusing(ValueError):
+                with refusing(ValueError, RequestError):
                     decode(frame)
                     num_read += 1
         return num_read > 0

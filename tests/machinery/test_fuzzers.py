@@ -33,6 +33,7 @@ FOUND = {
         lambda seed: seed.replace(b"18:17:04,", b"18:17:04+01:00,"),
         lambda seed: seed.replace(b"374", b'"' + b"1" * 200_000),
     ],
+    "grammar": [lambda seed: b'\0{"const": "\\ud800"}'],
     "journal": [lambda seed: seed.replace(b"first_hash", b"first_hush")],
     "keys": [lambda seed: b"a = " + b"[" * 5000],
     "mooncake": [

@@ -197,7 +197,10 @@ def _grammar_text(params: StructuredOutputsParams) -> tuple[str, str]:
             "coerce_one_of": False,
         }
         schema = {"type": "object"} if params.json is None else checked_schema(params.json)
-        return "json", LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        try:
+            return "json", LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        except ValueError as error:  # of a text that is no Unicode
+            raise _refused("json", str(error)) from error
     if params.regex is not None:
         _require_size("regex", params.regex, MAX_REGEX_CHARS)
         return "regex", LLMatcher.grammar_from_regex(params.regex)
