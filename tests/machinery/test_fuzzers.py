@@ -27,6 +27,9 @@ def test_any_bytes_are_a_value_or_one_typed_error(name: str, tmp_path: Path) -> 
     assert checked.seed_counts["taken"] and checked.counts["refused"]
 
 
+WORDS = b"""{"model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+"max_input_chars_per_word": 100, "vocab": {"a": 0, "b": 1, "1": 2}}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+"version": "1.0", "added_tokens": []}"""
 FOUND = {
     "azure": [
         lambda seed: seed.replace(b",374,", b"," + b"9" * 400 + b","),
@@ -41,6 +44,7 @@ FOUND = {
         lambda seed: seed.replace(b"[0]", b'[0], "more": ' + b"[" * 5000),
     ],
     "options": [lambda seed: b"port = " + b"[" * 5000],
+    "tokenizer": [lambda seed: WORDS + b"\0zz"],
     "pack": [lambda seed: b"\1" + seed[-300:].replace(b"a", b"\xff")],
 }
 
