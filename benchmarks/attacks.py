@@ -73,6 +73,10 @@ class Server:
     def log_bytes(self) -> int:
         return Path(self._log.name).stat().st_size
 
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text(errors="replace")
+
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
         """Yield a list that fills with the seconds that /health took, on a connection from before; inf: no reply."""
@@ -106,6 +110,9 @@ class Server:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
 
 
 def too_many_connections(server: Server) -> dict[str, object]:

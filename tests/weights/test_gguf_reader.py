@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from benchmarks.fuzz_gguf import fuzz
 from small_gguf import (
     ARRAY,
     BOOL,
@@ -166,11 +165,3 @@ def test_what_is_no_file(make, tmp_path):
         GgufFile.open(path)
     with pytest.raises(ModelLoadError):
         ModelFolder.open(path)
-
-
-def test_mutations(tmp_path):
-    """Ten thousand of them are `python -m benchmarks.fuzz_gguf`."""
-    counts = fuzz(tmp_path, small_llama(), num_files=200, seed=0)
-    assert sum(counts.values()) == 200
-    assert counts["refused"] > 20
-    assert counts["loaded"] > 20

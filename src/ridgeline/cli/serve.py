@@ -23,7 +23,7 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     """Take options from a TOML file, by the names of flags; those that are given come first. Raises ConfigError."""
     try:
         given = {} if path is None else tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from None
     context.default_map = {name.replace("-", "_"): value for name, value in given.items()}
     if unknown := context.default_map.keys() - {each.name for each in context.command.params}:

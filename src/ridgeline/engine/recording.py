@@ -7,6 +7,7 @@ and no text in it, only keyed hashes of whole blocks.
 import atexit
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -117,9 +118,19 @@ class FileRecorder(Recorder):
             super().__call__(journal)
 
     def flush(self, journal: Journal) -> None:
-        """Hand all that is new to the system, so that it outlives this process, whatever ends it."""
-        super().flush(journal)
-        self._file.flush()
+        """Hand all that is new to the system, so that it outlives this process, whatever ends it.
+
+        A disk that takes no more ends the journal, and not the engine.
+        """
+        if self._file.closed:
+            return
+        try:
+            super().flush(journal)
+            self._file.flush()
+        except OSError as error:
+            log.warning("the journal %s ends here, the engine goes on without: %s", self._file.name, error.strerror)
+            with suppress(OSError):
+                self._file.close()
 
     def close(self) -> None:
         """Write what is left, and close the file."""
@@ -184,7 +195,7 @@ def read_recording(path: Path) -> Recording:
     try:
         setup = msgspec.msgpack.decode(frames[0], type=EngineSetup)
         decoded = [msgspec.msgpack.decode(frame, type=_Frame) for frame in frames[1:]]
-        parts = [(frame.ring, np.frombuffer(frame.records, np.dtype(frame.fields))) for frame in decoded]
+        parts = [(frame.ring, _records(frame)) for frame in decoded]
         found = {name: [records for ring, records in parts if ring == name] for name in FIELDS}
         if not found["steps"]:
             raise ConfigError(f"the journal {path} holds no steps")
@@ -195,6 +206,15 @@ def read_recording(path: Path) -> Recording:
     if at < len(data):
         rings = _without_ends(rings)
     return Recording(setup, **rings, cache_reasons=tuple(decoded[-1].cache_reasons))
+
+
+def _records(frame: _Frame) -> Records:
+    """Return the records of a frame. Raises ValueError where a field is not there, or of another type."""
+    records: Records = np.frombuffer(frame.records, np.dtype(frame.fields))
+    for field, kind in FIELDS.get(frame.ring, ()):
+        if records[field].dtype != np.dtype(kind):
+            raise ValueError(f"{field} of {frame.ring} is no {kind}")
+    return records
 
 
 def _without_ends(rings: Mapping[str, Records]) -> dict[str, Records]:

@@ -99,7 +99,7 @@ class Keys:
 def _tables(file: str | None) -> dict[str, ClientTable]:
     try:
         return {} if file is None else msgspec.toml.decode(Path(file).read_bytes(), type=dict[str, ClientTable])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the keys in {file} cannot be read: {error}") from None
 
 

@@ -184,9 +184,9 @@ def _output_text(params: StructuredOutputsParams) -> tuple[str, str]:
         }
         try:
             schema = {"type": "object"} if params.json is None else followed_schema(params.json)
-        except RequestError as error:
+            return "json", LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        except (RequestError, ValueError) as error:  # ValueError: of a text that is no Unicode
             raise refused("json", str(error)) from error
-        return "json", LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if params.regex is not None:
         _require_size("regex", params.regex, MAX_REGEX_CHARS)
         return "regex", LLMatcher.grammar_from_regex(params.regex)

@@ -17,7 +17,7 @@ import msgspec
 import tokenizers
 
 from ridgeline.core.errors import ModelLoadError, RequestError
-from ridgeline.text.stages import MAX_GROWTH, PanicError, growth_of, no_panic
+from ridgeline.text.stages import MAX_GROWTH, growth_of, no_panic
 
 MAX_FILE_BYTES = 256 * 2**20
 MAX_TEMPLATE_BYTES = 256 * 2**10
@@ -184,7 +184,7 @@ class Tokenizer:
                 return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
-        except PanicError as error:
+        except Exception as error:  # a panic, or a text that the vocabulary cannot spell
             raise RequestError(f"this model's tokenizer fails on the text: {str(error)[:200]}") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -36,25 +36,29 @@ class Azure(Workload):
         try:
             with Path(self.path).open(newline="") as file:
                 rows = [
-                    (datetime.fromisoformat(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+                    (
+                        datetime.fromisoformat(row["TIMESTAMP"]),
+                        self._length(int(row["ContextTokens"]), self.max_prompt_tokens),
+                        self._length(int(row["GeneratedTokens"]), self.max_output_tokens),
+                    )
                     for row in islice(csv.DictReader(file), self.num_requests)
                 ]
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            rows.sort(key=lambda row: row[0])
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
             raise ConfigError(
                 f"cannot read {self.path} as an Azure trace ({error!r}); "
                 "its columns are TIMESTAMP,ContextTokens,GeneratedTokens"
             ) from None
         if not rows:
             raise ConfigError(f"Azure trace {self.path} holds no requests")
-        rows.sort(key=lambda row: row[0])
         start = rows[0][0]
         return [
             BenchRequest(
-                prompt=random_tokens(self.seed, index, self._length(prompt, self.max_prompt_tokens), self.vocab_size),
-                max_tokens=self._length(output, self.max_output_tokens),
+                prompt=random_tokens(self.seed, index, num_prompt, self.vocab_size),
+                max_tokens=num_output,
                 arrival_s=(time - start).total_seconds() * self.time_scale,
             )
-            for index, (time, prompt, output) in enumerate(rows)
+            for index, (time, num_prompt, num_output) in enumerate(rows)
         ]
 
     def _length(self, tokens: int, most: int) -> int:

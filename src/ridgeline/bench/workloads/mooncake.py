@@ -20,7 +20,7 @@ TRACE_BLOCK_TOKENS = 512
 class _Row(msgspec.Struct):
     timestamp: float  # milliseconds
     input_length: int
-    output_length: int
+    output_length: Annotated[int, msgspec.Meta(lt=2**32)]
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
@@ -47,7 +47,7 @@ class Mooncake(Workload):
         try:
             with Path(self.path).open("rb") as file:
                 rows = [decoder.decode(line) for line in islice(file, self.num_requests)]
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read {self.path} as a Mooncake trace: {error}") from None
         if not rows:
             raise ConfigError(f"Mooncake trace {self.path} holds no requests")

@@ -14,15 +14,18 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from ridgeline.core.collector import long_lived_imports
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.log import get_logger, set_up
 
 with long_lived_imports():
     from ridgeline.engine.build import build_engine
     from ridgeline.engine.engine import Engine
-from ridgeline.engine.gate import Gate
+    from ridgeline.engine.gate import Gate
+    from ridgeline.engine.loop import Deliver
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.process import wire
 
@@ -36,10 +39,10 @@ PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess:
-    """Runs one engine for the server at the other end of `connection`."""
+    """Runs one engine, made by `build`, for the server at the other end of `connection`."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, build: Callable[[EngineConfig, Deliver], Engine]) -> None:
+        self._connection, self._build = connection, build
         self._engine: Engine | None = None
         self._gate: Gate | None = None
         self._begun = threading.Event()
@@ -55,7 +58,7 @@ class EngineProcess:
         assert self._begin is not None
         set_up(self._begin.log_format, self._begin.log_level)
         try:
-            engine = build_engine(self._begin.config, self._deliver)
+            engine = self._build(self._begin.config, self._deliver)
         except RidgelineError as error:
             self._send(wire.Failed(type(error).__name__, str(error)))
             return 1
@@ -145,8 +148,12 @@ def prepare() -> None:
 
 def main() -> None:
     """Run the process that inherited the descriptor of its first argument."""
+    kind, build = socket.socket, build_engine
+    if "RIDGELINE_FAULTS" in os.environ:
+        from ridgeline.engine.process.faults import FaultySocket as kind
+        from ridgeline.engine.process.faults import build_faulty as build
     try:
-        code = EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+        code = EngineProcess(kind(fileno=int(sys.argv[1])), build).run()
     except Exception:
         log.exception("the engine died")
         code = 1

@@ -70,7 +70,7 @@ def open_pack(path: Path, key: str, checksums: Checksums = crc32s) -> dict[str, 
         os.utime(path)  # the packs that were used longest ago are the first to be removed
     except FileNotFoundError:
         return None
-    except (_RefusedError, OSError, msgspec.MsgspecError) as error:
+    except (_RefusedError, OSError, ValueError) as error:
         log.warning("%s is not used, and will be built again: %s", path, error)
         return None
     return parts
