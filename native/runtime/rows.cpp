@@ -32,7 +32,7 @@ void Embed::run(const Worker& worker) {
   const auto share = worker.share(worker.step.num_tokens);
   for (int64_t t = share.begin; t < share.end; t++) {
     float* out = out_->row(t);
-    copy_row(table_, worker.kernels, ids[t], out_->width, out);
+    copy_row(table_, worker.kernels, modulus_ ? ids[t] % modulus_ : ids[t] / divisor_, out_->width, out);
     if (scale_ != 1.0f) worker.kernels.rows.scale(out, scale_, out_->width, out);
   }
 }

@@ -18,7 +18,9 @@ struct Table {
 class Embed final : public Instruction {
  public:
   enum class Ids : uint8_t { tokens, positions };
-  Embed(const Table& table, Ids ids, float scale, Buffer* out) : table_(table), ids_(ids), scale_(scale), out_(out) {}
+  // The row of an id is its quotient by `divisor`, or where `modulus` is not 0 its remainder.
+  Embed(const Table& table, Ids ids, float scale, Buffer* out, int64_t modulus = 0, int64_t divisor = 1)
+      : table_(table), ids_(ids), scale_(scale), out_(out), modulus_(modulus), divisor_(divisor) {}
   void prepare(const KernelTable&, const Step&, int) override {}
   void run(const Worker& worker) override;
 
@@ -27,6 +29,7 @@ class Embed final : public Instruction {
   Ids ids_;
   float scale_;
   Buffer* out_;
+  int64_t modulus_, divisor_;
 };
 
 // cos and sin of position * frequency, times `scale`: [T, frequencies] each.

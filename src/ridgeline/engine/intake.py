@@ -58,6 +58,14 @@ class Intake:
             raise RequestError(f"prompt token ids must be from 0 to {self.info.vocab_size - 1}", param="prompt")
         return token_ids
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer, without which it cannot compare texts", param="prompt")
+        tokens, vocab_size = self.tokenizer.encode_pair(text, other, self.info.num_types), self.info.vocab_size
+        self.encode([token_id for token_id, _ in tokens])
+        return [token_id + kind * vocab_size for token_id, kind in tokens]
+
     def request(
         self,
         prompt_ids: Sequence[int],

@@ -121,6 +121,12 @@ class Service:
             raise ContextLengthError(f"this model's maximum context length is {most}; the prompt has {len(prompt)}")
         return self.intake.encode(prompt, add_special_tokens=add_special_tokens)
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
+        if len(text) + len(other) > self._max_prompt_chars:
+            self.encode(text + other)
+        return self.intake.encode_pair(text, other)
+
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.
 

@@ -35,6 +35,11 @@ class Store(Protocol):
         """Return the bytes of part `name`, uint8 and 64-byte aligned, or None."""
         ...
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether parts that were found are zeros now."""
+        ...
+
     def add(self, name: str, data: np.ndarray) -> None:
         """Offer the bytes of a part to the next start."""
         ...
@@ -68,6 +73,11 @@ class NativeWeights:
     def num_bytes(self) -> int:
         """Bytes of all parts made so far."""
         return sum(part.nbytes for part in self._parts.values())
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether parts of the store have lost what they hold."""
+        return self._store is not None and self._store.is_cut
 
     def largest_parts(self, num_bytes: int) -> Iterator[np.ndarray]:
         """Yield parts, the largest first, until they are `num_bytes` together."""

@@ -16,7 +16,7 @@ import threading
 import time
 
 from ridgeline.core.collector import long_lived_imports
-from ridgeline.core.errors import RidgelineError
+from ridgeline.core.errors import RidgelineError, WeightsLostError
 from ridgeline.core.log import get_logger, set_up
 from ridgeline.decoding.request import Request
 
@@ -156,8 +156,8 @@ def main() -> None:
     """Run the process that inherited the descriptor of its first argument."""
     try:
         code = EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
-    except Exception:
-        log.exception("the engine died")
+    except Exception as error:
+        log.error("the engine died: %s", error, exc_info=not isinstance(error, WeightsLostError))
         code = 1
     logging.shutdown()
     os._exit(code)  # the interpreter's end would meet the other threads, and take the model apart piece by piece

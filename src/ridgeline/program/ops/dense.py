@@ -24,9 +24,14 @@ MATRIX_OPS = ("linear", "lm_head")  # kinds that multiply by a matrix, their fir
 
 @dataclass(frozen=True, slots=True)
 class EmbedAttrs(Attrs):
-    """`scale` is rounded to the dtype of the table before it multiplies."""
+    """`scale` is rounded to the dtype of the table before it multiplies.
+
+    The row of an id is its quotient by `divisor`, or with `modulus` its remainder.
+    """
 
     scale: float
+    modulus: int = 0
+    divisor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
