@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <cerrno>
 
 namespace ridgeline {
 
@@ -25,14 +24,11 @@ struct sigaction earlier;  // who else hears of bus errors
 void on_bus_error(int, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
   const auto first = at / (uintptr_t)sysconf(_SC_PAGESIZE) * (uintptr_t)sysconf(_SC_PAGESIZE);
-  const int error = errno;
   for (Range& range : ranges) {
     if (at < range.begin || at >= range.end) continue;
     range.cut = true;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-    if (mmap(reinterpret_cast<void*>(first), range.end - first, PROT_READ, flags, -1, 0) == MAP_FAILED) break;
-    errno = error;
-    return;
+    if (mmap(reinterpret_cast<void*>(first), range.end - first, PROT_READ, flags, -1, 0) != MAP_FAILED) return;
   }
   sigaction(SIGBUS, &earlier, nullptr);  // the same access meets them now
 }
@@ -45,7 +41,6 @@ MapGuard::MapGuard(int fd, uintptr_t begin, size_t bytes)  // under the GIL
   sigaction(SIGBUS, nullptr, &now);
   if (now.sa_sigaction != &on_bus_error) {
     earlier = now;
-    now = {};
     now.sa_sigaction = &on_bus_error;
     now.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGBUS, &now, nullptr);
@@ -65,11 +60,7 @@ MapGuard::~MapGuard() {
 
 bool MapGuard::is_cut() const {
   struct stat found = {};
-  if ((range_ && range_->cut) || (fd_ >= 0 && fstat(fd_, &found) == 0 && (size_t)found.st_size < bytes_)) {
-    if (range_) range_->cut = true;
-    return true;
-  }
-  return false;
+  return (range_ && range_->cut) || (fd_ >= 0 && fstat(fd_, &found) == 0 && (size_t)found.st_size < bytes_);
 }
 
 }  // namespace ridgeline

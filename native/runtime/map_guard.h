@@ -14,7 +14,7 @@ class MapGuard {
   ~MapGuard();
   MapGuard(const MapGuard&) = delete;
   MapGuard& operator=(const MapGuard&) = delete;
-  bool is_cut() const;  // whether the file has become shorter, or zeros were read; never false again
+  bool is_cut() const;  // whether the file is shorter now, or zeros were read at any time
 
  private:
   int fd_;

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa's encoder as transformers has it. Positions are given: it would take tokens of padding's id for padding."""
+"""XLM-RoBERTa's encoder as transformers has it. Positions are given: tokens of padding's id are none here."""
 
 import torch
 from torch import nn

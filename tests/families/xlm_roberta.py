@@ -1,6 +1,5 @@
-from tiny_parts import Choose
-
 from families import bert
+from tiny_parts import Choose
 
 
 def tiny(choose: Choose) -> dict[str, object]:

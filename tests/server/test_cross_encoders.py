@@ -15,7 +15,8 @@ from ridgeline.core.errors import ConfigError, ModelLoadError, RequestError
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.thread_engine import ThreadEngine
 
-WORDS = "[PAD] [CLS] [SEP] [UNK] a dog cat ran slept sat on the mat and then some more".split()
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "dog", "cat", "ran", "slept", "sat", "on", "the", "mat"]
+WORDS += ["and", "then", "some", "more"]
 QUERY, DOCUMENTS = "a dog", ["a cat sat", "the dog ran and then slept on the mat", "more", "a dog", "cat " * 20]
 TINY = {"vocab_size": len(WORDS), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
 TINY |= {"intermediate_size": 80, "max_position_embeddings": 66, "pad_token_id": 0}

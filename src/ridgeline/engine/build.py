@@ -5,6 +5,7 @@ Open the model, ask a backend what it would take, divide the memory, load, put t
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
@@ -83,7 +84,7 @@ def replace_weights(engine: Engine, config: EngineConfig) -> None:
     if model.spec != engine.spec:
         raise ConfigError(f"{name} is another model than {engine.info.model_path}: only weights may differ")
     backend, why_backend = select(model, config, offers(config.backend.backend))
-    plan = backend.plan(model, config)
+    plan = backend.plan(model, replace(config, backend=replace(config.backend, tuning="default")))
     planned = {**plan.choices, "backend": why_backend}
     for what in ("backend", "dtype", "kv_dtype", "quantize"):
         if (new := planned[what].value) != (old := engine.info.choices[what].value):

@@ -62,9 +62,9 @@ class Intake:
         """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, without which it cannot compare texts", param="prompt")
-        tokens, vocab_size = self.tokenizer.encode_pair(text, other, self.info.num_types), self.info.vocab_size
-        self.encode([token_id for token_id, _ in tokens])
-        return [token_id + kind * vocab_size for token_id, kind in tokens]
+        found, highest = self.tokenizer.encoding(text, other), self.info.num_types - 1
+        kinds = (min(kind, highest) for kind in found.type_ids)
+        return [token_id + kind * self.info.vocab_size for token_id, kind in zip(self.encode(found.ids), kinds)]
 
     def request(
         self,

@@ -14,7 +14,17 @@ from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
 from ridgeline.spec.parts import Activation, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope, UnweightedRmsNorm
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
-__all__ = ["AnyLayer", "Classifier", "DecoderSpec", "Embedding", "FeedForward", "Head", "Layer", "MaskedDiffusion", "Mixer"]
+__all__ = [
+    "AnyLayer",
+    "Classifier",
+    "DecoderSpec",
+    "Embedding",
+    "FeedForward",
+    "Head",
+    "Layer",
+    "MaskedDiffusion",
+    "Mixer",
+]
 __all__ += ["NormedResidualLayer", "ParallelLayer", "PostNormLayer", "Rename", "Renames"]
 __all__ += ["ClampedSwiGlu", "GroupedQueryAttention", "LatentAttention", "MixtureOfExperts", "Routing"]
 __all__ += ["Activation", "GatedMlp", "LayerNorm", "Mlp", "Norm", "RmsNorm", "Rope", "UnweightedRmsNorm"]

@@ -179,19 +179,10 @@ class Tokenizer:
 
         Raises RequestError for a lone surrogate, which no encoding of text can carry, and where the tokenizer fails.
         """
-        return self._encoded(text, None, add_special_tokens).ids
+        return self.encoding(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_pair(self, text: str, other: str, num_types: int = 1) -> list[tuple[int, int]]:
-        """Return the tokens of two texts that a model reads together, each with its type. Raises as `encode` does."""
-        found = self._encoded(text, other, True)
-        return [(token_id, min(kind, num_types - 1)) for token_id, kind in zip(found.ids, found.type_ids)]
-
-    def beginning(self, text: str, num_tokens: int) -> str:
-        """Return what the first tokens of a text stand for. Raises as `encode` does."""
-        places = self._encoded(text, None, False).offsets
-        return text if len(places) <= num_tokens else text[: places[num_tokens - 1][1]]
-
-    def _encoded(self, text: str, other: str | None, add_special_tokens: bool) -> tokenizers.Encoding:
+    def encoding(self, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """Return the tokens of a text, or of two that a model reads together, with types and places; as `encode`."""
         try:
             with no_panic():
                 return self._raw.encode(text, other, add_special_tokens=add_special_tokens)

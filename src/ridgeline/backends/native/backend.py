@@ -120,8 +120,9 @@ class NativePlan:
         from ridgeline.backends.native.executable import NativeExecutable
 
         assert isinstance(executable, NativeExecutable), "a plan of this backend opened it"
+        settings = replace(self.settings, variants=executable.settings.variants)
         executable.drop_weights()
-        executable.load_weights(self._load, self.settings, prequantized=self.prequantized)
+        executable.load_weights(self._load, settings, prequantized=self.prequantized)
 
     def _load(self) -> Mapping[str, Array]:
         """Return the checkpoint's tensors, each read when it is asked for: memory holds what is packed of them."""

@@ -66,7 +66,7 @@ class NativeExecutable:
         It is called only where `store` has not all parts. `prequantized` reads the weights that
         `settings.prequantized` names.
         """
-        program, self._settings = self._program, settings
+        program, self.settings, self._store = self._program, settings, store
         self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
         how = (settings.level, settings.num_threads, store, prequantized, settings.variants)
         self._weights = NativeWeights(load, *how)
@@ -86,6 +86,7 @@ class NativeExecutable:
 
     def drop_weights(self) -> None:
         """Free the weights: no step is computed until there are others."""
+        self._weights.drop()
         del self._tape, self._weights, self.parts, self._timings
 
     @property
@@ -118,7 +119,7 @@ class NativeExecutable:
         for _ in range(3):
             started = time.perf_counter()
             for part in parts:
-                _native.read_all(self._settings.level, self.pool, address(part), part.nbytes // 64 * 64)
+                _native.read_all(self.settings.level, self.pool, address(part), part.nbytes // 64 * 64)
             fastest_s = min(fastest_s, time.perf_counter() - started)
         return num_bytes / fastest_s
 
@@ -191,8 +192,10 @@ class NativeExecutable:
                         part[target] = part[source]
 
     def _output(self, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> StepOutput:
-        if self._weights.is_cut:
-            raise WeightsLostError("the file of packed weights was cut off while it was in use; start again to rebuild it")
+        if self._store is not None and self._store.is_cut:
+            raise WeightsLostError(
+                "the file of packed weights was cut off while it was in use; start again to rebuild it"
+            )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]

@@ -74,11 +74,6 @@ class NativeWeights:
         """Bytes of all parts made so far."""
         return sum(part.nbytes for part in self._parts.values())
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether parts of the store have lost what they hold."""
-        return self._store is not None and self._store.is_cut
-
     def largest_parts(self, num_bytes: int) -> Iterator[np.ndarray]:
         """Yield parts, the largest first, until they are `num_bytes` together."""
         for part in sorted(self._parts.values(), key=lambda part: part.nbytes, reverse=True):
@@ -97,6 +92,11 @@ class NativeWeights:
         """Release the checkpoint's tensors; parts stay."""
         self._tensors = None
         self._threads.shutdown()
+
+    def drop(self) -> None:
+        """Free all parts now: none is read any more."""
+        self._store, self._memory = None, Arena()
+        self._parts.clear()
 
     def vector(self, name: str, make: Callable[[], Array]) -> int:
         """Return the address of float32 entries, padded with zeros to whole panels."""

@@ -63,7 +63,9 @@ class ReferenceExecutable:
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         """Compute with these weights from the next step on; with none there is no step until there are others."""
-        self._program, self._weights = pack_matrices(self.program, as_tensors(weights)) if weights else (self.program, {})
+        self._program, self._weights = (
+            pack_matrices(self.program, as_tensors(weights)) if weights else (self.program, {})
+        )
 
     @property
     def weight_bytes(self) -> int:

@@ -35,8 +35,9 @@ from ridgeline.spec.spec import (
 def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool = False) -> Program:
     """Return the program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
 
-    It ends in the logits of the selected rows; with `hidden`, and for a model without a head, in what the head would
-    read; where there is a classifier, in its logits. Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.
+    It ends in the logits of the selected rows, a classifier's where there is one; with `hidden`, and for a model
+    without a head, in what the head would read. Raises ConfigError where shapes do not fit or a learned position table
+    is shorter than the context.
     """
     b = Builder(spec, context_length or spec.max_positions)
     x = _embed(b)
@@ -56,8 +57,8 @@ def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool 
 def _embed(b: Builder) -> str:
     spec = b.spec
     table = b.weight("embed.weight", spec.vocab_size, spec.hidden_size)
-    modulus = spec.vocab_size if spec.num_types > 1 else 0
-    (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale, modulus))
+    typed = spec.vocab_size if spec.num_types > 1 else 0
+    (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale, typed))
     if num_positions := spec.embedding.num_positions:
         if b.context_length > num_positions:
             raise ConfigError(f"context length {b.context_length} exceeds the {num_positions} learned positions")
@@ -68,8 +69,8 @@ def _embed(b: Builder) -> str:
         (x,) = b.emit("add", "embed.sum", (x, p))
     if spec.embedding.num_types:
         table = b.weight("types.weight", spec.embedding.num_types, spec.hidden_size)
-        if spec.num_types > 1:
-            (t,) = b.emit("embed", "types", (TOKEN_IDS,), (table,), EmbedAttrs(1.0, divisor=spec.vocab_size))
+        if typed:
+            (t,) = b.emit("embed", "types", (TOKEN_IDS,), (table,), EmbedAttrs(1.0, typed, of_types=True))
             (x,) = b.emit("add", "embed.type", (x, t))
         else:
             (x,) = b.emit("add_row", "embed.type", (x,), (table,), AddRowAttrs(0))

@@ -26,12 +26,12 @@ MATRIX_OPS = ("linear", "lm_head")  # kinds that multiply by a matrix, their fir
 class EmbedAttrs(Attrs):
     """`scale` is rounded to the dtype of the table before it multiplies.
 
-    The row of an id is its quotient by `divisor`, or with `modulus` its remainder.
+    With a `vocab_size` a token's id is that of its row plus its type times this, and `of_types` looks up the type.
     """
 
     scale: float
-    modulus: int = 0
-    divisor: int = 1
+    vocab_size: int = 0
+    of_types: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Lines of a batch: what each asks for, what came of it, and which of a file are left to do.
 
-An input is read once to check it, and once more while it runs: in memory are 8 bytes of each line's name, and 8 of what it asks.
+An input is read once to check it, and once more while it runs: in memory are 8 bytes of each line's name, and 8 of
+what it asks.
 """
 
 import re
@@ -112,7 +113,16 @@ class Work:
             Problem(code=DUPLICATE, message=f"line {n} has the custom_id of line {m}", line=n, param="custom_id")
             for n, m in pairs
         ]
-        return cls(path, max_line_bytes, url, keys_N, np.array(asked, np.uint64), np.array(blank, np.bool_), problems, duplicates)
+        return cls(
+            path,
+            max_line_bytes,
+            url,
+            keys_N,
+            np.array(asked, np.uint64),
+            np.array(blank, np.bool_),
+            problems,
+            duplicates,
+        )
 
     @property
     def num_left(self) -> int:

@@ -20,7 +20,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.server.body import read_json
 from ridgeline.server.openai.embeddings import embedded, pooled
 from ridgeline.server.service import Service, note_of
-
+from ridgeline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Document(msgspec.Struct):
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /rerank. `top_n`: this many of the closest documents; without it, or with 0, all.
 
-    `use_activation` false: the logit itself. Of a document at most `max_tokens_per_doc` are read.
+    `use_activation` false: the logit itself. A document is cut to `max_tokens_per_doc`.
     """
 
     query: str
@@ -70,9 +70,10 @@ async def rerank(service: Service, http: HttpRequest) -> Response:
         wrong = "documents" if not body.documents else "top_n"
         raise RequestError("documents must be one or more, and top_n not negative", param=wrong)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    read = texts
     if (most := body.max_tokens_per_doc) is not None and (tokenizer := service.tokenizer) is not None:
-        texts = await asyncio.to_thread(lambda: [tokenizer.beginning(text, most) for text in texts])
-    scores = await _scores(service, http, [body.query], texts, body, "documents")
+        read = await asyncio.to_thread(lambda: [_beginning(tokenizer, text, most) for text in texts])
+    scores = await _scores(service, http, [body.query], read, body, "documents")
     results: list[dict[str, Any]] = []
     for index in sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]:
         shown = body.return_documents is not False and not is_cohere
@@ -98,6 +99,11 @@ async def score(service: Service, http: HttpRequest) -> Response:
     scores = await _scores(service, http, first, second, body, "text_1")
     data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]
     return _response(http, f"score-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
+
+
+def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
+    places = tokenizer.encoding(text, add_special_tokens=False).offsets
+    return text if len(places) <= num_tokens else text[: places[num_tokens - 1][1]]
 
 
 async def _scores(

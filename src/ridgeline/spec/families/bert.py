@@ -12,8 +12,11 @@ BUFFERS = ("bert.embeddings.position_ids", "roberta.embeddings.position_ids", "e
 EMBEDDINGS = {"word_embeddings": "embed", "token_type_embeddings": "types", "LayerNorm": "embed_norm"}
 LAYER = {
     **{f"attention.self.{word}": f"attn.{word[0]}" for word in ("query", "key", "value")},
-    **{"attention.output.dense": "attn.o", "attention.output.LayerNorm": "mixer_norm"},
-    **{"intermediate.dense": "ffn.up", "output.dense": "ffn.down", "output.LayerNorm": "ffn_norm"},
+    "attention.output.dense": "attn.o",
+    "attention.output.LayerNorm": "mixer_norm",
+    "intermediate.dense": "ffn.up",
+    "output.dense": "ffn.down",
+    "output.LayerNorm": "ffn_norm",
 }
 
 

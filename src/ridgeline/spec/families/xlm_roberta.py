@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: BERT whose positions begin behind the padding token's id, and whose head reads the first token itself."""
+"""XLM-RoBERTa: BERT whose positions begin behind the padding token's id, with a head that has its own first layer."""
 
 from dataclasses import replace
 
