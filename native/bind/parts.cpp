@@ -9,6 +9,7 @@
 #include "bind/matrix.h"
 #include "runtime/checksum.h"
 #include "runtime/latent.h"
+#include "runtime/map_guard.h"
 #include "runtime/pool.h"
 #include "runtime/rows.h"
 #include "runtime/team.h"
@@ -51,6 +52,9 @@ void bind_parts(nb::module_& module) {
       .def_prop_ro("alone", &Team::alone)
       .def("observe", &Team::observe, "seconds"_a, "held_up"_a = 0.0);
   nb::class_<Pool>(module, "Pool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &Pool::size);
+  nb::class_<MapGuard>(module, "MapGuard", "Keeps a process alive whose mapped file is cut off: zeros are read then.")
+      .def(nb::init<int, uintptr_t, size_t>(), "fd"_a, "begin"_a, "bytes"_a)
+      .def_prop_ro("is_cut", &MapGuard::is_cut);
   module.def(
       "latent_expands",
       [](int64_t num_heads, int64_t latent, int64_t rope, int64_t nope, int64_t value, int64_t num_tokens,

@@ -56,12 +56,12 @@ class TapeBuilder {
     return (int)buffers_.size() - 1;
   }
 
-  void embed_packed(const NativeMatrix& matrix, const std::string& ids, float scale, int out) {
-    add_embed({matrix.matrix, WeightKind::f32, nullptr}, ids, scale, out);
+  void embed_packed(const NativeMatrix& matrix, const std::string& ids, float scale, int out, int64_t vocab) {
+    add_embed({matrix.matrix, WeightKind::f32, nullptr}, ids, scale, out, vocab);
   }
 
-  void embed_rows(uintptr_t rows, const std::string& kind, const std::string& ids, float scale, int out) {
-    add_embed({std::nullopt, weight_kind_of(kind), pointer<const uint8_t>(rows)}, ids, scale, out);
+  void embed_rows(uintptr_t rows, const std::string& kind, const std::string& ids, float scale, int out, int64_t vocab) {
+    add_embed({std::nullopt, weight_kind_of(kind), pointer<const uint8_t>(rows)}, ids, scale, out, vocab);
   }
 
   void rope_angles(std::vector<float> frequencies, float scale, int cos, int sin) {
@@ -328,10 +328,10 @@ class TapeBuilder {
     return {at(cos), at(sin), interleaved, offset};
   }
 
-  void add_embed(const Table& table, const std::string& ids, float scale, int out) {
-    require(ids == "tokens" || ids == "positions", "a table is looked up by 'tokens' or 'positions'");
-    tape_.add(std::make_unique<Embed>(table, ids == "tokens" ? Embed::Ids::tokens : Embed::Ids::positions, scale,
-                                      at(out)));
+  void add_embed(const Table& table, const std::string& ids, float scale, int out, int64_t vocab) {
+    require(ids == "tokens" || ids == "positions" || (ids == "types" && vocab > 0), "no table is looked up by these ids");
+    const auto by = ids == "tokens" ? Embed::Ids::tokens : ids == "types" ? Embed::Ids::types : Embed::Ids::positions;
+    tape_.add(std::make_unique<Embed>(table, by, scale, at(out), vocab));
   }
 
   const KernelTable& kernels_;
@@ -354,8 +354,8 @@ void bind_runtime(nb::module_& module) {
       .def("buffer", &TapeBuilder::add_buffer, "rows"_a, "width"_a)
       .def("slice", &TapeBuilder::add_slice, "buffer"_a, "offset"_a, "width"_a,
            "Columns [offset, offset + width) of a buffer, as a buffer: to read, or to write other than by `linear`.")
-      .def("embed_packed", &TapeBuilder::embed_packed, "matrix"_a, "ids"_a, "scale"_a, "out"_a)
-      .def("embed_rows", &TapeBuilder::embed_rows, "rows"_a, "kind"_a, "ids"_a, "scale"_a, "out"_a)
+      .def("embed_packed", &TapeBuilder::embed_packed, "matrix"_a, "ids"_a, "scale"_a, "out"_a, "vocab"_a = 0)
+      .def("embed_rows", &TapeBuilder::embed_rows, "rows"_a, "kind"_a, "ids"_a, "scale"_a, "out"_a, "vocab"_a = 0)
       .def("rope_angles", &TapeBuilder::rope_angles, "frequencies"_a, "scale"_a, "cos"_a, "sin"_a)
       .def("linear", &TapeBuilder::linear, "matrix"_a, "norm"_a, "x"_a, "out"_a.none(), "select"_a = false,
            "epilogue"_a = "store", "activation"_a = "relu", "bias"_a = 0, "softcap"_a = 0.0f)

@@ -28,11 +28,12 @@ void copy_row(const Table& table, const KernelTable& kernels, int64_t id, int64_
 }  // namespace
 
 void Embed::run(const Worker& worker) {
-  const int64_t* ids = ids_ == Ids::tokens ? worker.step.token_ids : worker.step.positions;
+  const int64_t* ids = ids_ == Ids::positions ? worker.step.positions : worker.step.token_ids;
   const auto share = worker.share(worker.step.num_tokens);
   for (int64_t t = share.begin; t < share.end; t++) {
     float* out = out_->row(t);
-    copy_row(table_, worker.kernels, ids[t], out_->width, out);
+    const int64_t row = !vocab_ ? ids[t] : ids_ == Ids::types ? ids[t] / vocab_ : ids[t] % vocab_;
+    copy_row(table_, worker.kernels, row, out_->width, out);
     if (scale_ != 1.0f) worker.kernels.rows.scale(out, scale_, out_->width, out);
   }
 }

@@ -17,8 +17,10 @@ struct Table {
 
 class Embed final : public Instruction {
  public:
-  enum class Ids : uint8_t { tokens, positions };
-  Embed(const Table& table, Ids ids, float scale, Buffer* out) : table_(table), ids_(ids), scale_(scale), out_(out) {}
+  enum class Ids : uint8_t { tokens, positions, types };
+  // With a `vocab` a token's id is that of its row, plus its type times `vocab`.
+  Embed(const Table& table, Ids ids, float scale, Buffer* out, int64_t vocab = 0)
+      : table_(table), ids_(ids), scale_(scale), out_(out), vocab_(vocab) {}
   void prepare(const KernelTable&, const Step&, int) override {}
   void run(const Worker& worker) override;
 
@@ -27,6 +29,7 @@ class Embed final : public Instruction {
   Ids ids_;
   float scale_;
   Buffer* out_;
+  int64_t vocab_;
 };
 
 // cos and sin of position * frequency, times `scale`: [T, frequencies] each.

@@ -231,6 +231,16 @@ class Pool:
     @property
     def size(self) -> int: ...
 
+class MapGuard:
+    """
+    Keeps a process alive whose mapped file is cut off: zeros are read then.
+    """
+
+    def __init__(self, fd: int, begin: int, bytes: int) -> None: ...
+
+    @property
+    def is_cut(self) -> bool: ...
+
 def latent_expands(num_heads: int, latent: int, rope: int, nope: int, value: int, num_tokens: int, kv_length: int) -> bool:
     """Whether latent attention expands the latents for a span, for tests."""
 
@@ -249,9 +259,9 @@ class Tape:
         Columns [offset, offset + width) of a buffer, as a buffer: to read, or to write other than by `linear`.
         """
 
-    def embed_packed(self, matrix: Matrix, ids: str, scale: float, out: int) -> None: ...
+    def embed_packed(self, matrix: Matrix, ids: str, scale: float, out: int, vocab: int = 0) -> None: ...
 
-    def embed_rows(self, rows: int, kind: str, ids: str, scale: float, out: int) -> None: ...
+    def embed_rows(self, rows: int, kind: str, ids: str, scale: float, out: int, vocab: int = 0) -> None: ...
 
     def rope_angles(self, frequencies: Sequence[float], scale: float, cos: int, sin: int) -> None: ...
 

@@ -147,6 +147,29 @@ def test_kill_9_loses_no_line_and_repeats_none(ridgeline, model_folder, tmp_path
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "more", "words"),
+    [
+        ({"max_tokens": 5}, (), "another body, or with other options: line 2 of"),
+        ({}, ("--seed", 3), "line 1 and 1 more of"),
+        ({}, ("--quantize", "int8"), "line 1 and 1 more of"),
+        ({}, ("--max-num-seqs", 2, "--num-threads", 1), None),
+    ],
+)
+def test_what_a_run_goes_on_with_must_be_what_it_began_with(ridgeline, model_folder, tmp_path, changes, more, words):
+    output, third = tmp_path / "out.jsonl", completion("c")
+    first = write_lines(tmp_path / "first.jsonl", completion("a"), completion("b"))
+    assert ridgeline("batch", model_folder, first, output).code == 0
+    second = write_lines(tmp_path / "second.jsonl", completion("a"), completion("b", **changes), third)
+    before = output.read_bytes()
+    ran = ridgeline("batch", model_folder, second, output, *more)
+    if words is None:
+        assert ran.code == 0 and output.read_bytes().startswith(before) and len(read_results(output)) == 3, ran.err
+    else:
+        assert ran.code == 2 and words in ran.err and output.read_bytes() == before, ran.err
+        assert ran.err.strip().count("\n") <= 2, "one line, as it is wrapped"
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """Twenty thousand lines with bodies of 1 KB: in memory is what their names take."""
     import tracemalloc

@@ -87,11 +87,15 @@ def build(family_name: str, seed: int, path: Path) -> TinyModel:
 
 
 def has_own_oracle(family_name: str) -> bool:
-    return (Path(__file__).parent / f"oracle_{family_name}.py").exists()
+    return (Path(__file__).parent / f"{oracle_of(family_name)}.py").exists()
+
+
+def oracle_of(model_type: str) -> str:
+    return f"oracle_{model_type.replace('-', '_')}"
 
 
 def own_oracle(config: Mapping[str, object]) -> torch.nn.Module:
-    return import_module(f"oracle_{config['model_type']}").Model(config).eval()
+    return import_module(oracle_of(str(config["model_type"]))).Model(config).eval()
 
 
 def load_oracle(folder: Path) -> torch.nn.Module:

@@ -86,6 +86,13 @@ class BackendPlan(Protocol):
         """
         ...
 
+    def replace_weights(self, executable: "Executable") -> None:
+        """Load this plan's weights in place of those of an executable, between its steps: memory never has both.
+
+        They are for the same program, in the same types. Where this raises the executable has none.
+        """
+        ...
+
 
 class Backend(Protocol):
     """A way to compute programs. Among those that can compute a model, the one with the highest `preference` does.

@@ -54,12 +54,16 @@ def batch(
         raise ConfigError("give a file of requests and one for their results: ridgeline batch MODEL IN OUT")
     settings = ServerSettings(chat_template=chat_template, max_body_bytes=max_line_bytes, engine_process=False)
     try:
-        work = Work.read(Path(input), max_line_bytes)
+        work = Work.read(Path(input), max_line_bytes, options=_deciding(config, chat_template))
         if work.duplicates:
             raise RequestError(f"{input}: {'; '.join(each.message for each in work.duplicates[:MAX_TOLD])}")
         with closing(Journal(Path(output))) as journal:
             if not work.skip(journal.keys):
                 raise ConfigError(f"{output} has results of other requests than {input}: give another, or delete it")
+            if changed := work.changed(journal.keys, journal.asked):
+                lines = f"line {changed[0]}" + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
+                what = f"ran with another body, or with other options: {lines} of {input}"
+                raise ConfigError(f"{output} has results that {what}; give another file, or delete it")
             counts = _Counts(work.num_left + len(journal.keys), journal.num_ok, len(journal.keys) - journal.num_ok)
             if work.num_left:
                 asyncio.run(_run(config, settings, work, journal, counts))
@@ -67,6 +71,12 @@ def batch(
         raise ConfigError(f"{error.filename or output}: {error.strerror}; run it again to go on") from error
     typer.echo(f"{counts.num_ok} succeeded, {counts.num_failed} failed: {output}")
     raise SystemExit(SOME_FAILED_EXIT if counts.num_failed else 0)
+
+
+def _deciding(config: EngineConfig, chat_template: str | None) -> str:
+    """Return what decides results beside the lines: not how fast they come."""
+    template = None if chat_template is None else Path(chat_template).read_bytes()
+    return repr((config.model, config.quantize, config.cache.kv_dtype, config.seed, config.adapters, template))
 
 
 @dataclass

@@ -9,6 +9,7 @@
     │   └── ModelNotFoundError     no such model is served                           (HTTP 404)
     ├── OverloadedError        the queue is full or the engine is draining           (HTTP 503)
     └── EngineError            a step failed; our fault                              (HTTP 500)
+        ├── WeightsLostError       the weights in use are damaged: no step can be computed any more
         └── QuarantinedError       the engine died of this request, twice                (HTTP 500)
 
 A message says what was wrong, the value, and the fix. Imported by everything; imports nothing.
@@ -62,6 +63,10 @@ class OverloadedError(RidgelineError):
 
 class EngineError(RidgelineError):
     """A step failed for a reason that is not the request's."""
+
+
+class WeightsLostError(EngineError):
+    """The weights in use are damaged: the engine ends."""
 
 
 class QuarantinedError(EngineError):

@@ -35,6 +35,8 @@ class EngineInfo:
     seed: int  # begins the stream of seeds of requests that bring none
     embeds: bool  # gives vectors instead of tokens
     pooling: PoolingKind  # how a text's vectors become one where a request does not say
+    num_labels: int = 0  # of a model whose vectors are logits of labels; else 0
+    num_types: int = 1  # of tokens; the ids of type i are i times vocab_size further on
     max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step
     choices: Mapping[str, Choice]  # every automatic setting by name, with its reason
     weight_bytes: int  # in memory

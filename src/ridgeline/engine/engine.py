@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
@@ -27,6 +28,7 @@ class Engine:
     setup: EngineSetup
     loop: EngineLoop
     executor: Executor
+    executable: Executable
     intake: Intake
     spec: DecoderSpec
     program: Program

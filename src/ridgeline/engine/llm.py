@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ridgeline.core.config import EngineConfig, EngineOptions
-from ridgeline.core.errors import ConfigError, EngineError, RequestError
+from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
-from ridgeline.engine.build import build_engine
+from ridgeline.engine.build import build_engine, replace_weights
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.progress import progress_bar
@@ -136,6 +136,8 @@ class LLM:
         `pooling`: which tokens' outputs it is made of; None: what the model's files say, else the last token's of a
         decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
         """
+        if self.engine.info.num_labels:
+            raise RequestError("this model has a head that classifies, and gives no vectors", param="task")
         chosen = PoolingParams(pooling=pooling or self.engine.info.pooling, normalize=normalize)
         encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]
         requests = [self.engine.intake.embedding(token_ids, chosen) for _, token_ids in encoded]
@@ -151,23 +153,21 @@ class LLM:
     def update_weights(self, weights: "str | Mapping[str, NDArray[Any]]") -> None:
         """Compute with other weights from now on: those of a folder, or tensors by their names in the checkpoint.
 
-        Nothing else of the model may differ, nor may outputs be under way. No prefix of the old weights is used again;
-        unseeded requests go on in their stream of seeds. For a moment memory has both. Raises as the constructor does,
-        ConfigError for another model, RequestError where outputs are under way; the old weights stay then.
+        Nothing else of the model may differ, nor may outputs be under way. No prefix of the old weights is used again.
+        Memory never has both; tensors go through a temporary file. Raises as the constructor does, ConfigError for
+        another model, RequestError where outputs are under way, and the old weights stay: all is checked before.
         """
         if self._inboxes:
             raise RequestError("outputs are under way: read them to their end, or close them, before weights change")
-        old = self.engine
+        info = self.engine.info
+        while self.engine.loop.step():  # what was planned before its outputs ended
+            pass
         with TemporaryDirectory() as scratch:
             if not isinstance(weights, str):
-                write_checkpoint(Path(old.info.model_path), weights, Path(scratch))
+                write_checkpoint(Path(info.model_path), weights, Path(scratch))
                 weights = scratch
-            model = replace(self._config.model, model=weights, max_model_len=old.info.max_model_len)
-            backend = replace(self._config.backend, pack_cache=False)  # the next ones replace these soon
-            engine = build_engine(replace(self._config, model=model, backend=backend), self._deliver, old.loop.clock)
-        if engine.spec != old.spec:
-            raise ConfigError(f"{weights} is another model than {old.info.model_path}: only weights may differ")
-        self.engine = replace(engine, intake=old.intake)
+            model = replace(self._config.model, model=weights, max_model_len=info.max_model_len)
+            replace_weights(self.engine, replace(self._config, model=model))
 
     def chat_template(self, source: str | None = None) -> "ChatTemplate":
         """Compile `source`, Jinja text, or the model's own chat template. Raises RequestError if there is neither."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ridgeline.core.clock import Clock
+from ridgeline.core.errors import WeightsLostError
 from ridgeline.core.host import HostSample
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan, StepResult
@@ -164,6 +165,8 @@ class EngineLoop:
 
     def _rerun(self, plan: StepPlan, error: Exception) -> StepResult | None:
         """Compute a failed step by halves, and end the requests that make it fail; None where that is all of them."""
+        if isinstance(error, WeightsLostError):
+            raise error
         if len(plan.spans) == 1 or not self.scheduler.cache.plans_ahead:  # states change in place
             return None
         result, culprits = rerun(plan, self._executor.compute, error)
@@ -177,7 +180,9 @@ class EngineLoop:
         return result
 
     def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
-        """End what the step was for, where no single output is to blame; the loop goes on."""
+        """End what the step was for, where no single output is to blame; the loop goes on if it can."""
+        if isinstance(error, WeightsLostError):
+            raise error
         log.error(what, exc_info=error)
         self._publish(self.scheduler.fail(plan, f"{what}: {type(error).__name__}"))
         return True

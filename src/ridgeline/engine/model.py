@@ -49,7 +49,11 @@ def describe(
         generation=model.folder.generation_config,
         seed=config.seed,
         embeds=embeds(config.model, spec),
-        pooling=model.folder.pooling() or ("mean" if spec.head is None else "last"),
+        pooling=spec.classifier.token
+        if spec.classifier
+        else model.folder.pooling() or ("mean" if spec.head is None else "last"),
+        num_labels=spec.classifier.num_labels if spec.classifier else 0,
+        num_types=spec.num_types,
         max_unchunked_prompt=scheduler.max_num_batched_tokens if whole else None,
         choices=choices,
         weight_bytes=weight_bytes,
@@ -64,9 +68,10 @@ def log_choices(choices: Mapping[str, Choice]) -> None:
 
 def embeds(config: ModelConfig, spec: DecoderSpec) -> bool:
     """Return whether the model gives vectors instead of tokens. Raises ConfigError where it cannot do what is asked."""
-    if spec.head is None and config.task == "generate":
-        raise ConfigError(f"{config.model} is an encoder: it has no head to generate with; use task=embed")
-    if spec.head is None or config.task == "embed":
+    if (spec.head is None or spec.classifier is not None) and config.task == "generate":
+        kind, fix = ("an encoder", "use task=embed") if spec.classifier is None else ("a classifier", "leave task out")
+        raise ConfigError(f"{config.model} is {kind}: it has no head to generate with; {fix}")
+    if spec.head is None or spec.classifier is not None or config.task == "embed":
         return True
     if spec.vocab_size > MAX_COLUMNS:
         limit = f"sampling takes at most {MAX_COLUMNS:,}; it can be used with task=embed"

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import WeightsLostError
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.request import Request
 from ridgeline.engine.build import build_engine
@@ -116,8 +117,8 @@ class ThreadEngine:
                 self._step_began_s = None
                 if not worked:
                     self.engine.loop.wait(IDLE_WAIT_S)
-        except Exception:
-            log.exception("the engine's thread died")
+        except Exception as error:
+            log.error("the engine's thread died: %s", error, exc_info=not isinstance(error, WeightsLostError))
         self.engine.loop.close()
         assert self._event_loop is not None
         if not self._event_loop.is_closed():

@@ -62,6 +62,7 @@ def quantized_names(program: Program, *, embeddings: bool) -> frozenset[str]:
     learned positions stay as they are.
     """
     layers = {op.weights[0] for op in program.ops if op.kind in ("linear", "latent_attention")} - routers(program)
+    layers -= {name for name in layers if name.startswith("classifier.")}
     layers |= {name for op in program.ops if op.kind == "experts" for name in op.weights[:3]}
     heads = {op.weights[0] for op in program.ops if op.kind == "lm_head"}
     tables = {op.weights[0] for op in program.ops if op.kind == "embed" and op.inputs == (TOKEN_IDS,)}

@@ -86,6 +86,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/embeddings", partial(create_embedding, service), methods=["POST"]),
         Route("/rerank", partial(rerank, service), methods=["POST"]),
         Route("/v1/rerank", partial(rerank, service), methods=["POST"]),
+        Route("/v2/rerank", partial(rerank, service), methods=["POST"]),
         Route("/score", partial(score, service), methods=["POST"]),
         Route("/v1/score", partial(score, service), methods=["POST"]),
         Route("/tokenize", partial(tokenize, service), methods=["POST"]),

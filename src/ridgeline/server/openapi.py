@@ -33,6 +33,7 @@ _BODIES: Mapping[str, Any] = {  # by path, less /v1
     "/embeddings": EmbeddingRequest,
     "/batches": BatchRequest,
     "/rerank": RerankRequest,
+    "/v2/rerank": RerankRequest,
     "/score": ScoreRequest,
     "/messages": MessagesRequest,
     "/messages/count_tokens": PromptFields,

@@ -134,6 +134,12 @@ class Service:
         if self._trial is not None:
             await asyncio.get_running_loop().run_in_executor(self._trials, self._trial.require, asked)
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Return the token ids of two texts that a classifier reads together. Raises as `encode` does."""
+        if len(text) + len(other) > self._max_prompt_chars:
+            self.encode(text + other)
+        return self.intake.encode_pair(text, other)
+
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.
 

@@ -7,13 +7,24 @@ flag on an old one. All of them can be imported from here, but for the kinds of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.spec.attention import GroupedQueryAttention, LatentAttention, check_shared_kv
 from ridgeline.spec.experts import ClampedSwiGlu, MixtureOfExperts, Routing
 from ridgeline.spec.parts import Activation, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope, UnweightedRmsNorm
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, RecurrentMixer
 
-__all__ = ["AnyLayer", "DecoderSpec", "Embedding", "FeedForward", "Head", "Layer", "MaskedDiffusion", "Mixer"]
+__all__ = [
+    "AnyLayer",
+    "Classifier",
+    "DecoderSpec",
+    "Embedding",
+    "FeedForward",
+    "Head",
+    "Layer",
+    "MaskedDiffusion",
+    "Mixer",
+]
 __all__ += ["NormedResidualLayer", "ParallelLayer", "PostNormLayer", "Rename", "Renames"]
 __all__ += ["ClampedSwiGlu", "GroupedQueryAttention", "LatentAttention", "MixtureOfExperts", "Routing"]
 __all__ += ["Activation", "GatedMlp", "LayerNorm", "Mlp", "Norm", "RmsNorm", "Rope", "UnweightedRmsNorm"]
@@ -82,8 +93,8 @@ AnyLayer = Layer | ParallelLayer | PostNormLayer | NormedResidualLayer
 class Embedding:
     """Token embedding, multiplied by `scale`; `num_positions` > 0 adds a learned position table of that length.
 
-    `num_types` > 0 adds the first row of a table of token types. With a `norm` the sum is normalised before the first
-    layer.
+    The checkpoint's has `unused_positions` rows before. `num_types` > 0 adds the first row of a table of token types;
+    where there is a classifier, that of the token's type. With a `norm` the sum is normalised before the first layer.
 
     `scale` is exact here and is rounded to the dtype of the table before it multiplies: in bf16, Gemma's
     sqrt(3072) = 55.43 is 55.5, as the model was trained.
@@ -91,6 +102,7 @@ class Embedding:
 
     scale: float = 1.0
     num_positions: int = 0
+    unused_positions: int = 0
     num_types: int = 0
     norm: Norm | None = None
 
@@ -106,6 +118,16 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Classifier:
+    """A linear layer from one token's output to a logit for each label; with `dense`, tanh of another one before it."""
+
+    num_labels: int
+    token: Literal["first", "last"] = "last"
+    dense: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MaskedDiffusion:
     """Tokens are decided by filling in masks, in any order (arXiv 2502.09992); logits are those of the own token."""
 
@@ -117,6 +139,7 @@ class DecoderSpec:
     """Declares a whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
 
     Without a `head` it is an encoder: its tokens all see one another, and what it gives is the last layer's output.
+    A `classifier` stands in the head's place, also where there is one.
     Raises ConfigError where a layer shares the keys and values of one that does not fit.
     """
 
@@ -129,6 +152,12 @@ class DecoderSpec:
     head: Head | None
     embedding: Embedding = Embedding()
     diffusion: MaskedDiffusion | None = None
+    classifier: Classifier | None = None
+
+    @property
+    def num_types(self) -> int:
+        """The types that tokens have; those of type i are the vocabulary's ids, plus i times its size."""
+        return max(self.embedding.num_types, 1) if self.classifier is not None else 1
 
     def __post_init__(self) -> None:
         check_shared_kv([layer.mixer for layer in self.layers])

@@ -179,9 +179,13 @@ class Tokenizer:
 
         Raises RequestError for a lone surrogate, which no encoding of text can carry, and where the tokenizer fails.
         """
+        return self.encoding(text, add_special_tokens=add_special_tokens).ids
+
+    def encoding(self, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """Return the tokens of a text, or of two that a model reads together, with types and places; as `encode`."""
         try:
             with no_panic():
-                return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+                return self._raw.encode(text, other, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
         except Exception as error:  # a panic, or a text that the vocabulary cannot spell

@@ -116,6 +116,14 @@ class NativePlan:
             _check_bandwidth(self.settings, executable)
         return executable
 
+    def replace_weights(self, executable: "Executable") -> None:
+        from ridgeline.backends.native.executable import NativeExecutable
+
+        assert isinstance(executable, NativeExecutable), "a plan of this backend opened it"
+        settings = replace(self.settings, variants=executable.settings.variants)
+        executable.drop_weights()
+        executable.load_weights(self._load, settings, prequantized=self.prequantized)
+
     def _load(self) -> Mapping[str, Array]:
         """Return the checkpoint's tensors, each read when it is asked for: memory holds what is packed of them."""
         model, dtype = self.model, DTYPES[self.settings.dtype]

@@ -50,21 +50,21 @@ def _leading_norm(group: Group, reader: Op) -> Op | None:
 
 def embed(compiler: Compiler, op: Op, attrs: dense.EmbedAttrs) -> None:
     out = compiler.output(op)
-    ids = {TOKEN_IDS: "tokens", POSITIONS: "positions"}[op.inputs[0]]
+    ids = {TOKEN_IDS: "types" if attrs.of_types else "tokens", POSITIONS: "positions"}[op.inputs[0]]
     table = op.weights[0]
     heads = [other for other in compiler.program.ops if other.kind == "lm_head" and other.weights[0] == table]
     # The reference rounds the factor to the table's type.
     scale = float(np.array(attrs.scale, DTYPES[compiler.settings.dtype]))
     if heads:
         matrix, _ = compiler.matrix(heads[:1])
-        compiler.tape.embed_packed(matrix, ids, scale, out)
+        compiler.tape.embed_packed(matrix, ids, scale, out, attrs.vocab_size)
     elif ids == "tokens" and (form := compiler.settings.table(table)) is not None:
         num_rows, width = compiler.program.weights[table]
         matrix = compiler.weights.matrix(table, [table], (num_rows, width), form)
-        compiler.tape.embed_packed(matrix, ids, scale, out)
+        compiler.tape.embed_packed(matrix, ids, scale, out, attrs.vocab_size)
     else:
         address, kind = compiler.weights.table(table)
-        compiler.tape.embed_rows(address, kind, ids, scale, out)
+        compiler.tape.embed_rows(address, kind, ids, scale, out, attrs.vocab_size)
 
 
 def rope_angles(compiler: Compiler, op: Op, attrs: RopeAnglesAttrs) -> None:
@@ -267,6 +267,11 @@ def add_row(compiler: Compiler, op: Op, attrs: dense.AddRowAttrs) -> None:
 def activation(compiler: Compiler, op: Op, attrs: dense.ActivationAttrs) -> None:
     (x,) = compiler.inputs(op)
     compiler.tape.activate(attrs.function, x, compiler.output(op))
+
+
+def softcap(compiler: Compiler, op: Op, attrs: dense.SoftcapAttrs) -> None:
+    (x,) = compiler.inputs(op)
+    compiler.tape.softcap(attrs.cap, x, compiler.output(op))
 
 
 def gated_activation(compiler: Compiler, op: Op, attrs: dense.ActivationAttrs) -> None:

@@ -18,6 +18,7 @@ from ridgeline.backends.step import IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
+from ridgeline.core.errors import WeightsLostError
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.program.op import Program
 from ridgeline.weights.load import StreamedWeights
@@ -31,9 +32,8 @@ MIN_READ_BYTES, MAX_READ_BYTES = 128 << 20, 256 << 20  # of weights that say how
 class NativeExecutable:
     """Runs a program bound to packed weights and to cache memory.
 
-    `load` gives the weights as the program names them; it is called only where `store` has not all parts. `native`
-    names the kinds of groups that run as one: the others run op by op. `prequantized` reads the weights that
-    `settings.prequantized` names. `pool` are threads that another executable has as well.
+    `native` names the kinds of groups that run as one: the others run op by op. `pool` are threads that another
+    executable has as well. All else is as `load_weights` has it.
     """
 
     def __init__(
@@ -47,14 +47,31 @@ class NativeExecutable:
         prequantized: StreamedWeights | None = None,
         pool: _native.Pool | None = None,
     ) -> None:
-        self._program, self._layout, self._settings = program, layout, settings
+        self._program, self._layout, self._native = program, layout, native
         self.pool = pool or _native.Pool(settings.num_threads)
-        self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
         self._cache = allocate_cache(program, layout, settings.kv)
+        self.load_weights(load, settings, store, prequantized)
+        self._warmer = CacheWarmer(self._cache, layout)
+        self._warmer.stay_ahead(0)
+
+    def load_weights(
+        self,
+        load: Callable[[], Mapping[str, Array]],
+        settings: NativeSettings,
+        store: Store | None = None,
+        prequantized: StreamedWeights | None = None,
+    ) -> None:
+        """Compute with the weights that `load` gives, packed as `settings` say; between steps, after `drop_weights`.
+
+        It is called only where `store` has not all parts. `prequantized` reads the weights that
+        `settings.prequantized` names.
+        """
+        program, self.settings, self._store = self._program, settings, store
+        self._tape = _native.Tape(settings.level, self.pool, settings.deterministic)
         how = (settings.level, settings.num_threads, store, prequantized, settings.variants)
         self._weights = NativeWeights(load, *how)
         compiler = Compiler(program, self._weights, settings, self._tape, self._cache)
-        self.parts: Sequence[Part] = compiler.compile(native)
+        self.parts: Sequence[Part] = compiler.compile(self._native)
         self._features = compiler.features
         self._taps = [compiler.place(name) for name in program.taps]
         self._result = compiler.places.get(program.result)  # None: logits, which are no buffer of the tape
@@ -66,8 +83,11 @@ class NativeExecutable:
         self._started: Started | None = None
         self._following: Started | None = None
         self._tape.sample(program.vocab_size)
-        self._warmer = CacheWarmer(self._cache, layout)
-        self._warmer.stay_ahead(0)
+
+    def drop_weights(self) -> None:
+        """Free the weights: no step is computed until there are others."""
+        self._weights.drop()
+        del self._tape, self._weights, self.parts, self._timings
 
     @property
     def weight_bytes(self) -> int:
@@ -99,7 +119,7 @@ class NativeExecutable:
         for _ in range(3):
             started = time.perf_counter()
             for part in parts:
-                _native.read_all(self._settings.level, self.pool, address(part), part.nbytes // 64 * 64)
+                _native.read_all(self.settings.level, self.pool, address(part), part.nbytes // 64 * 64)
             fastest_s = min(fastest_s, time.perf_counter() - started)
         return num_bytes / fastest_s
 
@@ -172,6 +192,10 @@ class NativeExecutable:
                         part[target] = part[source]
 
     def _output(self, step: StepBatch, logits: np.ndarray, sampled_token_ids: IntArray) -> StepOutput:
+        if self._store is not None and self._store.is_cut:
+            raise WeightsLostError(
+                "the file of packed weights was cut off while it was in use; start again to rebuild it"
+            )
         if self._result is not None:
             return StepOutput(self._rows(self._result, step).copy())
         taps = [self._rows(place, step) for place in self._taps]

@@ -35,6 +35,11 @@ class Store(Protocol):
         """Return the bytes of part `name`, uint8 and 64-byte aligned, or None."""
         ...
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether parts that were found are zeros now."""
+        ...
+
     def add(self, name: str, data: np.ndarray) -> None:
         """Offer the bytes of a part to the next start."""
         ...
@@ -87,6 +92,11 @@ class NativeWeights:
         """Release the checkpoint's tensors; parts stay."""
         self._tensors = None
         self._threads.shutdown()
+
+    def drop(self) -> None:
+        """Free all parts now: none is read any more."""
+        self._store, self._memory = None, Arena()
+        self._parts.clear()
 
     def vector(self, name: str, make: Callable[[], Array]) -> int:
         """Return the address of float32 entries, padded with zeros to whole panels."""

@@ -9,6 +9,7 @@ from ridgeline.backends import host
 from ridgeline.backends.base import BackendPlan, ModelSource, StepLimits
 from ridgeline.cache.layout import CacheLayout, KvStateSize, RecurrentStateSize, StateSize
 from ridgeline.core.config import Choice, EngineConfig, QuantizeConfig
+from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import TORCH_IS_MISSING
 from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.efficiency import OpTiming
@@ -69,13 +70,25 @@ class ReferencePlan:
 
         from ridgeline.backends.reference.paged import ReferenceExecutable
         from ridgeline.backends.reference.rounding import roundings_of, with_rounded_inputs
-        from ridgeline.core.dtypes import DTYPES
-        from ridgeline.quant import dequantized_weights
-        from ridgeline.weights.lora import stacked
 
         host.retain_freed_memory()
         torch.set_num_threads(self.num_threads)
         program = with_rounded_inputs(program, roundings_of(self.integers, self.config.quantize.inputs))
+        return ReferenceExecutable(program, self._weights(program), layout, self.config.cache.kv_dtype)
+
+    def replace_weights(self, executable: "Executable") -> None:
+        from ridgeline.backends.reference.paged import ReferenceExecutable
+
+        assert isinstance(executable, ReferenceExecutable), "a plan of this backend opened it"
+        executable.load_weights({})
+        executable.load_weights(self._weights(executable.program))
+
+    def _weights(self, program: Program) -> Mapping[str, Array]:
+        """Return the weights of a program, with adapters and rounded as asked."""
+        from ridgeline.core.dtypes import DTYPES
+        from ridgeline.quant import dequantized_weights
+        from ridgeline.weights.lora import stacked
+
         model, dtype, quantize = self.model, DTYPES[self.dtype], self.config.quantize
         if model.tensors is not None:
             given = model.tensors(dtype)
@@ -85,7 +98,7 @@ class ReferencePlan:
         if quantize.scheme is not None:
             form = chosen_format(quantize)
             weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)
-        return ReferenceExecutable(program, weights, layout, self.config.cache.kv_dtype)
+        return weights
 
 
 class ReferenceBackend:

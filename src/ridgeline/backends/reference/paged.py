@@ -41,10 +41,9 @@ class ReferenceExecutable:
     def __init__(
         self, program: Program, weights: Mapping[str, Array], layout: CacheLayout, kv_dtype: KvDtype = "auto"
     ) -> None:
-        tensors = as_tensors(weights)
-        self._program, self._weights = pack_matrices(program, tensors)
-        self._layout = layout
-        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.ndim > 1), torch.float32)
+        self.program, self._layout = program, layout
+        self.load_weights(weights)
+        dtype = next((tensor.dtype for tensor in as_tensors(weights).values() if tensor.ndim > 1), torch.float32)
         self._dtype = dtype
         self._kv_dtype: KvDtype = kv_dtype
         self._element = ElementBytes(weight=dtype.itemsize, activation=dtype.itemsize, kv=dtype.itemsize)
@@ -61,6 +60,12 @@ class ReferenceExecutable:
                 if isinstance(size, RecurrentState) and group.log_rows:
                     shape = (group.num_blocks, group.log_rows)
                     self._logs[state] = tuple(torch.zeros(*shape, width) for width in size.logged)
+
+    def load_weights(self, weights: Mapping[str, Array]) -> None:
+        """Compute with these weights from the next step on; with none there is no step until there are others."""
+        self._program, self._weights = (
+            pack_matrices(self.program, as_tensors(weights)) if weights else (self.program, {})
+        )
 
     @property
     def weight_bytes(self) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from ridgeline.core.collector import long_lived_imports
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import RidgelineError
+from ridgeline.core.errors import RidgelineError, WeightsLostError
 from ridgeline.core.log import get_logger, set_up
 
 with long_lived_imports():
@@ -154,8 +154,8 @@ def main() -> None:
         from ridgeline.engine.process.faults import build_faulty as build
     try:
         code = EngineProcess(kind(fileno=int(sys.argv[1])), build).run()
-    except Exception:
-        log.exception("the engine died")
+    except Exception as error:
+        log.error("the engine died: %s", error, exc_info=not isinstance(error, WeightsLostError))
         code = 1
     logging.shutdown()
     os._exit(code)  # the interpreter's end would meet the other threads, and take the model apart piece by piece

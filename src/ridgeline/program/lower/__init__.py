@@ -20,6 +20,7 @@ from ridgeline.spec.parts import GatedMlp, Mlp, Norm
 from ridgeline.spec.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2
 from ridgeline.spec.spec import (
     AnyLayer,
+    Classifier,
     DecoderSpec,
     FeedForward,
     Head,
@@ -34,14 +35,19 @@ from ridgeline.spec.spec import (
 def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool = False) -> Program:
     """Return the program of `spec` for sequences of up to `context_length` tokens (default: `spec.max_positions`).
 
-    It ends in the logits of the selected rows; with `hidden`, and for a model without a head, in what the head would
-    read. Raises ConfigError where shapes do not fit or a learned position table is shorter than the context.
+    It ends in the logits of the selected rows, a classifier's where there is one; with `hidden`, and for a model
+    without a head, in what the head would read. Raises ConfigError where shapes do not fit or a learned position table
+    is shorter than the context.
     """
     b = Builder(spec, context_length or spec.max_positions)
     x = _embed(b)
     for index, layer in enumerate(spec.layers):
         x = LAYERS[type(layer)](b, f"layers.{index}", layer, x)
+    if spec.classifier is not None:
+        x = _classify(b, spec.classifier, _optional_norm(b, "final_norm", spec.final_norm, x))
     (x,) = b.emit("select_rows", "rows", (x, LOGIT_ROWS))
+    if spec.classifier is not None:
+        return b.program()
     x = _optional_norm(b, "final_norm", spec.final_norm, x)
     if spec.head is not None and not hidden:
         lower_head(b, spec.head, x)
@@ -51,16 +57,23 @@ def lower(spec: DecoderSpec, context_length: int | None = None, *, hidden: bool 
 def _embed(b: Builder) -> str:
     spec = b.spec
     table = b.weight("embed.weight", spec.vocab_size, spec.hidden_size)
-    (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale))
+    typed = spec.vocab_size if spec.num_types > 1 else 0
+    (x,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(spec.embedding.scale, typed))
     if num_positions := spec.embedding.num_positions:
         if b.context_length > num_positions:
             raise ConfigError(f"context length {b.context_length} exceeds the {num_positions} learned positions")
+        if spec.embedding.unused_positions:
+            b.weight("unused_positions.weight", spec.embedding.unused_positions, spec.hidden_size)
         table = b.weight("positions.weight", num_positions, spec.hidden_size)
         (p,) = b.emit("embed", "positions", (POSITIONS,), (table,), EmbedAttrs(1.0))
         (x,) = b.emit("add", "embed.sum", (x, p))
     if spec.embedding.num_types:
         table = b.weight("types.weight", spec.embedding.num_types, spec.hidden_size)
-        (x,) = b.emit("add_row", "embed.type", (x,), (table,), AddRowAttrs(0))
+        if typed:
+            (t,) = b.emit("embed", "types", (TOKEN_IDS,), (table,), EmbedAttrs(1.0, typed, of_types=True))
+            (x,) = b.emit("add", "embed.type", (x, t))
+        else:
+            (x,) = b.emit("add_row", "embed.type", (x,), (table,), AddRowAttrs(0))
     return _optional_norm(b, "embed_norm", spec.embedding.norm, x)
 
 
@@ -118,6 +131,13 @@ def _optional_norm(b: Builder, prefix: str, norm: Norm | None, x: str) -> str:
 
 def _scaled(b: Builder, prefix: str, factor: float, x: str) -> str:
     return x if factor == 1.0 else b.emit("scale", prefix, (x,), (), ScaleAttrs(factor))[0]
+
+
+def _classify(b: Builder, classifier: Classifier, x: str) -> str:
+    if classifier.dense:
+        x = b.linear("classifier.dense", x, b.width(x), bias=True)
+        (x,) = b.emit("softcap", "classifier.tanh", (x,), (), SoftcapAttrs(1.0))
+    return b.linear("classifier.out", x, classifier.num_labels, classifier.bias)
 
 
 def lower_head(b: Builder, head: Head, x: str) -> None:

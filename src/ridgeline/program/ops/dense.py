@@ -24,9 +24,14 @@ MATRIX_OPS = ("linear", "lm_head")  # kinds that multiply by a matrix, their fir
 
 @dataclass(frozen=True, slots=True)
 class EmbedAttrs(Attrs):
-    """`scale` is rounded to the dtype of the table before it multiplies."""
+    """`scale` is rounded to the dtype of the table before it multiplies.
+
+    With a `vocab_size` a token's id is that of its row plus its type times this, and `of_types` looks up the type.
+    """
 
     scale: float
+    vocab_size: int = 0
+    of_types: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,8 @@ class Batches:
     async def _go_on(self, stored: Stored, batch: Batch) -> None:
         """Check a batch's lines, do those that are left, say what came of them."""
         path = self.folder.path(batch.input_file_id)
-        work = await asyncio.to_thread(Work.read, path, self._service.settings.max_body_bytes, batch.endpoint)
+        most = self._service.settings.max_body_bytes
+        work = await asyncio.to_thread(Work.read, path, most, batch.endpoint, batch.id)
         if batch.status == "validating":
             if problems := _problems(work):
                 batch.errors = Problems(problems)

@@ -19,7 +19,7 @@ class Journal:
     """Holds results, each on disk when `add` returns. Raises OSError, and ConfigError for a file that is another's."""
 
     def __init__(self, path: Path) -> None:
-        self.keys = array("Q")  # of the results that were there
+        self.keys, self.asked = array("Q"), array("Q")  # digests of the results that were there
         self.num_ok = 0  # of those
         self._waiting = bytearray()
         self._turn, self._writing = asyncio.Lock(), threading.Lock()
@@ -47,6 +47,7 @@ class Journal:
                     fix = "give another file, or delete it to begin anew"
                     raise ConfigError(f"{path}, line {number}, is no result of a batch: {error}; {fix}") from error
                 self.keys.append(result.key)
+                self.asked.append(result.asked)
                 self.num_ok += result.is_ok
                 self._num_bytes += len(line)
         self._file.truncate(self._num_bytes)

@@ -1,8 +1,10 @@
 """Lines of a batch: what each asks for, what came of it, and which of a file are left to do.
 
-An input is read once to check it, and once more while it runs: in memory are 8 bytes of each line's name.
+An input is read once to check it, and once more while it runs: in memory are 8 bytes of each line's name, and 8 of
+what it asks.
 """
 
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 Url = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score"]
 MAX_TOLD = 100  # problems of one input
 DUPLICATE = "duplicate_custom_id"
+_ID, _HEX = "batch_req_", re.compile("[0-9a-f]{16}")
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -50,10 +53,16 @@ class LineResponse(msgspec.Struct, kw_only=True):
 class Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the output: a response, or why there is none."""
 
-    id: str = msgspec.field(default_factory=lambda: f"batch_req_{uuid4().hex}")
+    id: str = msgspec.field(default_factory=lambda: f"{_ID}{uuid4().hex}")
     custom_id: str | None
     response: LineResponse | None = None
     error: Problem | None = None
+
+    @property
+    def asked(self) -> int:
+        """The digest of what the line asked for, where the id has it."""
+        digits = self.id.removeprefix(_ID)[16:]
+        return int(digits, 16) if _HEX.fullmatch(digits) else 0
 
     @property
     def key(self) -> int:
@@ -81,15 +90,17 @@ class Work:
     max_line_bytes: int
     url: str | None  # what all must ask for; None: each its own
     keys_N: npt.NDArray[np.uint64]
+    asked_N: npt.NDArray[np.uint64]  # digests of the lines, and of what else decides their results
     done_N: npt.NDArray[np.bool_]
     problems: list[Problem]  # the first of them
     duplicates: list[Problem]
 
     @classmethod
-    def read(cls, path: Path, max_line_bytes: int, url: str | None = None) -> Self:
-        """Check every line. Raises OSError."""
-        keys, blank, problems = array("Q"), array("B"), list[Problem]()
-        for number, line in _lines(path, max_line_bytes, url):
+    def read(cls, path: Path, max_line_bytes: int, url: str | None = None, options: str = "") -> Self:
+        """Check every line. `options` are what decides results beside the lines. Raises OSError."""
+        keys, asked, blank, problems = array("Q"), array("Q"), array("B"), list[Problem]()
+        for number, line, raw in _lines(path, max_line_bytes, url):
+            asked.append(_digest(options.encode() + b"\n" + raw.strip()))
             blank.append(line is None)
             keys.append(_key(f"={line.custom_id}" if isinstance(line, Line) else f"#{number}"))
             if isinstance(line, Problem) and len(problems) < MAX_TOLD:
@@ -102,7 +113,16 @@ class Work:
             Problem(code=DUPLICATE, message=f"line {n} has the custom_id of line {m}", line=n, param="custom_id")
             for n, m in pairs
         ]
-        return cls(path, max_line_bytes, url, keys_N, np.array(blank, np.bool_), problems, duplicates)
+        return cls(
+            path,
+            max_line_bytes,
+            url,
+            keys_N,
+            np.array(asked, np.uint64),
+            np.array(blank, np.bool_),
+            problems,
+            duplicates,
+        )
 
     @property
     def num_left(self) -> int:
@@ -114,15 +134,25 @@ class Work:
         self.done_N |= np.isin(self.keys_N, found_K)
         return bool(np.isin(found_K, self.keys_N).all())
 
+    def changed(self, keys: "array[int]", asked: "array[int]") -> list[int]:
+        """Return the numbers of the lines whose results, found by `skip`, are of something else than they ask."""
+        order_N = np.argsort(self.keys_N)
+        lines_K = order_N[np.searchsorted(self.keys_N, np.array(keys, np.uint64), sorter=order_N)]
+        return sorted((lines_K[self.asked_N[lines_K] != np.array(asked, np.uint64)] + 1).tolist())
+
+    def result_id(self, index: int) -> str:
+        """Return the id of a line's result: its name and what it asks, as digests."""
+        return f"{_ID}{self.keys_N[index]:016x}{self.asked_N[index]:016x}"
+
     def left(self) -> Iterator[tuple[int, Line | Problem]]:
         """Yield what is not done, with the index that `done_N` has of it."""
-        for number, line in _lines(self.path, self.max_line_bytes, self.url):
+        for number, line, _ in _lines(self.path, self.max_line_bytes, self.url):
             if line is not None and not self.done_N[number - 1]:
                 yield number - 1, line
 
 
-def _lines(path: Path, max_bytes: int, url: str | None) -> Iterator[tuple[int, Line | Problem | None]]:
-    """Yield the lines with their numbers; None for a blank one."""
+def _lines(path: Path, max_bytes: int, url: str | None) -> Iterator[tuple[int, Line | Problem | None, bytes]]:
+    """Yield the lines with their numbers, None for a blank one, and their bytes, of a long one the first."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_bytes + 1):
@@ -130,9 +160,9 @@ def _lines(path: Path, max_bytes: int, url: str | None) -> Iterator[tuple[int, L
             if len(raw) > max_bytes and not raw.endswith(b"\n"):
                 while (rest := file.readline(max_bytes)) and not rest.endswith(b"\n"):
                     pass
-                yield number, _problem(number, "line_too_long", f"longer than {max_bytes} bytes")
+                yield number, _problem(number, "line_too_long", f"longer than {max_bytes} bytes"), raw
             else:
-                yield number, _parsed(number, raw, url) if raw.strip() else None
+                yield number, _parsed(number, raw, url) if raw.strip() else None, raw
 
 
 def _parsed(number: int, raw: bytes, url: str | None) -> Line | Problem:
@@ -152,4 +182,8 @@ def _problem(number: int, code: str, what: str) -> Problem:
 
 
 def _key(name: str) -> int:
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+    return _digest(name.encode())
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")

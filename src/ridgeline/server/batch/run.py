@@ -29,7 +29,7 @@ async def run_lines(
         for index, line in left:
             note = RequestNote(new_request_id(), client=client)
             async with gate:
-                result = await _result(app, line, note)
+                result = await _result(app, line, note, work.result_id(index))
             await write(result)
             work.done_N[index] = True
             report(result, note)
@@ -42,16 +42,16 @@ async def run_lines(
         raise group.exceptions[0] from None
 
 
-async def _result(app: Starlette, line: Line | Problem, note: RequestNote) -> Result:
+async def _result(app: Starlette, line: Line | Problem, note: RequestNote, name: str) -> Result:
     """Return what comes of a line; while the engine is down, it waits."""
     if isinstance(line, Problem):
-        return Result(custom_id=None, error=line)
+        return Result(id=name, custom_id=None, error=line)
     note.line, wait_s = line.custom_id, FIRST_WAIT_S
     while True:
         status, content = await _post(app, line, note)
         if status != 503:
             response = LineResponse(status_code=status, request_id=note.request_id, body=Raw(content))
-            return Result(custom_id=line.custom_id, response=response)
+            return Result(id=name, custom_id=line.custom_id, response=response)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 

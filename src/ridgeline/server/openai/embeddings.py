@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import uuid
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -49,32 +50,45 @@ async def embedded(
     service: Service, http: HttpRequest, prompts: str | list[str | int | list[int]], priority: int | None, field: str
 ) -> list[Vectors]:
     """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps."""
+    if service.info.num_labels:
+        raise RequestError("this model scores pairs of texts: use /v1/score or /v1/rerank", param="model")
+    service.reserve(note_of(http), num_prompts(prompts))
+
+    def encoded() -> list[list[int]]:
+        return [service.encode(text) for text in split_prompts(prompts, service.settings.max_prompts)]
+
+    return await pooled(service, http, encoded, priority, field)
+
+
+async def pooled(
+    service: Service, http: HttpRequest, encoded: Callable[[], list[list[int]]], priority: int | None, field: str
+) -> list[Vectors]:
+    """Return a vector for each of what `encoded` returns, in a worker thread. Raises what errors.py maps."""
     note = note_of(http)
-    service.reserve(note, num_prompts(prompts))
-    requests = await asyncio.to_thread(_requests, service, prompts, priority or 0, field)
+    requests = await asyncio.to_thread(_requests, service, encoded, priority or 0, field)
     vectors = await while_connected(http.receive, embed(service.engine, *service.admit(note, requests, whole=True)))
     note.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
     service.metrics.prompt_tokens.inc(note.prompt_tokens)
     return vectors
 
 
-def _requests(service: Service, prompts: str | list[str | int | list[int]], priority: int, field: str) -> list[Request]:
+def _requests(service: Service, encoded: Callable[[], list[list[int]]], priority: int, field: str) -> list[Request]:
     """Check everything and compute the tokens, in a worker thread. Raises RequestError."""
     if not service.info.embeds:
         raise RequestError(
             "this model was loaded to generate: start the server with --task embed for embeddings", param="model"
         )
-    pooling = PoolingParams(pooling=service.info.pooling)
+    pooling = PoolingParams(pooling=service.info.pooling, normalize=not service.info.num_labels)
     try:
         return [
             service.intake.embedding(
-                service.encode(text),
+                token_ids,
                 pooling,
                 priority=priority,
                 deadline_s=service.settings.request_timeout_s,
                 request_id=f"embd-{uuid.uuid4().hex}",
             )
-            for text in split_prompts(prompts, service.settings.max_prompts)
+            for token_ids in encoded()
         ]
     except RequestError as error:
         if error.param not in ("prompt", "messages"):

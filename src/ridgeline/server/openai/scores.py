@@ -1,8 +1,15 @@
-"""POST /v1/rerank and /v1/score: how close texts are, by the cosine of their vectors."""
+"""POST /rerank, in the shapes of Jina and of Cohere, and /score: how close texts are.
 
+A model with a head of one label reads two texts together, and its logit's sigmoid is the score; of a model that embeds
+it is the cosine of their vectors.
+"""
+
+import asyncio
+import math
 import time
 import uuid
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,8 +18,11 @@ from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import RequestError
 from ridgeline.server.body import read_json
-from ridgeline.server.openai.embeddings import embedded
+from ridgeline.server.openai.embeddings import embedded, pooled
 from ridgeline.server.service import Service, note_of
+from ridgeline.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class Document(msgspec.Struct):
@@ -22,22 +32,28 @@ class Document(msgspec.Struct):
 
 
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/rerank. `top_n`: this many of the closest documents; without it, or with 0, all."""
+    """POST /rerank. `top_n`: this many of the closest documents; without it, or with 0, all.
+
+    `use_activation` false: the logit itself. A document is cut to `max_tokens_per_doc`.
+    """
 
     query: str
     documents: list[str | Document]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    use_activation: bool | None = None
     user: str | None = None
     priority: int | None = None
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/score. A text is compared with each of the other side; two lists, of the same length, in pairs."""
+    """POST /score. A text is compared with each of the other side; two lists, of the same length, in pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]
+    use_activation: bool | None = None
     model: str | None = None
     user: str | None = None
     priority: int | None = None
@@ -48,18 +64,25 @@ _RERANK, _SCORE = msgspec.json.Decoder(RerankRequest), msgspec.json.Decoder(Scor
 
 async def rerank(service: Service, http: HttpRequest) -> Response:
     """Sort documents by how close they are to a query. Raises what errors.py maps."""
-    body = await read_json(http, _RERANK)
+    body, is_cohere = await read_json(http, _RERANK), http.scope["path"] == "/v2/rerank"
     model, top_n = service.require_model(body.model), len(body.documents) if not body.top_n else body.top_n
     if not body.documents or top_n < 0:
         wrong = "documents" if not body.documents else "top_n"
         raise RequestError("documents must be one or more, and top_n not negative", param=wrong)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    vectors = await embedded(service, http, [body.query, *texts], body.priority, "documents")
-    scores = [float(np.dot(vectors[0], each_H)) for each_H in vectors[1:]]
+    read = texts
+    if (most := body.max_tokens_per_doc) is not None and (tokenizer := service.tokenizer) is not None:
+        read = await asyncio.to_thread(lambda: [_beginning(tokenizer, text, most) for text in texts])
+    scores = await _scores(service, http, [body.query], read, body, "documents")
     results: list[dict[str, Any]] = []
     for index in sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]:
-        document = {} if body.return_documents is False else {"document": {"text": texts[index]}}
+        shown = body.return_documents is not False and not is_cohere
+        document = {"document": {"text": texts[index]}} if shown else {}
         results.append({"index": index, "relevance_score": scores[index], **document})
+    if is_cohere:
+        tokens = {"input_tokens": note_of(http).prompt_tokens}
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": tokens}
+        return JSONResponse({"id": str(uuid.uuid4()), "results": results, "meta": meta})
     return _response(http, f"rerank-{uuid.uuid4().hex}", model, results=results)
 
 
@@ -73,13 +96,41 @@ async def score(service: Service, http: HttpRequest) -> Response:
             f"text_1 has {len(first)} and text_2 {len(second)}: give one text, or as many as there are on both sides"
         )
         raise RequestError(words, param="text_2")
-    vectors = await embedded(service, http, [*first, *second], body.priority, "text_1")
-    lefts, rights = vectors[: len(first)], vectors[len(first) :]
-    count = max(len(first), len(second))
-    pairs = zip(lefts * (count // len(lefts)), rights * (count // len(rights)))
-    scores = [float(np.dot(left_H, right_H)) for left_H, right_H in pairs]
+    scores = await _scores(service, http, first, second, body, "text_1")
     data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]
     return _response(http, f"score-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
+
+
+def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
+    places = tokenizer.encoding(text, add_special_tokens=False).offsets
+    return text if len(places) <= num_tokens else text[: places[num_tokens - 1][1]]
+
+
+async def _scores(
+    service: Service,
+    http: HttpRequest,
+    first: list[str],
+    second: list[str],
+    body: RerankRequest | ScoreRequest,
+    field: str,
+) -> list[float]:
+    """Return the scores of pairs; a side of one text stands in each of them. Raises what errors.py maps."""
+    num_labels, count = service.info.num_labels, max(len(first), len(second))
+
+    def paired(lefts: list[T], rights: list[T]) -> Iterable[tuple[T, T]]:
+        return zip(lefts * (count // len(lefts)), rights * (count // len(rights)))
+
+    if not num_labels:
+        vectors = await embedded(service, http, [*first, *second], body.priority, field)
+        return [float(np.dot(*pair)) for pair in paired(vectors[: len(first)], vectors[len(first) :])]
+    if num_labels > 1:
+        raise RequestError(f"this model tells {num_labels} labels apart: a score needs a head of one", param="model")
+    if count > (most := service.settings.max_prompts):
+        raise RequestError(f"at most {most} pairs in one request, got {count}", param=field)
+    service.reserve(note_of(http), count)
+    pairs = paired(first, second)
+    logits = await pooled(service, http, lambda: [service.encode_pair(*pair) for pair in pairs], body.priority, field)
+    return [float(x) if body.use_activation is False else 0.5 + 0.5 * math.tanh(0.5 * float(x)) for (x,) in logits]
 
 
 def _response(http: HttpRequest, name: str, model: str, **fields: object) -> Response:

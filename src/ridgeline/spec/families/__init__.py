@@ -5,6 +5,8 @@ A family module declares a function, and a second one where its tensors are not 
     read(config: ConfigReader) -> DecoderSpec      what the model is; every config key understood or refused
     renames(spec: DecoderSpec) -> Renames          how checkpoint tensors become program weights
 
+and a CLASSIFIER, of any number of labels, where its head that classifies is more than `score.weight` on the last token.
+
 Adding an architecture is adding a file here, which the registry finds by its name, and random small configs for the
 tests in `tests/families/<model_type>.py`.
 """
@@ -12,12 +14,15 @@ tests in `tests/families/<model_type>.py`.
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 
 from ridgeline.core.errors import ConfigError
 from ridgeline.spec.common import expert_renames, llama_renames
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Renames
+from ridgeline.spec.spec import Classifier, DecoderSpec, Rename, Renames
+
+CLASSIFIES = "ForSequenceClassification"
 
 
 def names() -> list[str]:
@@ -27,9 +32,9 @@ def names() -> list[str]:
 
 def family(model_type: str) -> ModuleType:
     """Return the family module of `model_type`. Raises ConfigError naming what is supported."""
-    if model_type not in names():
+    if model_type.replace("-", "_") not in names():
         raise ConfigError(f"model_type {model_type!r} is not supported; supported: {', '.join(names())}")
-    return importlib.import_module(f"{__name__}.{model_type}")
+    return importlib.import_module(f"{__name__}.{model_type.replace('-', '_')}")
 
 
 def renames(spec: DecoderSpec) -> Renames:
@@ -38,7 +43,8 @@ def renames(spec: DecoderSpec) -> Renames:
     Experts, where a model has any, are named as Qwen's.
     """
     own: Callable[[DecoderSpec], Renames] | None = getattr(family(spec.model_type), "renames", None)
-    return own(spec) if own else [*llama_renames(), *expert_renames()]
+    found = own(spec) if own else [*llama_renames(), *expert_renames()]
+    return [*found, Rename("score.weight", ("classifier.out.weight",))] if spec.classifier is not None else found
 
 
 def read_spec(config: Mapping[str, object]) -> DecoderSpec:
@@ -49,4 +55,9 @@ def read_spec(config: Mapping[str, object]) -> DecoderSpec:
     reader = ConfigReader(config)
     spec: DecoderSpec = family(model_type).read(reader)
     reader.finish()
+    architectures, labels = config.get("architectures"), config.get("id2label")
+    if any(str(name).endswith(CLASSIFIES) for name in (architectures if isinstance(architectures, list) else ())):
+        num_labels = len(labels) if isinstance(labels, dict) and labels else 2  # as transformers has it
+        own: Classifier = getattr(family(model_type), "CLASSIFIER", Classifier(num_labels))
+        spec = replace(spec, classifier=replace(own, num_labels=num_labels))
     return spec

@@ -1,11 +1,23 @@
 """BERT: an encoder with learned positions and norms behind each sum; every token sees the whole text."""
 
+from collections.abc import Sequence
+
 from ridgeline.spec.common import ACTIVATIONS, decoder, layer_renames, module_renames, multi_head
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, Embedding, LayerNorm, Mlp, PostNormLayer, Rename, Renames
+from ridgeline.spec.spec import Classifier, DecoderSpec, Embedding, LayerNorm, Mlp, PostNormLayer, Rename, Renames
 
-HEADS = ("cls.", "bert.pooler.", "pooler.", "classifier.", "qa_outputs.")  # tasks beside the encoder
-BUFFERS = ("bert.embeddings.position_ids", "embeddings.position_ids")
+HEADS = ("cls.", "lm_head.", "pooler.", "classifier.", "qa_outputs.")  # tasks beside the encoder
+CLASSIFIER = Classifier(1, "first", dense=True, bias=True)
+BUFFERS = ("bert.embeddings.position_ids", "roberta.embeddings.position_ids", "embeddings.position_ids")
+EMBEDDINGS = {"word_embeddings": "embed", "token_type_embeddings": "types", "LayerNorm": "embed_norm"}
+LAYER = {
+    **{f"attention.self.{word}": f"attn.{word[0]}" for word in ("query", "key", "value")},
+    "attention.output.dense": "attn.o",
+    "attention.output.LayerNorm": "mixer_norm",
+    "intermediate.dense": "ffn.up",
+    "output.dense": "ffn.down",
+    "output.LayerNorm": "ffn_norm",
+}
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -25,13 +37,15 @@ def read(config: ConfigReader) -> DecoderSpec:
 
 
 def renames(spec: DecoderSpec) -> Renames:
-    outside = {"word_embeddings": "embed", "position_embeddings": "positions", "token_type_embeddings": "types"}
-    outside["LayerNorm"] = "embed_norm"
-    layer = {f"attention.self.{word}": f"attn.{word[0]}" for word in ("query", "key", "value")}
-    layer |= {"attention.output.dense": "attn.o", "attention.output.LayerNorm": "mixer_norm"}
-    layer |= {"intermediate.dense": "ffn.up", "output.dense": "ffn.down", "output.LayerNorm": "ffn_norm"}
-    names = [Rename(source, ()) for source in (*HEADS, *BUFFERS)]
-    for prefix in ("bert.", ""):
-        names += module_renames({f"{prefix}embeddings.{source}": to for source, to in outside.items()})
-        names += layer_renames(layer, prefix + "encoder.layer.{i}")
+    head = {"classifier": "classifier.out", "bert.pooler.dense": "classifier.dense"}
+    return [*module_renames(head), *encoder_renames("bert.", ["positions"])]
+
+
+def encoder_renames(base: str, positions: Sequence[str]) -> Renames:
+    """Return the renames of an encoder by itself, or called `base` within a model; `positions` share a table."""
+    names = [Rename(source, ()) for source in (*(f"{base}{head}" for head in HEADS), *HEADS, *BUFFERS)]
+    for prefix in (base, ""):
+        names += module_renames({f"{prefix}embeddings.position_embeddings": positions})
+        names += module_renames({f"{prefix}embeddings.{source}": to for source, to in EMBEDDINGS.items()})
+        names += layer_renames(LAYER, prefix + "encoder.layer.{i}")
     return names

@@ -6,7 +6,8 @@
 
 It is written in pieces of a huge page, each of which the system may then keep in one; mappings ask for that.
 A file is written under another name and renamed when it is complete, and never changed after that: any number of
-processes may map, replace or remove it at once. What is damaged, of another version or of another key is refused with a
+processes may map, replace or remove it at once. Should another program cut it off while it is mapped, what is lost
+reads as zeros, and the mapping's guard tells. What is damaged, of another version or of another key is refused with a
 warning, and the caller builds it again. Called by store.py. Must not import torch.
 """
 
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
 
-from ridgeline.backends.native.memory import ask_for_huge_pages
+from ridgeline import _native
+from ridgeline.backends.native.memory import address, ask_for_huge_pages
 from ridgeline.core.log import get_logger
 
 MAGIC = b"RIDGEPAK"
@@ -52,6 +55,12 @@ class _Index(msgspec.Struct, forbid_unknown_fields=True):
 def crc32s(parts: Sequence[memoryview]) -> list[int]:
     """Return the CRC-32 of each part."""
     return [zlib.crc32(part) for part in parts]
+
+
+class PackMapping(mmap.mmap):
+    """The mapped file, which the parts are views of: `part.obj`."""
+
+    guard: _native.MapGuard
 
 
 class _RefusedError(Exception):
@@ -90,9 +99,10 @@ def _read(file: BinaryIO, key: str, checksums: Checksums) -> dict[str, memoryvie
         raise _RefusedError("its header is damaged")
     if index_offset + index_bytes != num_bytes:
         raise _RefusedError(f"it has {num_bytes} bytes instead of {index_offset + index_bytes}")
-    mapping = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
+    mapping = PackMapping(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
     ask_for_huge_pages(mapping)
     view = memoryview(mapping)
+    mapping.guard = _native.MapGuard(file.fileno(), address(np.frombuffer(view, np.uint8)), num_bytes)
     raw_index = view[index_offset:]
     if zlib.crc32(raw_index) != index_crc:
         raise _RefusedError("its index is damaged")

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.backends.native.packs.file import PARTIAL, Checksums, crc32s, open_pack, write_pack
+from ridgeline.backends.native.packs.file import PARTIAL, Checksums, PackMapping, crc32s, open_pack, write_pack
 from ridgeline.core.log import get_logger
 
 MAX_BYTES = 32 << 30  # of all packs; beyond it the ones that were used longest ago go
@@ -77,6 +77,12 @@ class PackStore:
         """Return the bytes of part `name`, read-only and mapped from the file, or None."""
         found = self._found.get(name)
         return None if found is None else np.frombuffer(found, dtype=np.uint8)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether another program has cut off the file that parts were found in."""
+        mapping = next((part.obj for part in self._found.values()), None)
+        return isinstance(mapping, PackMapping) and mapping.guard.is_cut
 
     def add(self, name: str, data: Bytes) -> None:
         """Write part `name` in the thread, behind all that was found: a pack has every part, or is not there."""

@@ -16,7 +16,10 @@ from ridgeline.spec.spec import Activation
 
 
 def embed(attrs: dense.EmbedAttrs, inputs: Tensors, weights: Tensors, memory: StepMemory) -> Outputs:
-    rows = F.embedding(inputs[0], weights[0])
+    ids = inputs[0]
+    if attrs.vocab_size:
+        ids = ids // attrs.vocab_size if attrs.of_types else ids % attrs.vocab_size
+    rows = F.embedding(ids, weights[0])
     # The factor is rounded to the weights' dtype first, as the models that use one were trained.
     return (rows if attrs.scale == 1.0 else rows * torch.tensor(attrs.scale, dtype=rows.dtype),)
 

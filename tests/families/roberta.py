@@ -1,0 +1,6 @@
+from families import bert
+from tiny_parts import Choose
+
+
+def tiny(choose: Choose) -> dict[str, object]:
+    return bert.tiny(choose) | {"model_type": "roberta", "pad_token_id": choose(0, 1), "type_vocab_size": 1}
