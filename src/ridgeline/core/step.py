@@ -187,10 +187,10 @@ class StepPlan(NamedTuple):
     """Everything an executor needs for one step, and what was decided on the way to it."""
 
     step: int
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     tables: tuple[tuple[BlockTable, ...], ...]  # [group][span]
     copies: tuple[BlockCopy, ...]
-    samples: tuple[SampleRow, ...]
+    samples: Sequence[SampleRow]
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
@@ -199,7 +199,7 @@ class StepPlan(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return sum(span.num_tokens for span in self.spans)
+        return len(self.spans) if self.follows else sum(span.num_tokens for span in self.spans)
 
 
 class SampledToken(NamedTuple):

@@ -8,6 +8,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -28,6 +30,7 @@ _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
+_new_token = partial(tuple.__new__, SampledToken)  # a NamedTuple's own constructor is a call of Python
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class _InStep:
     """Hold what the backend samples in a step, and the indices of their rows in `rows`."""
 
     rows: Sequence[SampleRow]
+    seq_ids: list[int]  # of the rows
     plain: list[int]
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
@@ -73,7 +77,7 @@ class Sampler:
         else:
             sampling = _metadata([rows[i] for i in plain])
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
-        self._last = self._recent[len(rows)] = _InStep(rows, plain, sampling, bare)
+        self._last = self._recent[len(rows)] = _InStep(rows, [row.seq_id for row in rows], plain, sampling, bare)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return sampling
@@ -96,7 +100,7 @@ class Sampler:
         if last is not None and last.rows is not rows and last.before is not rows:
             last = None
         if last is not None and last.bare and in_step is not None and not prompt_rows:
-            return tuple(map(_sampled, rows, in_step.tolist())), ()
+            return _bare(last.seq_ids, in_step.tolist()), ()
         token_ids, pending = [_NO_TOKEN] * len(rows), list(range(len(rows)))
         if in_step is not None:
             plain = self._plain(rows) if last is None else last.plain
@@ -192,6 +196,14 @@ class Sampler:
 
 def _sampled(row: SampleRow, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
     return SampledToken(row.seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
+
+
+def _bare(seq_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[SampledToken, ...]:
+    """Return what `_sampled` makes of tokens of which nothing more is asked."""
+    errors = (
+        repeat(None) if _NO_TOKEN not in token_ids else [_NOT_FINITE if t == _NO_TOKEN else None for t in token_ids]
+    )
+    return tuple(map(_new_token, zip(seq_ids, token_ids, repeat(None), errors, repeat(None))))
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:

@@ -3,19 +3,29 @@
 Called by the scheduler, which holds the sequences. No torch, no I/O.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, TokenLogprob, Vectors
+from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
+
+_TOKEN_ID: Callable[[SampledToken], int] = attrgetter("token_id")
+_LOGPROB: Callable[[SampledToken], TokenLogprob | None] = attrgetter("logprob")
+_ERROR: Callable[[SampledToken], str | None] = attrgetter("error")
+_TOKEN_EVENT = partial(tuple.__new__, TokenEvent)  # a NamedTuple's own constructor is a call of Python
 
 
 @dataclass(slots=True)
@@ -27,29 +37,48 @@ class StepCommit:
     max_model_len: int
     clock: Clock
 
-    def decode(self, landed: Iterable[tuple[int, Sequence, Span]], result: StepResult) -> None:
-        """Take in one token for each sequence; the first of each triple is the index of its sample."""
-        for index, seq, span in landed:
-            token = result.samples[index]
+    def decode(self, run: DecodeRun, result: StepResult) -> None:
+        """Take in one token for each sequence of the oldest plan in flight of `run`."""
+        samples, changes = result.samples, run.land()
+        token_ids = list(map(_TOKEN_ID, samples))
+        if run.may_end(token_ids) or any(map(_ERROR, samples)):
+            self._decode_each(run.seqs, samples)
+            return
+        deque(map(list[int].append, run.token_ids, token_ids), maxlen=0)
+        for seq in run.seqs:
+            seq.num_computed += 1
+        events = zip(run.requests, run.indices, token_ids, map(_LOGPROB, samples), repeat(False))
+        self.scheduler.events.extend(map(_TOKEN_EVENT, events))
+        for seq in [run.seqs[index] for index in changes]:
+            try:
+                self.cache.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+            except Exception as error:
+                self.scheduler.fault(seq, error)
+
+    def _decode_each(self, seqs: Items[Sequence], samples: Items[SampledToken]) -> None:
+        """Take in the tokens of a decode step where some may be the last of their outputs."""
+        for seq, token in zip(seqs, samples):
+            if not seq.num_computed:
+                continue  # it failed when another ended
             try:
                 if token.error is not None:
                     self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
                     continue
                 ends = self._append(seq, token)
-                self._commit(seq, span.start + 1)
+                self._commit(seq, seq.num_computed + 1)
                 if ends is not None:
                     self._end_as(seq, ends)
             except Exception as error:
                 self.scheduler.fault(seq, error)
 
-    def spans(self, landed: Iterable[tuple[int, Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
-        """Take in spans of any kind; the first of each triple is not used."""
+    def spans(self, landed: Iterable[tuple[Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
+        """Take in spans of any kind."""
         sampled: dict[int, list[SampledToken]] = {}
         for token in result.samples:
             sampled.setdefault(token.seq_id, []).append(token)
         scores = scores_by_sequence(plan, result) if plan.prompt_rows else {}
         vectors = dict(zip([row.seq_id for row in plan.vector_rows], result.vectors)) if plan.vector_rows else {}
-        for _, seq, span in landed:
+        for seq, span in landed:
             try:
                 if scored := scores.get(seq.seq_id):
                     seq.num_prompt_logprobs += len(scored)
