@@ -23,7 +23,7 @@ def as_lists(plan):
     """What a plan says, without the promise that it follows another."""
     tables = [[(table.first_token, list(table.blocks)) for table in tables] for tables in plan.tables]
     spans = tuple(span._replace(token_ids=list(span.token_ids)) for span in plan.spans)
-    return plan._replace(follows=0, tables=(), spans=spans, samples=tuple(plan.samples)), tables
+    return plan._replace(follows=0, token_ids=(), tables=(), spans=spans, samples=tuple(plan.samples)), tables
 
 
 requests = st.lists(

@@ -194,7 +194,10 @@ class StepPlan(NamedTuple):
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
-    follows: int = 0  # the step that this one is with every span, of one token, one token on; 0: nothing is promised
+    follows: int = (
+        0  # the step before, where rows too are sampled as there and nothing is copied; 0: it is not promised
+    )
+    token_ids: Sequence[int] = ()  # of the spans, where it is the step before with every span, of one token, one on
     features_TW: Vectors | None = None  # hidden states of another model that the program reads
 
     @property

@@ -8,8 +8,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -30,7 +28,6 @@ _MAX_RECENT = 16  # numbers of rows whose metadata are cached: drafts make steps
 _FEW = 8192  # a wide row with fewer tokens inside is sampled from these alone
 _NOT_FINITE = "the logits of this token are not finite (NaN, +inf, or every token excluded)"
 _NO_TOKEN = -1
-_new_token = partial(tuple.__new__, SampledToken)  # a NamedTuple's own constructor is a call of Python
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class Sampler:
         if last is not None and last.rows is not rows and last.before is not rows:
             last = None
         if last is not None and last.bare and in_step is not None and not prompt_rows:
-            return _bare(last.seq_ids, in_step.tolist()), ()
+            return tuple(map(_sampled, last.seq_ids, in_step.tolist())), ()
         token_ids, pending = [_NO_TOKEN] * len(rows), list(range(len(rows)))
         if in_step is not None:
             plain = self._plain(rows) if last is None else last.plain
@@ -109,7 +106,8 @@ class Sampler:
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
-        sampled = [_sampled(row, token_id, logprobs.get(i)) for i, (row, token_id) in enumerate(zip(rows, token_ids))]
+        decided = enumerate(zip(rows, token_ids))
+        sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]
         for i, told in weights.items():
             sampled[i] = sampled[i]._replace(weights=told)
         if not prompt_rows:
@@ -194,16 +192,8 @@ class Sampler:
         return xp.concat(columns), xp.concat(finite)
 
 
-def _sampled(row: SampleRow, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
-    return SampledToken(row.seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
-
-
-def _bare(seq_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[SampledToken, ...]:
-    """Return what `_sampled` makes of tokens of which nothing more is asked."""
-    errors = (
-        repeat(None) if _NO_TOKEN not in token_ids else [_NOT_FINITE if t == _NO_TOKEN else None for t in token_ids]
-    )
-    return tuple(map(_new_token, zip(seq_ids, token_ids, repeat(None), errors, repeat(None))))
+def _sampled(seq_id: int, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
+    return SampledToken(seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:

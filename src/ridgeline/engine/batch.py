@@ -13,7 +13,6 @@ import numpy as np
 from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepBatch, StepShape
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
-from ridgeline.engine.decode import token_of_each
 
 MAX_LAID = 16  # shapes whose arrays are cached: drafts make steps of a few shapes take turns
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
@@ -84,7 +83,7 @@ class BatchBuilder:
         np.add(last.batch.block, last.ones, out=last.other.block)
         batch, last.other = last.other, last.batch
         last.batch = batch
-        batch.token_ids_T[:] = token_of_each(plan.spans)
+        batch.token_ids_T[:] = plan.token_ids
         if len(batch.sampling.masks_MW):
             batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:

@@ -3,29 +3,20 @@
 Called by the scheduler, which holds the sequences. No torch, no I/O.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, TokenLogprob, Vectors
+from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
-
-_TOKEN_ID: Callable[[SampledToken], int] = attrgetter("token_id")
-_LOGPROB: Callable[[SampledToken], TokenLogprob | None] = attrgetter("logprob")
-_ERROR: Callable[[SampledToken], str | None] = attrgetter("error")
-_TOKEN_EVENT = partial(tuple.__new__, TokenEvent)  # a NamedTuple's own constructor is a call of Python
 
 
 @dataclass(slots=True)
@@ -39,35 +30,33 @@ class StepCommit:
 
     def decode(self, run: DecodeRun, result: StepResult) -> None:
         """Take in one token for each sequence of the oldest plan in flight of `run`."""
-        samples, changes = result.samples, run.land()
-        token_ids = list(map(_TOKEN_ID, samples))
-        if run.may_end(token_ids) or any(map(_ERROR, samples)):
-            self._decode_each(run.seqs, samples)
+        changes, may_end = run.land([token.token_id for token in result.samples])
+        if may_end or any(token.error for token in result.samples):
+            self._decode_each(run.seqs, result.samples)
             return
-        deque(map(list[int].append, run.token_ids, token_ids), maxlen=0)
-        for seq in run.seqs:
+        events = self.scheduler.events
+        for seq, (_, token_id, logprob, _, _) in zip(run.seqs, result.samples):
+            seq.token_ids.append(token_id)
             seq.num_computed += 1
-        events = zip(run.requests, run.indices, token_ids, map(_LOGPROB, samples), repeat(False))
-        self.scheduler.events.extend(map(_TOKEN_EVENT, events))
+            events.append(TokenEvent(seq.request, seq.index, token_id, logprob, ends=False))
         for seq in [run.seqs[index] for index in changes]:
             try:
-                self.cache.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+                self._commit(seq, seq.num_computed)
             except Exception as error:
                 self.scheduler.fault(seq, error)
 
     def _decode_each(self, seqs: Items[Sequence], samples: Items[SampledToken]) -> None:
         """Take in the tokens of a decode step where some may be the last of their outputs."""
         for seq, token in zip(seqs, samples):
-            if not seq.num_computed:
-                continue  # it failed when another ended
             try:
+                if not seq.num_computed:
+                    continue  # it failed when another ended
                 if token.error is not None:
                     self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
                     continue
                 ends = self._append(seq, token)
                 self._commit(seq, seq.num_computed + 1)
-                if ends is not None:
-                    self._end_as(seq, ends)
+                self._end_as(seq, ends)
             except Exception as error:
                 self.scheduler.fault(seq, error)
 
