@@ -96,12 +96,12 @@ def test_nothing_is_asked_while_the_same_sequences_decode():
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 @settings(deadline=None, derandomize=True, max_examples=40)
-@given(requests=requests, depth=st.integers(2, 3), disturbed=st.dictionaries(st.integers(0, 30), st.booleans()))
+@given(requests=requests, depth=st.integers(1, 3), disturbed=st.dictionaries(st.integers(0, 30), st.booleans()))
 def test_runs_in_flight_are_cut_anywhere(kind, requests, depth, disturbed):
     """By preemption, an abort, an end or somebody who comes: what the cache was not told yet is told, and no more."""
     blocks, windows = LAYOUTS[kind]
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 24}
-    driver = Driver(make_layout(blocks, windows), depth=depth, chains=True, **options)
+    driver = Driver(make_layout(blocks, windows), depth=depth, chains=depth > 1, **options)
     for step in range(300):
         for number, (after, prompt, more, max_tokens, _) in enumerate(requests):
             if after == step:
@@ -129,3 +129,18 @@ def test_the_cache_is_told_where_it_changes_alone(monkeypatch, windows):
     driver.assert_answers()
     assert {count % 4 for count in told[2:-1]} == {0}
     assert told[2:-1] == list(range(told[2], 44, 4)), "whole blocks, of which the window of 5 leaves one as each ends"
+
+
+def test_the_cache_is_told_the_rest_before_another_kind_of_step_is_planned():
+    driver = Driver(make_layout((64,)))
+    driver.add("a", [1, 2, 3], max_tokens=20)
+    driver.add("b", [4], max_tokens=20)
+    for _ in range(8):
+        driver.step()
+    known = {seq.seq_id: seq.num_computed for seq in driver.scheduler.running()}
+    held = driver.cache._sequences
+    assert any(held[seq_id].computed < count for seq_id, count in known.items()), "it lags"
+    driver.add("c", [7, 8], max_tokens=3)
+    plan = driver.scheduler.plan()
+    assert len(plan.spans) == 3
+    assert {seq_id: held[seq_id].computed for seq_id in known} == known
