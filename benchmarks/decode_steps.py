@@ -37,7 +37,7 @@ PROMPT, VOCAB, MAX_STEPS = 100, 150_000, 1000
 
 
 class Instant:
-    """Two plans in flight that go on from one another, as in the engine; tokens are drawn, not computed."""
+    """Two plans in flight that go on from one another, as in the engine; its tokens are random."""
 
     depth, chains, observer = 2, True, None
 
