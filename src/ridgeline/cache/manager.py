@@ -9,7 +9,6 @@ from none. Not thread-safe: one engine loop owns it. Must not import torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ridgeline.cache.groups import NO_NEED, build_group
 from ridgeline.cache.layout import CacheLayout
@@ -54,17 +53,6 @@ class CacheStats:
     prefix_hit_tokens: int
 
 
-class Advance(NamedTuple):
-    """One more token was asked for each of some sequences. Not `done`: of those before the first without a block.
-
-    `tables`: of the sequences, by their index, whose tables may be others than before.
-    """
-
-    done: bool
-    copies: Sequence[BlockCopy]
-    tables: Sequence[tuple[int, tuple[BlockTable, ...]]]
-
-
 @dataclass(slots=True)
 class _Sequence:
     tables: tuple[SequenceTable, ...]  # [group]
@@ -94,7 +82,7 @@ class CacheManager:
         self._pools = tuple(BlockPool(group.num_blocks) for group in layout.groups)
         pools = enumerate(zip(layout.groups, self._pools))
         self._groups = tuple(build_group(i, group, layout.block_size, pool) for i, (group, pool) in pools)
-        self._has_windows = any(group.kind == "sliding" for group in layout.groups)
+        self.changing_offsets = frozenset({0}).union(*[group.changing_offsets() for group in self._groups])
         self._tree = RadixTree(layout.block_size, self._pools, [group.whole_prefix for group in self._groups])
         self._sequences: dict[int, _Sequence] = {}
         self._prefix_queries = 0
@@ -164,29 +152,6 @@ class CacheManager:
                 table.append(self._allocate(index))
         seq.reserved = max(seq.reserved, end)
         return copies
-
-    def advance(self, seq_ids: Sequence[int], positions: Sequence[int]) -> Advance:
-        """Do `reserve` one position of each sequence, the one after a token that is, or will be, a step of its own.
-
-        None of the sequences was forked since that step was planned. The copies must run, also where it is not done.
-        """
-        size = self.layout.block_size
-        copies: list[BlockCopy] = []
-        tables: list[tuple[int, tuple[BlockTable, ...]]] = []
-        for index, (seq_id, position) in enumerate(zip(seq_ids, positions, strict=True)):
-            seq = self._sequences[seq_id]
-            offset = position % size
-            if offset == 0:
-                copied = self.reserve(seq_id, position + 1)
-                if copied is None:
-                    return Advance(False, copies, tables)
-                copies += copied
-            else:  # the block of the token before, which was written in place
-                seq.reserved = max(seq.reserved, position + 1)
-            ahead = position - seq.computed  # a table changes where a block begins, and when that is committed
-            if offset < 2 + ahead or self._has_windows:
-                tables.append((index, self.tables(seq_id)))
-        return Advance(True, copies, tables)
 
     def span_end(self, computed: int, end: int, *, drafts: bool = False) -> int:
         """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits.

@@ -187,19 +187,22 @@ class StepPlan(NamedTuple):
     """Everything an executor needs for one step, and what was decided on the way to it."""
 
     step: int
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     tables: tuple[tuple[BlockTable, ...], ...]  # [group][span]
     copies: tuple[BlockCopy, ...]
-    samples: tuple[SampleRow, ...]
+    samples: Sequence[SampleRow]
     prompt_rows: tuple[PromptLogprobRow, ...] = ()
     vector_rows: tuple[VectorRows, ...] = ()
     decisions: Decisions = Decisions()
-    follows: int = 0  # the step that this one is with every span, of one token, one token on; 0: nothing is promised
+    follows: int = (
+        0  # the step before, where rows too are sampled as there and nothing is copied; 0: it is not promised
+    )
+    token_ids: Sequence[int] = ()  # of the spans, where it is the step before with every span, of one token, one on
     features_TW: Vectors | None = None  # hidden states of another model that the program reads
 
     @property
     def num_tokens(self) -> int:
-        return sum(span.num_tokens for span in self.spans)
+        return len(self.spans) if self.follows else sum(span.num_tokens for span in self.spans)
 
 
 class SampledToken(NamedTuple):

@@ -35,6 +35,7 @@ class _InStep:
     """Hold what the backend samples in a step, and the indices of their rows in `rows`."""
 
     rows: Sequence[SampleRow]
+    seq_ids: list[int]  # of the rows
     plain: list[int]
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
@@ -73,7 +74,7 @@ class Sampler:
         else:
             sampling = _metadata([rows[i] for i in plain])
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
-        self._last = self._recent[len(rows)] = _InStep(rows, plain, sampling, bare)
+        self._last = self._recent[len(rows)] = _InStep(rows, [row.seq_id for row in rows], plain, sampling, bare)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return sampling
@@ -96,7 +97,7 @@ class Sampler:
         if last is not None and last.rows is not rows and last.before is not rows:
             last = None
         if last is not None and last.bare and in_step is not None and not prompt_rows:
-            return tuple(map(_sampled, rows, in_step.tolist())), ()
+            return tuple(map(_sampled, last.seq_ids, in_step.tolist())), ()
         token_ids, pending = [_NO_TOKEN] * len(rows), list(range(len(rows)))
         if in_step is not None:
             plain = self._plain(rows) if last is None else last.plain
@@ -105,7 +106,8 @@ class Sampler:
             pending = sorted(set(pending).difference(plain))
         weights = self._decide_all(output.logits_RV, rows, pending, token_ids)
         logprobs = _requested_logprobs(output.logits_RV, rows, token_ids)
-        sampled = [_sampled(row, token_id, logprobs.get(i)) for i, (row, token_id) in enumerate(zip(rows, token_ids))]
+        decided = enumerate(zip(rows, token_ids))
+        sampled = [_sampled(row.seq_id, token_id, logprobs.get(i)) for i, (row, token_id) in decided]
         for i, told in weights.items():
             sampled[i] = sampled[i]._replace(weights=told)
         if not prompt_rows:
@@ -190,8 +192,8 @@ class Sampler:
         return xp.concat(columns), xp.concat(finite)
 
 
-def _sampled(row: SampleRow, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
-    return SampledToken(row.seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
+def _sampled(seq_id: int, token_id: int, logprob: TokenLogprob | None = None) -> SampledToken:
+    return SampledToken(seq_id, token_id, logprob, _NOT_FINITE if token_id == _NO_TOKEN else None)
 
 
 def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:

@@ -69,7 +69,10 @@ class Strategy(Protocol):
         ...
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
-        """Prepare to plan a step for `running`, in this order; who wants more than one token each shares `room`."""
+        """Prepare to plan a step for `running`, in this order; who wants more than one token each shares `room`.
+
+        As for `ahead`, `running` is another object where other sequences run.
+        """
         ...
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:

@@ -83,7 +83,7 @@ class BatchBuilder:
         np.add(last.batch.block, last.ones, out=last.other.block)
         batch, last.other = last.other, last.batch
         last.batch = batch
-        batch.token_ids_T[:] = [span.token_ids[0] for span in plan.spans]
+        batch.token_ids_T[:] = plan.token_ids
         if len(batch.sampling.masks_MW):
             batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:

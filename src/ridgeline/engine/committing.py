@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
+from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
 from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 
@@ -27,29 +28,46 @@ class StepCommit:
     max_model_len: int
     clock: Clock
 
-    def decode(self, landed: Iterable[tuple[int, Sequence, Span]], result: StepResult) -> None:
-        """Take in one token for each sequence; the first of each triple is the index of its sample."""
-        for index, seq, span in landed:
-            token = result.samples[index]
+    def decode(self, run: DecodeRun, result: StepResult) -> None:
+        """Take in one token for each sequence of the oldest plan in flight of `run`."""
+        changes, may_end = run.land([token.token_id for token in result.samples])
+        if may_end or any(token.error for token in result.samples):
+            self._decode_each(run.seqs, result.samples)
+            return
+        events = self.scheduler.events
+        for seq, (_, token_id, logprob, _, _) in zip(run.seqs, result.samples):
+            seq.token_ids.append(token_id)
+            seq.num_computed += 1
+            events.append(TokenEvent(seq.request, seq.index, token_id, logprob, ends=False))
+        for seq in [run.seqs[index] for index in changes]:
             try:
+                self._commit(seq, seq.num_computed)
+            except Exception as error:
+                self.scheduler.fault(seq, error)
+
+    def _decode_each(self, seqs: Items[Sequence], samples: Items[SampledToken]) -> None:
+        """Take in the tokens of a decode step where some may be the last of their outputs."""
+        for seq, token in zip(seqs, samples):
+            try:
+                if not seq.num_computed:
+                    continue  # it failed when another ended
                 if token.error is not None:
                     self.scheduler.end(seq, FinishReason.ERROR, error=token.error)
                     continue
                 ends = self._append(seq, token)
-                self._commit(seq, span.start + 1)
-                if ends is not None:
-                    self._end_as(seq, ends)
+                self._commit(seq, seq.num_computed + 1)
+                self._end_as(seq, ends)
             except Exception as error:
                 self.scheduler.fault(seq, error)
 
-    def spans(self, landed: Iterable[tuple[int, Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
-        """Take in spans of any kind; the first of each triple is not used."""
+    def spans(self, landed: Iterable[tuple[Sequence, Span]], plan: StepPlan, result: StepResult) -> None:
+        """Take in spans of any kind."""
         sampled: dict[int, list[SampledToken]] = {}
         for token in result.samples:
             sampled.setdefault(token.seq_id, []).append(token)
         scores = scores_by_sequence(plan, result) if plan.prompt_rows else {}
         vectors = dict(zip([row.seq_id for row in plan.vector_rows], result.vectors)) if plan.vector_rows else {}
-        for _, seq, span in landed:
+        for seq, span in landed:
             try:
                 if scored := scores.get(seq.seq_id):
                     seq.num_prompt_logprobs += len(scored)

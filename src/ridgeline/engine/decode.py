@@ -1,14 +1,20 @@
-"""The decode step after a decode step: every running sequence one token on, without asking again who computes what.
+"""Decode steps that follow one another: the same sequences, each one token on, without asking again who computes what.
 
-Called by the scheduler, for strategies that take one token at a time. No torch, no clock.
+What such steps share is found out once, and what a step says of its sequences is made for those who look. The cache is
+told where something of it changes, and of the rest when the steps stop. Called by the scheduler, for strategies that
+take one token at a time. No torch, no clock.
 """
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from typing import get_args
+from functools import partial
+from operator import is_not
+from typing import Any, TypeVar, get_args
 
-from ridgeline.cache.manager import Advance
-from ridgeline.core.step import PENDING, BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
+from ridgeline.cache.manager import CacheManager
+from ridgeline.core.step import PENDING, BlockCopy, BlockTable, Decisions, SampleRow, Span, StepPlan, WaitReason
 from ridgeline.decoding.strategy import sample_row
 from ridgeline.engine.request import Sequence
 
@@ -16,7 +22,24 @@ from ridgeline.engine.request import Sequence
 _REASONS: tuple[WaitReason | None, ...] = (None, *get_args(WaitReason))
 _DECISIONS: Mapping[WaitReason | None, Decisions] = {reason: Decisions(head_waits=reason) for reason in _REASONS}
 
-_new = tuple.__new__  # a NamedTuple's own constructor is a call of Python, and these run once a sequence and step
+_new = tuple.__new__  # a NamedTuple's own constructor is a call of Python
+_Item = TypeVar("_Item")
+
+
+class _Later(Items[_Item]):
+    """Items that are made when somebody looks at one: nobody who computes a step that follows does."""
+
+    def __init__(self, count: int, make: Callable[[], Iterable[_Item]]) -> None:
+        self._count, self._make = count, make
+        self._made: tuple[_Item, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._made is None:
+            self._made = tuple(self._make())
+        return self._made[index]
 
 
 def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
@@ -47,41 +70,110 @@ def may_chain(seq: Sequence, num_pending: int, max_model_len: int) -> bool:
     )
 
 
-def next_decode(
-    last: StepPlan, running: Items[Sequence], advance: Advance, step: int, head_waits: WaitReason | None, *, chain: bool
-) -> StepPlan:
-    """Return the plan of `step` after `last`, a decode step of `running`, for what the cache has reserved.
+class DecodeRun:
+    """The steps behind `first`, a decode step of all `running`, numbered from 1; at most `depth` plans are in flight.
 
-    `chain`: `last` is in flight, and samples the tokens that this step computes. Otherwise it is committed.
+    Between two blocks of a sequence only numbers of tokens change, so `cache.commit` waits for the places where more
+    does: what the cache knows of a sequence lags behind it until then.
     """
-    pending = last.step if chain else 0
-    spans = [
-        _new(Span, (span[0], span[1] + 1, (PENDING if chain else seq.token_ids[-1],), *span[3:-1], pending))
-        for seq, span in zip(running, last.spans)
-    ]
-    rows: list[SampleRow] = []
-    follows = 0 if advance.copies or last.copies else last.step
-    for seq, row in zip(running, last.samples):
-        params = row.params
-        if not last.follows and (row.num_output < params.min_tokens or params.needs_history):
-            follows = 0  # its token was not, or will not be, sampled by the same rules
-            rows.append(sample_row(seq, row.row, row.num_output + 1))
+
+    def __init__(
+        self, first: StepPlan, running: tuple[Sequence, ...], cache: CacheManager, depth: int, max_model_len: int
+    ) -> None:
+        self.seqs = running
+        self.flights: deque[StepPlan] = deque()  # behind the first, those not committed
+        self.num_planned = self._num_landed = 0  # behind the first
+        self._first = self._last = first
+        self._cache, self._depth, self._max_model_len = cache, depth, max_model_len
+
+    def _begin(self) -> None:
+        """Find out what holds for all steps to come."""
+        seqs, first, size = self.seqs, self._first, self._cache.layout.block_size
+        self._stop_ids = frozenset[int]().union(*[seq.request.stop_ids for seq in seqs])
+        self._grammars = [seq.grammar for seq in seqs if seq.grammar is not None]
+        self._begins: dict[int, list[int]] = defaultdict(list)  # by number % block size: whose token begins a block
+        self._changes: dict[int, list[int]] = defaultdict(list)  # the same: of whom the cache changes at the commit
+        self._changed: list[int] = []  # since the last plan
+        self._pending = (PENDING,) * len(seqs)
+        self._alike_from, self._certain = 0.0, math.inf
+        for index, (seq, span, row) in enumerate(zip(seqs, first.spans, first.samples)):
+            end, request, num_output = span.start + 1, seq.request, row.num_output + 1
+            self._cache.reserve(seq.seq_id, -(-end // size) * size)  # of a block that it has
+            self._begins[-span.start % size].append(index)
+            for offset in self._cache.changing_offsets:
+                self._changes[(offset - end) % size].append(index)
+            alike_from = math.inf if request.params.needs_history else request.params.min_tokens - num_output + 2
+            self._alike_from = max(self._alike_from, alike_from)  # the first step sampled by the rules of the last one
+            is_free = seq.grammar is None and not request.params.needs_history
+            last = min(request.max_tokens - num_output, self._max_model_len - end - 1) if is_free else 0
+            self._certain = min(self._certain, last)  # the first step at whose end a sequence may end by other than ids
+
+    def goes_on(self) -> bool:
+        """Tell whether all sequences are sure to go on behind what is in flight, unless by the ids of tokens."""
+        return self.num_planned < self._certain
+
+    def plan(
+        self, step: int, head_waits: WaitReason | None, copies: list[BlockCopy], *, chain: bool
+    ) -> StepPlan | None:
+        """Plan one more token of each sequence, as `step`.
+
+        `chain`: the last plan is in flight, and samples the tokens that this one computes. None where blocks lack or a
+        grammar gave up; `copies` gets what has to be copied for those that did get a block.
+        """
+        if not self.num_planned:
+            self._begin()
+        if not all(grammar.is_sound for grammar in self._grammars):
+            return None  # whose grammar gave up is told so where a whole step is planned
+        number, first, last, size = self.num_planned + 1, self._first, self._last, self._cache.layout.block_size
+        begins = self._begins.get(number % size, ())
+        for index in begins:
+            copied = self._cache.reserve(self.seqs[index].seq_id, first.spans[index].start + number + size)
+            if copied is None:
+                return None
+            copies += copied
+        changed = range(len(self.seqs)) if number <= self._depth else {*begins, *self._changed}
+        self._changed.clear()
+        is_alike = number >= self._alike_from
+        if is_alike and not self._grammars:
+            rows: Items[SampleRow] = _Later(len(self.seqs), partial(_rows, first.samples, number))
         else:
-            allowed = None if seq.grammar is None else seq.grammar.mask()
-            rows.append(_new(SampleRow, (*row[:4], row[4] + 1, row[5], (), (), (), allowed, None, False)))
-    tables, copies = _tables(last.tables, advance.tables), tuple(advance.copies)
-    decisions = _DECISIONS[head_waits]
-    return StepPlan(step, tuple(spans), tables, copies, tuple(rows), decisions=decisions, follows=follows)
+            pairs = zip(self.seqs, first.samples)
+            rows = [sample_row(seq, row.row, row.num_output + number) for seq, row in pairs]
+        token_ids = self._pending if chain else [seq.token_ids[-1] for seq in self.seqs]
+        spans = _Later(len(token_ids), partial(_spans, first.spans, number, token_ids, last.step if chain else 0))
+        tables, follows = self._tables(changed), last.step if is_alike and not copies and not last.copies else 0
+        given = tables, tuple(copies), rows, (), (), _DECISIONS[head_waits], follows, token_ids
+        self._last = plan = StepPlan(step, spans, *given)
+        self.num_planned = number
+        self.flights.append(plan)
+        return plan
+
+    def land(self, token_ids: Items[int]) -> tuple[Items[int], bool]:
+        """Take in that the oldest plan in flight is committed now: of whose sequences the cache changes, and whether
+        one may end."""
+        self.flights.popleft()
+        self._num_landed += 1
+        changes = self._changes.get(self._num_landed % self._cache.layout.block_size, ())
+        self._changed += changes
+        return changes, self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
+
+    def _tables(self, indices: Iterable[int]) -> tuple[tuple[BlockTable, ...], ...]:
+        """Return the tables [group][span] of the last plan with those of some sequences looked up."""
+        last = self._last.tables
+        found = [(index, self._cache.tables(self.seqs[index].seq_id)) for index in indices]
+        moved = [(index, new) for index, new in found if any(map(is_not, new, [tables[index] for tables in last]))]
+        groups = [list(tables) for tables in last] if moved else []
+        for index, new in moved:
+            for group, table in zip(groups, new, strict=True):
+                group[index] = table
+        return tuple(map(tuple, groups)) if moved else last
 
 
-def _tables(
-    last: tuple[tuple[BlockTable, ...], ...], changed: Items[tuple[int, tuple[BlockTable, ...]]]
-) -> tuple[tuple[BlockTable, ...], ...]:
-    """Return the tables [group][span] of the last step with those of some spans replaced."""
-    if not changed:
-        return last
-    groups = [list(tables) for tables in last]
-    for index, tables in changed:
-        for group, table in zip(groups, tables, strict=True):
-            group[index] = table
-    return tuple(map(tuple, groups))
+def _spans(first: Items[Span], shift: int, token_ids: Items[int], pending: int) -> Iterable[Span]:
+    for span, token_id in zip(first, token_ids):
+        yield _new(Span, (span[0], span[1] + shift, (token_id,), *span[3:-1], pending))
+
+
+def _rows(first: Items[SampleRow], shift: int) -> Iterable[SampleRow]:
+    for row in first:
+        yield _new(SampleRow, (*row[:4], row[4] + shift, row[5], (), (), (), None, None, False))

@@ -15,7 +15,7 @@ from ridgeline.backends.step import Executable, Overlapping, StepBatch, StepOutp
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
-from ridgeline.core.step import PENDING, StepPlan, StepResult
+from ridgeline.core.step import PENDING, SampledToken, StepPlan, StepResult
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.batch import BatchBuilder
@@ -176,7 +176,7 @@ class OverlappedExecutor(InlineExecutor):
         self._overlapping = executable
         self._started: _Started | None = None
         self._following: _Started | None = None
-        self._tokens: dict[int, int] = {}  # by sequence, what the last steps sampled
+        self._samples: tuple[SampledToken, ...] = ()  # of the last steps
 
     def submit(self, plan: StepPlan) -> None:
         super().submit(plan)
@@ -200,13 +200,13 @@ class OverlappedExecutor(InlineExecutor):
             self._started = None  # one that was begun meanwhile is computed again
             self._forget()
             raise
-        self._tokens = {token.seq_id: token.token_id for token in result.samples}
+        self._samples = result.samples
         self._start_next()
         return result
 
     def compute(self, plan: StepPlan) -> StepResult:
         result = super().compute(plan)
-        self._tokens |= {token.seq_id: token.token_id for token in result.samples}
+        self._samples += result.samples
         return result
 
     def _start_next(self) -> None:
@@ -240,8 +240,10 @@ class OverlappedExecutor(InlineExecutor):
     def _built(self, plan: StepPlan) -> StepBatch:
         """Lay the plan out, with the tokens that it waited for; where one could not be sampled, any will do."""
         batch = super()._built(plan)
-        if pending := [self._tokens.get(span.seq_id, 0) for span in plan.spans if span.pending]:
-            batch.token_ids_T[batch.token_ids_T == PENDING] = np.maximum(pending, 0)
+        if pending := [span.seq_id for span in plan.spans if span.pending]:
+            tokens = {token.seq_id: token.token_id for token in self._samples}
+            found = [tokens.get(seq_id, 0) for seq_id in pending]
+            batch.token_ids_T[batch.token_ids_T == PENDING] = np.maximum(found, 0)
         return batch
 
 

@@ -46,7 +46,8 @@ class Pacing:
         """Take in what a step took, in seconds."""
         if self._max_s == self._max_ratio == math.inf:
             return  # so that no estimate ever is there
-        num_prompt = sum([len(span.token_ids) for span in plan.spans if len(span.token_ids) > 1 + span.num_optional])
+        spans = () if plan.follows else plan.spans
+        num_prompt = sum([len(span.token_ids) for span in spans if len(span.token_ids) > 1 + span.num_optional])
         num_others = plan.num_tokens - num_prompt
         if not num_prompt:
             self._decode_s.setdefault(num_others.bit_length(), deque(maxlen=RECENT)).append(seconds)

@@ -18,7 +18,7 @@ from ridgeline.decoding.request import Request
 from ridgeline.decoding.strategy import Room, Strategy
 from ridgeline.engine.client import EngineStats
 from ridgeline.engine.committing import StepCommit
-from ridgeline.engine.decode import is_decode, next_decode
+from ridgeline.engine.decode import DecodeRun, is_decode
 from ridgeline.engine.pacing import Pacing
 from ridgeline.engine.planning import Flight, StepDraft, after_flights, goes_on
 from ridgeline.engine.queue import WaitingQueue
@@ -63,11 +63,10 @@ class Scheduler:
         self._depth = depth
         self._chains = chains and cache.plans_ahead  # a checkpoint is made of a state at its commit
         self._waiting = WaitingQueue(use_priority=config.policy == "priority")
-        self._running: list[Sequence] = []  # sorted by the queue's key
-        self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what was planned and is not committed, in order
-        self._decode: StepPlan | None = None  # the last plan, if it is a decode step of all that still run
+        self._running: tuple[Sequence, ...] = ()  # sorted by the queue's key; another object where others run
+        self._in_flight: dict[int, list[Flight]] = {}  # by sequence, what is not committed, in order; not of `_decode`
+        self._decode: DecodeRun | None = None  # of all that run, if the last plan was a decode step of them
         self._crowded = False  # whether clients may have other shares of the slots than when a step was last planned
-        self._decodes: set[int] = set()  # steps not committed that are one token of each of their sequences
         self._unfinished = Unfinished()
         self.events: list[Event] = []  # what no caller has heard yet
         self.num_final: dict[int, int] = {}  # by sequence, where the last commit took part of a span back
@@ -103,7 +102,7 @@ class Scheduler:
 
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that hold cache blocks, in the order they are served."""
-        return tuple(self._running)
+        return self._running
 
     def expire(self) -> list[Event]:
         """End every output whose deadline has passed."""
@@ -115,7 +114,10 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan what to compute now; None when there is nothing to do. Outputs that ended meanwhile: `take_events`."""
-        if self._chains and self._in_flight and not self._all_go_on():
+        chain = self._chains and (
+            len(self._in_flight) > 0 or (self._decode is not None and len(self._decode.flights) > 0)
+        )
+        if chain and not self._all_go_on():
             return None  # what would be left out would read all weights again for itself
         for seq in self._unfinished.leaving(self._running):
             self._leave(seq)
@@ -127,8 +129,10 @@ class Scheduler:
         room = Room(num_tokens - num_running, num_rows - num_running, others_wait=len(self._waiting) > 0)
         self.strategy.begin(self._running, room)
         copies: list[BlockCopy] = []
-        if self._decode is not None and (plan := self._plan_decode(self._decode, copies)) is not None:
-            return plan
+        if self._decode is not None:
+            if (plan := self._plan_decode(self._decode, copies, chain=chain)) is not None:
+                return plan
+            self._stop_decoding()
         limits = self._max_model_len, num_tokens, num_rows
         draft = StepDraft(self.cache, self.strategy, *limits, copies=copies, preempted=preempted)
         self._plan_running(draft)
@@ -143,24 +147,37 @@ class Scheduler:
         tables: list[tuple[BlockTable, ...]] = [self.cache.tables(seq.seq_id) for seq, _ in draft.spans]
         spans, by_group = tuple([span for _, span in draft.spans]), tuple(zip(*tables, strict=True))
         plan = StepPlan(self._step, spans, by_group, tuple(draft.copies), *rows, draft.decisions())
-        one_by_one = (self._depth == 1 or self._chains) and self.strategy.one_token
-        return self._planned(plan, decodes=one_by_one and is_decode(plan, self._running))
+        self._take_off(plan)
+        if (self._depth == 1 or self._chains) and self.strategy.one_token and is_decode(plan, self._running):
+            self._decode = DecodeRun(plan, self._running, self.cache, self._depth, self._max_model_len)
+        return plan
 
     def _all_go_on(self) -> bool:
         """Tell whether every running sequence may be planned on from what of it is in flight."""
-        flights, length = self._in_flight, self._max_model_len
-        return self.strategy.ahead(self._running) and all(
-            seq.seq_id not in flights or goes_on(seq, flights[seq.seq_id], length) for seq in self._running
-        )
+        flights, length, run = self._in_flight, self._max_model_len, self._decode
+        if not self.strategy.ahead(self._running):
+            return False
+        if run is not None and run.num_planned:
+            return run.goes_on()
+        return all(seq.seq_id not in flights or goes_on(seq, flights[seq.seq_id], length) for seq in self._running)
 
-    def _planned(self, plan: StepPlan, *, decodes: bool) -> StepPlan:
+    def _take_off(self, plan: StepPlan) -> None:
         """Note what is in flight with the plan."""
         for span in plan.spans:
             self._in_flight.setdefault(span.seq_id, []).append(Flight(plan.step, span))
-        self._decode = plan if decodes else None
-        if decodes:
-            self._decodes.add(plan.step)
-        return plan
+
+    def _stop_decoding(self) -> None:
+        """Plan the next step anew. What is in flight of the steps before is taken in sequence by sequence."""
+        run, self._decode = self._decode, None
+        if run is None or not run.num_planned:
+            return
+        for plan in run.flights:
+            self._take_off(plan)
+        for seq in self._running:
+            try:
+                self.cache.commit(seq.seq_id, seq.token_ids, seq.num_computed)
+            except Exception as error:
+                self.fault(seq, error)
 
     def commit(self, plan: StepPlan, result: StepResult, seconds: float) -> list[Event]:
         """Take in a step's result: tokens, cache contents, forks and ends. Returns what callers must hear.
@@ -168,9 +185,9 @@ class Scheduler:
         `seconds` is how long the step was computed. Spans of sequences that ended or were preempted since are ignored.
         """
         self.num_final.clear()
-        if plan.step in self._decodes:
-            self._decodes.remove(plan.step)
-            self._commit.decode(self._landed(plan), result)
+        run = self._decode
+        if run is not None and run.flights and run.flights[0] is plan:
+            self._commit.decode(run, result)
         else:
             self._commit.spans(self._landed(plan), plan, result)
         self._pacing.observe(plan, seconds)
@@ -180,27 +197,23 @@ class Scheduler:
             log.exception("the strategy could not observe step %d", plan.step)
         return self.take_events()
 
-    def _landed(self, plan: StepPlan) -> Iterator[tuple[int, Sequence, Span]]:
-        """Yield the sequences that still wait for the plan, with their spans and their places in the plan."""
-        if self._depth == 1 and plan is self._decode:  # it has all that run, in their order
-            self._in_flight.clear()
-            yield from list(zip(range(len(self._running)), self._running, plan.spans))
-            return
+    def _landed(self, plan: StepPlan) -> Iterator[tuple[Sequence, Span]]:
+        """Yield the sequences that still wait for the plan, with their spans."""
         by_id = {seq.seq_id: seq for seq in self._running}
-        for index, span in enumerate(plan.spans):
+        for span in plan.spans:
             flights = self._in_flight.get(span.seq_id)
             if flights is not None and flights[0].span is span:
                 del flights[0]
                 if not flights:
                     del self._in_flight[span.seq_id]
-                yield index, by_id[span.seq_id], span
+                yield by_id[span.seq_id], span
 
     def fail(self, plan: StepPlan | None, message: str) -> list[Event]:
         """End, with an error, every request in a step that could not be computed; None: all that are unfinished."""
         if plan is None:
             requests = self._unfinished.request_ids()
         else:
-            self._decodes.discard(plan.step)
+            self._stop_decoding()
             flown = self._in_flight.items()
             planned = {seq_id for seq_id, flights in flown if any(flight.step == plan.step for flight in flights)}
             requests = list(dict.fromkeys(s.request.request_id for s in self._running if s.seq_id in planned))
@@ -221,8 +234,8 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         """Free a running sequence's blocks. A plan in flight may still write them: before any plan that gets them."""
-        self._decode = None
-        self._running.remove(seq)
+        self._running = tuple([other for other in self._running if other is not seq])
+        self._stop_decoding()
         self._in_flight.pop(seq.seq_id, None)
         seq.num_computed = 0
         try:
@@ -325,32 +338,26 @@ class Scheduler:
             self.insert_running(seq)
         return None
 
-    def _plan_decode(self, last: StepPlan, copies: list[BlockCopy]) -> StepPlan | None:
-        """Plan one more token of each sequence of `last`, where nobody waits who could be admitted.
+    def _plan_decode(self, run: DecodeRun, copies: list[BlockCopy], *, chain: bool) -> StepPlan | None:
+        """Plan one more token of each sequence of `run`, where nobody waits who could be admitted.
 
         Otherwise None: `copies` gets what has to be copied for those that did get a block.
         """
         num_running, config = len(self._running), self._config
-        waiting, chain = len(self._waiting) > 0, len(self._in_flight) > 0
+        waiting = len(self._waiting) > 0
         if not self.strategy.one_token or (waiting and num_running < config.max_num_seqs):
             return None
-        if not all(seq.grammar.is_sound for seq in self._running if seq.grammar is not None):
-            return None  # whose grammar gave up is told so where a whole step is planned
-        advance = self.cache.advance([seq.seq_id for seq in self._running], [span.start + 1 for span in last.spans])
-        if not advance.done:
-            copies.extend(advance.copies)
-            return None
-        self._step += 1
         full: WaitReason = "slots" if config.max_num_batched_tokens > num_running else "budget"
-        plan = next_decode(last, self._running, advance, self._step, full if waiting else None, chain=chain)
-        return self._planned(plan, decodes=True)
+        plan = run.plan(self._step + 1, full if waiting else None, copies, chain=chain)
+        if plan is not None:
+            self._step = plan.step
+        return plan
 
     def insert_running(self, seq: Sequence) -> None:
         """Take in a sequence that the cache holds now."""
-        self._decode = None
+        self._stop_decoding()
         self._crowded = True
-        self._running.append(seq)
-        self._running.sort(key=self._waiting.key)
+        self._running = tuple(sorted((*self._running, seq), key=self._waiting.key))
 
     # ---- ends
 

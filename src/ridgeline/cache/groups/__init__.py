@@ -4,7 +4,7 @@ A kind decides; the manager acts on all groups or on none. Only CacheManager cal
 """
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import ClassVar, NamedTuple, cast
 
@@ -53,6 +53,10 @@ class CacheGroup:
     def reserve(self, table: SequenceTable, computed: int, end: int) -> Need:
         """Return what making [computed, end) writable needs. Takes nothing: the manager does, in all groups or none."""
         raise NotImplementedError
+
+    def changing_offsets(self) -> Iterable[int]:
+        """Return where in a block the computed tokens of an output end when a commit changes more than their number."""
+        return range(self._block_size)
 
     def span_end(self, computed: int, end: int, *, drafts: bool) -> int:
         """Return where in (computed, end] a span from `computed` on should end, so that later prompts can reuse it.

@@ -1,6 +1,6 @@
 """Full attention: every query sees every earlier position, so a sequence keeps all its blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ridgeline.cache.groups import NO_NEED, CacheGroup, Hit, Need
 from ridgeline.cache.radix import RadixNode
@@ -24,6 +24,9 @@ class FullGroup(CacheGroup):
         tail = computed // self._block_size
         copies_tail = computed % self._block_size != 0 and self._pool.ref_count(table.block_at(tail)) > 1
         return Need(max(num_new, 0), tail if copies_tail else None) if num_new > 0 or copies_tail else NO_NEED
+
+    def changing_offsets(self) -> Iterable[int]:
+        return (0,)
 
     def published_block(self, table: SequenceTable, index: int, before: int, computed: int) -> int | None:
         return table.block_at(index)

@@ -1,6 +1,6 @@
 """Sliding-window attention: a query at position p sees the keys in (p - window, p]; older blocks are released."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ridgeline.cache.groups import Hit
 from ridgeline.cache.groups.full import FullGroup
@@ -18,6 +18,11 @@ class SlidingGroup(FullGroup):
         """Return the block of the oldest key that the query at `computed` sees; later queries see no older one."""
         assert self._layout.window is not None
         return max(0, computed - self._layout.window + 1) // self._block_size
+
+    def changing_offsets(self) -> Iterable[int]:
+        """Return where a block ends, and where the window leaves one."""
+        assert self._layout.window is not None
+        return 0, (self._layout.window - 1) % self._block_size
 
     def match(self, path: Sequence[RadixNode], num_blocks: int) -> Hit:
         """Search down from `num_blocks` for the first length whose window is all there, in one pass over the path."""

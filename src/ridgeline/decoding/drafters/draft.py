@@ -221,7 +221,8 @@ class DraftModel:
         """Compute a step, extend the chains by what was sampled in it, and return its number."""
         self._step += 1
         computed = (self._step, tuple(spans), tables, tuple(copies), tuple(rows))
-        plan = step.StepPlan(*computed, follows=followed, features_TW=features_TW)
+        token_ids = [span.token_ids[0] for span in spans]
+        plan = step.StepPlan(*computed, follows=followed, token_ids=token_ids, features_TW=features_TW)
         result = self._companion.compute(plan)
         ends = np.cumsum([span.num_tokens for span in spans])[[span.num_logit_rows > 0 for span in spans]]
         for tap_TH in result.taps:

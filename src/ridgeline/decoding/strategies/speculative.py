@@ -89,7 +89,9 @@ class Speculative(Autoregressive):
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
-        self._asked = False  # whether a sequence that runs is drafted for
+        self._asked = False  # whether a sequence that runs is drafted for, in the step that was planned last
+        self._running: Sequence[SequenceView] = ()  # as it was given last
+        self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._began_s = self._asking_s = self._observed_s = 0.0
         self._num_landed = 0  # steps since then, of which the control was not told
@@ -102,7 +104,7 @@ class Speculative(Autoregressive):
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
         plain = self._control is not None and self._control.goes_on_plain(len(running))
-        return self._drafter is None and (plain or not any(map(self._asks, running)))
+        return self._drafter is None and (plain or not self._any_asks(running))
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
@@ -118,7 +120,7 @@ class Speculative(Autoregressive):
         if control is not None and self._landed is not None:
             self._tell(control, *self._landed)
         self._landed, self._num_landed = None, 0
-        self._asked = not (control is not None and control.rests()) and any(map(self._asks, running))
+        self._asked = not (control is not None and control.rests()) and self._any_asks(running)
         if not self._asked:
             return
         if not is_in_flight:
@@ -246,6 +248,12 @@ class Speculative(Autoregressive):
             if worse is not None:
                 self._set_aside(view, worse)
         return best
+
+    def _any_asks(self, running: Sequence[SequenceView]) -> bool:
+        """Tell whether one of `running` is drafted for."""
+        if running is not self._running:
+            self._running, self._some_ask = running, any(map(self._asks, running))
+        return self._some_ask
 
     def _asks(self, view: SequenceView) -> bool:
         """Tell whether a sequence is drafted for at all."""
