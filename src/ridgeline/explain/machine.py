@@ -158,3 +158,7 @@ class _SheetPlan:
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Raise: there is nothing to load."""
         raise AssertionError("a datasheet computes nothing")
+
+    def replace_weights(self, executable: "Executable") -> None:
+        """Raise, as `open` does."""
+        raise AssertionError("a datasheet computes nothing")

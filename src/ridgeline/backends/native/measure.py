@@ -60,6 +60,8 @@ class MeasuredTape:
 class _Nothing:
     """A store that has every part of the weights, with nothing in it."""
 
+    is_cut = False
+
     def __init__(self, table_kind: str) -> None:
         self._kind = np.frombuffer(table_kind.encode(), dtype=np.uint8)
         self._bytes = allocate(64)
