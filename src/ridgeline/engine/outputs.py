@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ridgeline.core.step import TokenLogprob, Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.engine.request import FinishReason, Timings
@@ -20,14 +22,13 @@ class Finish:
     error: str | None = None
 
 
-@dataclass(slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, array_like=True):
     """One step added this to output `index` of a request; `text` is "" while part of a character is open."""
 
     request_id: str
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []  # noqa: RUF012: each has its own
     logprobs: Sequence[TokenLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprob] = ()
     vector_H: Vectors | None = None
