@@ -11,7 +11,7 @@ from ridgeline.spec import families
 
 NUM_PROMPT = 30
 NUM_OUTPUT = LONG_PROMPT - NUM_PROMPT
-NOT_AUTOREGRESSIVE = {"llada", "bert"}  # their engine tests are their own
+NOT_AUTOREGRESSIVE = {"llada", "bert", "roberta", "xlm_roberta"}  # their engine tests are their own
 BOUND = 1e-4  # of the largest logit
 
 
