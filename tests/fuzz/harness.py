@@ -39,12 +39,16 @@ class Finding(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A parser, for at least one byte, and seeds. `words` are worth trying; most changes are in `head` bytes."""
+    """A parser, for at least one byte, and seeds. `words` are worth trying; most changes are in `head` bytes.
+
+    `close` gives back what it holds.
+    """
 
     run: Callable[[bytes], bool]
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
     head: int | None = None
+    close: Callable[[], None] = lambda: None
 
 
 Open = Callable[[Path], Target]  # in a folder of its own

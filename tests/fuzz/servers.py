@@ -77,6 +77,12 @@ class Server:
         self.app = create_app(engine, tokenizer, settings)
         self.service = self.app.state.service
 
+    def close(self) -> None:
+        """End the event loop, and let go of the folder."""
+        self.loop.run_until_complete(self.service.drain())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Do some work on the event loop. Raises Finding for one that does not end, and for what nobody handled."""
         try:
@@ -130,10 +136,9 @@ def bodies(folder: Path) -> Target:
     seeds = [
         bytes([paths.index(path)]) + json.dumps(body).encode() for path, body in (*GOOD.items(), *rich) if path in paths
     ]
-    words = {json.dumps(key).encode() for _, body in rich for key in body}
-    return Target(
-        run, [*seeds, bytes([len(paths) - 1]) + FORM], sorted(words | {b'"n": 3', b'"stream": true', b"1e400"})
-    )
+    seeds.append(bytes([len(paths) - 1]) + FORM)
+    words = {json.dumps(key).encode() for _, body in rich for key in body} | {b'"n": 3', b'"stream": true', b"1e400"}
+    return Target(run, seeds, sorted(words), close=server.close)
 
 
 class Pipe(asyncio.Transport):
@@ -201,7 +206,8 @@ def http(folder: Path) -> Target:
             raise Finding(f"{bytes(pipe.sent[-500:])!r}")
         return any(status < 400 for status in found)
 
-    return Target(run, [bytes([size]) + request for request in REQUESTS for size in (0, 30, 255)], HEADERS)
+    seeds = [bytes([size]) + request for request in REQUESTS for size in (0, 30, 255)]
+    return Target(run, seeds, HEADERS, close=server.close)
 
 
 def frames(folder: Path) -> Target:

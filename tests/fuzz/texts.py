@@ -14,6 +14,7 @@ from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.grammar import GrammarCompiler
+from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.outputs import BlockReader, OutputFormat, OutputReader, num_reasoning_tokens
 from ridgeline.text.reasoning import FORMATS as REASONING
 from ridgeline.text.stages import PanicError
@@ -188,13 +189,15 @@ def grammar(folder: Path) -> Target:
     """Schemas, regular expressions, grammars and choices, compiled on trial as a request's are; some tokens follow."""
     read = ModelFolder.open("python-1m").tokenizer()
     assert read is not None
-    compiler = GrammarCompiler(read, read.vocab_size, frozenset([0]), timeout_s=1.0)
+    of = read, read.vocab_size, frozenset([0])
+    trial, compiler = GrammarTrial(1.0, *of), GrammarCompiler(*of)
     kinds = ("json", "regex", "grammar", "choice")
 
     def run(data: bytes) -> bool:
         kind, text = kinds[data[0] % len(kinds)], data[1:].decode("utf-8", "replace")
         with refusing(RequestError) as refused:
             params = StructuredOutputsParams(**{kind: text.split("|") if kind == "choice" else text})
+            trial.require(params)
             state, rng = compiler.compile(params).start(), Drawn(data)
             for _ in range(8):
                 allowed = [i for i, word in enumerate(state.mask().tolist()) if word]

@@ -1,5 +1,6 @@
 """Every fuzzer for a moment, the same inputs each time; `python -m tests.fuzz` goes on for as long as it is let."""
 
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -21,9 +22,10 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", [name for name in PARSERS if name != "quantized"])  # tests/weights has it
 def test_any_bytes_are_a_value_or_one_typed_error(name: str, tmp_path: Path) -> None:
-    checked = Checked(opened(name, tmp_path))
-    for data in islice(inputs(checked.target, 0), NUMBERS.get(name, 250)):
-        checked(data)
+    with closing(opened(name, tmp_path)) as target:
+        checked = Checked(target)
+        for data in islice(inputs(target, 0), NUMBERS.get(name, 250)):
+            checked(data)
     assert checked.seed_counts["taken"] and checked.counts["refused"]
 
 
@@ -51,10 +53,10 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_is_one_typed_error(name: str, tmp_path: Path) -> None:
-    target = opened(name, tmp_path)
-    for change in FOUND[name]:
-        changed = change(target.seeds[0])
-        assert changed not in target.seeds and not target.run(changed)
+    with closing(opened(name, tmp_path)) as target:
+        for change in FOUND[name]:
+            changed = change(target.seeds[0])
+            assert changed not in target.seeds and not target.run(changed)
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), SystemExit(1), BaseException("a panic")])

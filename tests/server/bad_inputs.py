@@ -223,7 +223,7 @@ def bad_inputs(document: Document) -> Iterator[BadInput]:
 
 
 def _bodies(document: Document, path: str, schema: Document) -> Iterator[BadInput]:
-    good = GOOD.get(path) or GOOD[path.removeprefix("/v1")]
+    good = GOOD.get(path) or GOOD[path.removeprefix("/v1").removeprefix("/v2")]
     for value in (good, *({**good, name: value} for name, value in RICH.get(path, {}).items())):
         spoilt = path == "/explain/plan" or value is not good  # of a rich body, what is within the rich field alone
         for changed in _spoilt(document, schema, value, 0 if not spoilt or path == "/explain/plan" else 1):

@@ -20,7 +20,7 @@ from ridgeline.engine.thread_engine import ThreadEngine
 MODELS = Path(__file__).resolve().parents[2] / "src/ridgeline/models"
 CLIENTS = 4
 GOOD = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
-EMBEDDING = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+EMBEDDING = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score")
 
 
 @pytest.fixture(scope="module")
