@@ -6,6 +6,8 @@ import json
 import logging
 import struct
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -153,10 +155,21 @@ def adapter(folder: Path) -> Target:
     return Target(run, [content], (b'"r": 0', b'"lora_alpha": null', b'"F16"', b'"(a+)+$"'), head=len(about) + 600)
 
 
+PACK_WORDS = (b'"offset":4096', b'"num_bytes":', b'"checksum":')
+
+
+def quiet(name: str) -> Callable[[], None]:
+    """Let a logger write no warnings; return what makes it as it was."""
+    logger = logging.getLogger(name)
+    restore = partial(logger.setLevel, logger.level)
+    logger.setLevel(logging.CRITICAL)
+    return restore
+
+
 def pack(folder: Path) -> Target:
     """Packs as they are, and with right checksums of a wrong index."""
     path = folder / "a.pack"
-    logging.getLogger("ridgeline.packcache").setLevel(logging.CRITICAL)  # each that is refused is a warning
+    restore = quiet("ridgeline.packcache")  # each that is refused is a warning
     write_pack(path, "key", [("a", memoryview(bytes(100))), ("b", memoryview(b"x" * 5000))])
     whole = path.read_bytes()
     (at,) = struct.unpack_from("<Q", whole, 16)
@@ -171,7 +184,7 @@ def pack(folder: Path) -> Target:
         parts = open_pack(path, "key")
         return parts is not None and sum(map(len, parts.values())) >= 0
 
-    return Target(run, [b"\0" + whole, b"\1" + whole[at:]], (b'"offset":4096', b'"num_bytes":', b'"checksum":'), 200)
+    return Target(run, [b"\0" + whole, b"\1" + whole[at:]], PACK_WORDS, 200, restore)
 
 
 def journal(folder: Path) -> Target:
@@ -181,7 +194,7 @@ def journal(folder: Path) -> Target:
     llm = LLM("python-1m", num_threads=1, journal=str(path), max_model_len=64)
     llm.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), use_tqdm=False)
     llm.engine.loop.close()
-    logging.getLogger("ridgeline.journal").setLevel(logging.ERROR)  # each that is cut off is a warning
+    restore = quiet("ridgeline.journal")  # each that is cut off is a warning
 
     def run(data: bytes) -> bool:
         path.write_bytes(data)
@@ -194,7 +207,7 @@ def journal(folder: Path) -> Target:
         return not refused
 
     content = path.read_bytes()
-    return Target(run, [content, content[:-7]], (b"steps", b"outputs", b"<i8", b"|O", b"<f8"))
+    return Target(run, [content, content[:-7]], (b"steps", b"outputs", b"<i8", b"|O", b"<f8"), close=restore)
 
 
 def results(folder: Path) -> Target:

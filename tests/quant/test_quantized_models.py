@@ -11,7 +11,9 @@ from ridgeline.backends.reference.tensors import as_arrays, as_tensors
 from ridgeline.program.lower import lower
 from ridgeline.spec import families
 
-NOT_QUANTIZED = re.compile(r"((unused_)?positions|types)\.weight|.*\.router\.weight|.*\.conv\w*\.weight|.*_norm\.weight")
+NOT_QUANTIZED = re.compile(
+    r"((unused_)?positions|types)\.weight|.*\.router\.weight|.*\.conv\w*\.weight|.*_norm\.weight"
+)
 
 
 def tiny_program(name, pick):

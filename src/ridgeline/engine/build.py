@@ -5,15 +5,12 @@ Open the model, ask a backend what it would take, divide the memory, load, put t
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.collector import collector_paused
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.dtypes import FLOAT32
-from ridgeline.core.errors import ConfigError
 from ridgeline.core.host import HostReader
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.companion import plan_drafter
@@ -28,8 +25,6 @@ from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sizing import bytes_per_token, choose_sizes
 from ridgeline.program.passes.context import for_context
-from ridgeline.text.grammar import GrammarCompiler
-from ridgeline.weights.load import StreamedWeights
 
 
 @collector_paused()
@@ -69,30 +64,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     sizes = sizing.max_model_len, sizing.limits.num_rows
     scheduler = Scheduler(config.scheduler, cache, strategy, *sizes, clock, executor.depth, chains=executor.chains)
     loop = EngineLoop(scheduler, executor, Renderer(tokenizer), deliver, clock, HostReader().read, recorder(setup))
-    eos_ids = frozenset(info.generation.eos_token_ids)
-    grammars = None if tokenizer is None else GrammarCompiler(tokenizer, info.vocab_size, eos_ids)
-    intake = Intake(info, tokenizer, clock, grammars)
+    intake = Intake(info, tokenizer, clock, compiles_grammars=True)
     is_priced = setup.strategy == "autoregressive" and not info.embeds
     prices = StepPrices(config, model.program, plan, loop.journal, clock) if is_priced else None
     return Engine(info, setup, loop, executor, executable, intake, spec, program, sizing.layout, tokenizer, prices)
-
-
-def replace_weights(engine: Engine, config: EngineConfig) -> None:
-    """Compute with the weights of another configuration's model, which differs in nothing else, in place of the old.
-
-    Call it where nothing is under way. All are read, and found whole and finite, before the first is replaced: raises
-    as `build_engine` does, ConfigError for another model or other types as well, and the old ones stay.
-    """
-    model, name = open_model(config), config.model.model
-    if model.spec != engine.spec:
-        raise ConfigError(f"{name} is another model than {engine.info.model_path}: only weights may differ")
-    backend, why_backend = select(model, config, offers(config.backend.backend))
-    plan = backend.plan(model, replace(config, backend=replace(config.backend, tuning="default")))
-    planned = {**plan.choices, "backend": why_backend}
-    for what in ("backend", "dtype", "kv_dtype", "quantize"):
-        if (new := planned[what].value) != (old := engine.info.choices[what].value):
-            raise ConfigError(f"{name} has {what} {new}, and {old} is loaded: only weights may differ")
-    for _ in StreamedWeights(model.folder, model.spec, model.base, FLOAT32).values():
-        pass
-    plan.replace_weights(engine.executable)
-    engine.loop.scheduler.cache.reset_prefix_cache()

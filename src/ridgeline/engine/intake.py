@@ -25,11 +25,11 @@ Prompt = str | Sequence[int]
 class Intake:
     """Checks and completes requests for the engine that `info` describes; `clock` is that engine's.
 
-    Without `grammars` it compiles none: the engine does that with the requests that lack theirs.
+    That of a server compiles no grammars: its engine's does that with the requests that lack theirs.
     """
 
     def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock, grammars: GrammarCompiler | None = None
+        self, info: EngineInfo, tokenizer: Tokenizer | None, clock: Clock, *, compiles_grammars: bool = False
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
@@ -38,7 +38,9 @@ class Intake:
         self._seeds = np.random.default_rng(info.seed)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._grammars = grammars
+        self._grammars: GrammarCompiler | None = None
+        if compiles_grammars and tokenizer is not None:
+            self._grammars = GrammarCompiler(tokenizer, info.vocab_size, self._eos_ids)
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError for text without a tokenizer and ids outside the vocabulary."""

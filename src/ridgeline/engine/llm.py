@@ -13,10 +13,11 @@ from ridgeline.core.errors import EngineError, RequestError
 from ridgeline.core.options import table
 from ridgeline.core.params import PoolingKind, PoolingParams, SamplingParams
 from ridgeline.decoding.request import Request
-from ridgeline.engine.build import build_engine, replace_weights
+from ridgeline.engine.build import build_engine
 from ridgeline.engine.intake import default_params
 from ridgeline.engine.outputs import EmbeddingOutput, OutputDelta, RequestOutput
 from ridgeline.engine.progress import progress_bar
+from ridgeline.engine.replace_weights import replace_weights
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.save import write_checkpoint
 
