@@ -1,6 +1,6 @@
 """What a grammar costs a token, once it is compiled: structured and plain outputs in turn, at one batch size.
 
-Usage: python -m benchmarks.structured_cost [--model python-9m] [--quantization int4] [--batch-size 16] [--pairs 15]
+Usage: python -m benchmarks.structured_cost [--model python-9m] [--quantize int4] [--batch-size 16] [--pairs 15]
 [--json FILE]. Every output has the same number of tokens: plain ones ignore the end of the text, and no grammar lets an
 output end so early. In a pair, plain and structured change places from one to the next; what is told is the median of
 the ratios of a pair, with the middle half of them.
@@ -73,13 +73,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="python-9m")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization")
+    parser.add_argument("--quantize")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {} if args.quantization is None else {"quantization": args.quantization}
+    options = {} if args.quantize is None else {"quantize": args.quantize}
     llm = LLM(
         args.model,
         dtype=args.dtype,
