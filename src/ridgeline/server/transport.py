@@ -30,7 +30,7 @@ MAX_PIPELINED = 64
 LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, and the reply may be lost with it
 RESERVED_FILES = 256  # descriptors that are no connections: model files, the log, connections not yet counted
 WARN_EVERY_S = 60.0
-REFUSALS_PER_S = 500  # more than these make their connections rest
+REFUSALS_PER_S = 2000  # more than these make their connections rest
 RETRY_STATUSES = frozenset({429, 503, 529})
 
 

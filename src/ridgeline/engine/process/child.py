@@ -125,6 +125,7 @@ class EngineProcess:
     def _deliver(self, deltas: list[OutputDelta]) -> None:
         if deltas:
             self._send(wire.Outputs(deltas))
+            os.sched_yield()  # the server's turn now: taken amid the next step, all workers would wait for this core
 
     def _send(self, message: wire.FromEngine) -> None:
         frame = wire.encode(message)
