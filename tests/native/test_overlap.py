@@ -135,6 +135,17 @@ def test_an_interpreter_ends_with_a_step_under_way(ending):
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
 
 
+def test_an_engine_is_dropped_with_a_step_under_way():
+    """The collector takes its parts in any order: what the step reads must outlive it."""
+    one = GENERATE.partition("llm = ")[2].replace("[5, 6, 7]", "[5, 6, 7] * 50")
+    body = "".join(
+        f"    {line}\n" for line in ("llm = " + one + "loop.own = loop\ndel llm, loop\ngc.collect()").splitlines()
+    )
+    program = f"import gc\nfrom ridgeline import LLM, SamplingParams\nfor _ in range(6):\n{body}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+
+
 @pytest.fixture(scope="module")
 def engines():
     settings = {"backend": "native", "max_model_len": 256, "deterministic": True, "max_num_seqs": 4}

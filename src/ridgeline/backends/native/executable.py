@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -83,6 +84,13 @@ class NativeExecutable:
         self._started: Started | None = None
         self._following: Started | None = None
         self._tape.sample(program.vocab_size)
+
+    def __del__(self) -> None:
+        """End a step that was started, while there still is what it reads and writes."""
+        goes_on = getattr(self, "_started", None) is not None
+        with suppress(RuntimeError, ValueError):  # in a process that was forked nobody computes anything
+            while goes_on:
+                _, goes_on = self._tape.finish()
 
     def drop_weights(self) -> None:
         """Free the weights: no step is computed until there are others."""
