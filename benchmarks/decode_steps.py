@@ -1,22 +1,24 @@
 """What the engine decides in a decode step, in microseconds, beside an executor that computes nothing.
 
-usage: python benchmarks/decode_steps.py [--steps 900] [--batches 1 16 64]
+usage: python -m benchmarks.decode_steps [--steps 900] [--batches 1 16 64] [--out DIR]
 
 The loop, scheduler, cache, sampler and renderer are the engine's. Cold: 48 MiB are written after each step, as the
 weights of a large model are read, so that code and objects come from memory again.
 """
 
-import argparse
 import gc
 import time
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from benchmarks.common import option_parser, save
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.backends.step import StepOutput
+from ridgeline.bench.report import Report
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import SchedulerConfig
@@ -34,6 +36,25 @@ WARM_STEPS = 8
 EVICT_BYTES = 48 << 20
 LINE_BYTES = 64
 PROMPT, VOCAB, MAX_STEPS = 100, 150_000, 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Medians of what a step takes, in microseconds."""
+
+    caches: str
+    num_sequences: int
+    plan_us: float
+    commit_us: float
+    batch_us: float
+    render_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeReport(Report):
+    """All numbers of sequences, with warm and with cold caches."""
+
+    runs: list[Parts]
 
 
 class Instant:
@@ -68,8 +89,8 @@ class Instant:
         return StepResult(plan.step, *self._sampler.sample(output, plan.samples))
 
 
-def measure(batch: int, num_steps: int, *, cold: bool) -> tuple[float, float, float, float]:
-    """Medians of plan, commit, laying out and rendering, in microseconds a step."""
+def measure(batch: int, num_steps: int, *, cold: bool) -> Parts:
+    """Run steps of `batch` sequences."""
     layout = CacheLayout(32, (GroupLayout("full", (0,), None, 8, 40 * batch),), None)
     executor, clock = Instant(layout, cold=cold), time.perf_counter
     config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_itl_ratio=4.0)
@@ -93,11 +114,21 @@ def measure(batch: int, num_steps: int, *, cold: bool) -> tuple[float, float, fl
     assert (steps["num_tokens"] == batch).all()
     parts = (steps["plan_s"].tolist(), steps["commit_s"].tolist(), executor.batch_s, steps["render_s"].tolist())
     plan_us, commit_us, batch_us, render_us = (median(part) * 1e6 for part in parts)
-    return plan_us, commit_us, batch_us, render_us
+    times_us = {"plan_us": plan_us, "commit_us": commit_us, "batch_us": batch_us, "render_us": render_us}
+    return Parts(caches="cold" if cold else "warm", num_sequences=batch, **times_us)
+
+
+def show(report: DecodeReport) -> None:
+    table = Table("caches", "sequences", "plan, µs", "commit, µs", "both, µs a sequence", "batch, µs", "render, µs")
+    for run in report.runs:
+        both = f"{(run.plan_us + run.commit_us) / run.num_sequences:.2f}"
+        parts = (f"{part:.1f}" for part in (run.plan_us, run.commit_us))
+        table.add_row(run.caches, str(run.num_sequences), *parts, both, f"{run.batch_us:.1f}", f"{run.render_us:.1f}")
+    Console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     options = parser.parse_args()
@@ -105,15 +136,14 @@ def main() -> None:
         parser.error(f"--steps {options.steps}: at most {MAX_STEPS}, as long as the sequences are")
     gc.collect()
     gc.freeze()
-    table = Table("caches", "sequences", "plan, µs", "commit, µs", "both, µs a sequence", "batch, µs", "render, µs")
-    for cold in (False, True):
-        for batch in options.batches:
-            num_steps = min(options.steps, 200) if cold else options.steps
-            plan_us, commit_us, *others = measure(batch, num_steps, cold=cold)
-            both = f"{(plan_us + commit_us) / batch:.2f}"
-            parts = (f"{part:.1f}" for part in (plan_us, commit_us))
-            table.add_row("cold" if cold else "warm", str(batch), *parts, both, *(f"{part:.1f}" for part in others))
-    Console().print(table)
+    runs = [
+        measure(batch, min(options.steps, 200) if cold else options.steps, cold=cold)
+        for cold in (False, True)
+        for batch in options.batches
+    ]
+    report = DecodeReport(name="decode-steps", runs=runs)
+    show(report)
+    save(options.out, report)
 
 
 if __name__ == "__main__":
