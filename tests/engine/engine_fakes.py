@@ -21,7 +21,14 @@ from ridgeline.decoding.request import Request
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.batch import BatchBuilder
-from ridgeline.engine.request import SEED_STRIDE, FinishEvent, FinishReason, PromptLogprobsEvent, TokenEvent
+from ridgeline.engine.request import (
+    SEED_STRIDE,
+    DecodeEvent,
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    TokenEvent,
+)
 from ridgeline.engine.scheduler import Scheduler
 
 VOCAB = 50
@@ -324,6 +331,10 @@ class Driver:
 
     def take(self, events):
         for event in events:
+            if isinstance(event, DecodeEvent):
+                gained = zip(event.seqs, event.tokens)
+                self.take([TokenEvent(s.request, s.index, token.token_id, token.logprob, False) for s, token in gained])
+                continue
             name = event.request.request_id
             match event:
                 case TokenEvent():

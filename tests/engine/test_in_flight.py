@@ -164,3 +164,21 @@ def test_the_loop_keeps_plans_in_flight_and_a_failed_one_ends_its_own_requests(d
         got = [token for delta in deltas if delta.request_id == name for token in delta.token_ids]
         expected = whole.tokens[name, 0]
         assert got == (expected if ends[name] is FinishReason.LENGTH else expected[: len(got)])
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_callers_hear_of_a_step_behind_the_next_plan_but_where_it_may_end_by_text(stop):
+    layout, clock, heard = make_layout((64,)), Clock(), []
+    executor = FakeExecutor(layout)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
+    scheduler = Scheduler(config, CacheManager(layout), Autoregressive(), 100, 4, clock)
+
+    def deliver(deltas):
+        heard.extend([(len(executor.plans), delta.token_ids) for delta in deltas])
+
+    loop = EngineLoop(scheduler, executor, Renderer(None), deliver, clock)
+    loop.submit(make_request("a", [1], clock, max_tokens=4, stop=stop))
+    while loop.step():
+        pass
+    assert [submitted for submitted, _ in heard] == ([1, 2, 3, 4] if stop else [2, 3, 4, 4])
+    assert all(len(token_ids) == 1 for _, token_ids in heard)

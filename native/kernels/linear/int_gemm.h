@@ -153,7 +153,7 @@ template <WeightKind kind>
 RL_INLINE Prefetch prefetch_of(const Tuning& tuning, const PanelLayout& layout, bool turns, int64_t block,
                                int64_t num_blocks) {
   if (num_blocks == 1) return streamed(tuning);
-  if (block >= 2) return {0, 0, 0};
+  if (block >= 2) return turns ? Prefetch{0, 0, 0} : Prefetch{1024, 64, kStepBytes};
   const int64_t turn_bytes = turns ? layout.group_bytes : layout.bytes;
   const int64_t ahead = turn_bytes < kMinAhead ? kMinAhead : turn_bytes;
   return {ahead + block * (layout.group_bytes / 2), 0, kStepBytes / 2, !turns && !is_int4(kind)};

@@ -11,6 +11,8 @@
 #include "kernels/tiles.h"
 #include "kernels/types.h"
 
+#include <type_traits>
+
 namespace ridgeline::RIDGELINE_LEVEL::linear_int {
 
 // Whether products of bytes are instructions. Where not, 8-bit inputs are held, and multiplied, as 16-bit ones: but for
@@ -138,11 +140,16 @@ static inline Quantized quantize(const float* x, int64_t count, float limit, int
   return {scale, sum(total)};
 }
 
-// 8 inputs in the order in which a word of weights, once masked and shifted, yields them.
+// Inputs in the order in which a word of weights, once masked and shifted, yields them: 16-bit ones, and 8-bit ones.
 typedef int16_t Eight __attribute__((vector_size(16)));
-RL_INLINE Eight in_word_order(Eight q, bool int8_weights, bool bytes) {
-  if (int8_weights) return bytes ? q : __builtin_shufflevector(q, q, 0, 2, 1, 3, 4, 6, 5, 7);
-  return bytes ? __builtin_shufflevector(q, q, 0, 4, 1, 5, 2, 6, 3, 7) : q;
+RL_INLINE Eight in_word_order(Eight q, bool int8_weights) {
+  return int8_weights ? __builtin_shufflevector(q, q, 0, 2, 1, 3, 4, 6, 5, 7) : q;
+}
+typedef int16_t Sixteen __attribute__((vector_size(32)));
+typedef int8_t SixteenBytes __attribute__((vector_size(16)));
+RL_INLINE SixteenBytes bytes_in_word_order(Sixteen q, bool int8_weights) {
+  if (!int8_weights) q = __builtin_shufflevector(q, q, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  return __builtin_convertvector(q, SixteenBytes);
 }
 
 template <int size>
@@ -161,21 +168,16 @@ static inline void write_units(const uint8_t* from, int64_t count, int64_t size,
   }
 }
 
-// Writes inputs of 8 bits in units of `size` bytes, `stride` apart.
-template <bool int8_weights>
-RL_INLINE void write_bytes(const int16_t* q, int64_t count, int64_t size, uint8_t* to, int64_t stride) {
-  typedef int8_t EightBytes __attribute__((vector_size(8)));
-  for (int64_t i = 0; i < count; i += 8) {
-    const EightBytes bytes = __builtin_convertvector(in_word_order(load<Eight>(q + i), int8_weights, true), EightBytes);
-    if (size > 8) {
-      store(to + i / size * stride + i % size, bytes);
-    } else if (size == 8) {
-      store(to + i / 8 * stride, bytes);
-    } else {
-      uint8_t words[8];
-      store(words, bytes);
-      __builtin_memcpy(to + i / 4 * stride, words, 4);
-      __builtin_memcpy(to + (i / 4 + 1) * stride, words + 4, 4);
+// Writes inputs of 8 bits in units of `size` bytes, `stride` apart; `count` is a multiple of 16.
+template <bool int8_weights, int size>
+RL_INLINE void write_bytes(const int16_t* q, int64_t count, uint8_t* to, int64_t stride) {
+  typedef std::conditional_t<size == 4, int32_t, int64_t> Unit __attribute__((vector_size(16)));
+  for (int64_t i = 0; i < count; i += 16, to += 16 / size * stride) {
+    const Unit units = (Unit)bytes_in_word_order(load<Sixteen>(q + i), int8_weights);
+#pragma GCC unroll 4
+    for (int unit = 0; unit < 16 / size; unit++) {
+      const auto bytes = units[unit];
+      __builtin_memcpy(to + unit * stride, &bytes, size);
     }
   }
 }
@@ -183,24 +185,19 @@ RL_INLINE void write_bytes(const int16_t* q, int64_t count, int64_t size, uint8_
 // Stores one group of a row: `to` is where its first unit goes.
 static inline void store_group(const Matrix& matrix, const InputLayout& layout, const int16_t* q, int64_t count,
                                uint8_t* to, int64_t stride) {
-  typedef int8_t EightBytes __attribute__((vector_size(8)));
   const bool int8_weights = !is_int4(matrix.kind);
-  if (layout.bytes && layout.planes == 1)
-    return int8_weights ? write_bytes<true>(q, count, layout.unit_bytes, to, stride)
-                        : write_bytes<false>(q, count, layout.unit_bytes, to, stride);
+  if (layout.bytes && layout.unit_bytes <= 8)
+    return int8_weights ? write_bytes<true, 4>(q, count, to, stride) : write_bytes<false, 8>(q, count, to, stride);
   alignas(64) uint8_t elements[2 * kMaxInputGroup];
   const int64_t units = count / layout.unit_inputs, plane_bytes = layout.unit_bytes / layout.planes;
   if (!layout.bytes) {
-    for (int64_t i = 0; i < count; i += 8)
-      store(elements + 2 * i, in_word_order(load<Eight>(q + i), int8_weights, false));
+    for (int64_t i = 0; i < count; i += 8) store(elements + 2 * i, in_word_order(load<Eight>(q + i), int8_weights));
     return write_units(elements, units, plane_bytes, to, stride);
   }
-  for (int64_t plane = 0; plane < layout.planes; plane++) {
-    const int shift = plane == 0 ? 8 : 0;
-    for (int64_t i = 0; i < count; i += 8) {
-      const Eight ordered = in_word_order(load<Eight>(q + i), int8_weights, true) >> shift;
-      store(elements + i, __builtin_convertvector(ordered, EightBytes));
-    }
+  for (int64_t plane = 0; plane < layout.planes; plane++) {  // of two the high bytes come first
+    const int shift = plane + 1 < layout.planes ? 8 : 0;
+    for (int64_t i = 0; i < count; i += 16)
+      store(elements + i, bytes_in_word_order(load<Sixteen>(q + i) >> shift, int8_weights));
     write_units(elements, units, plane_bytes, to + plane * plane_bytes, stride);
   }
 }

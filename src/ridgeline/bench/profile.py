@@ -197,6 +197,7 @@ class Profiler:
         journal = self._loop.journal.steps
         started = time.perf_counter()
         self._loop.step()
+        self._loop.process_input_queue()  # renders what the step brought
         elapsed_s = time.perf_counter() - started
         step = self._last
         if step is None:

@@ -13,7 +13,7 @@ from ridgeline.core.clock import Clock
 from ridgeline.core.step import SampledToken, Span, StepPlan, StepResult, Vectors
 from ridgeline.engine.decode import DecodeRun
 from ridgeline.engine.prompt_logprobs import scores_by_sequence
-from ridgeline.engine.request import FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
+from ridgeline.engine.request import DecodeEvent, FinishReason, PromptLogprobsEvent, Sequence, TokenEvent, VectorEvent
 
 if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
@@ -30,15 +30,15 @@ class StepCommit:
 
     def decode(self, run: DecodeRun, result: StepResult) -> None:
         """Take in one token for each sequence of the oldest plan in flight of `run`."""
-        changes, may_end = run.land([token.token_id for token in result.samples])
+        token_ids = [token.token_id for token in result.samples]
+        changes, may_end = run.land(token_ids)
         if may_end or any(token.error for token in result.samples):
             self._decode_each(run.seqs, result.samples)
             return
-        events = self.scheduler.events
-        for seq, (_, token_id, logprob, _, _) in zip(run.seqs, result.samples):
+        for seq, token_id in zip(run.seqs, token_ids):
             seq.token_ids.append(token_id)
             seq.num_computed += 1
-            events.append(TokenEvent(seq.request, seq.index, token_id, logprob, ends=False))
+        self.scheduler.events.append(DecodeEvent(run.seqs, result.samples))
         for seq in [run.seqs[index] for index in changes]:
             try:
                 self._commit(seq, seq.num_computed)

@@ -20,7 +20,7 @@ from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.render import Renderer
-from ridgeline.engine.request import Event, FinishReason
+from ridgeline.engine.request import Event, FinishReason, Sequence
 from ridgeline.engine.rerun import rerun
 from ridgeline.engine.scheduler import Scheduler
 
@@ -55,6 +55,10 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
+        self._unheard: list[Event] = []  # what callers are to be told
+        self._is_rendered = True  # the last step
+        self._running: tuple[Sequence, ...] = ()  # when a step was last planned
+        self._may_stop = False  # whether a stop string may end one of these
         self.clock = clock
         self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.cache.layout.block_size)
         self._read_host, self._record = read_host, record
@@ -87,19 +91,21 @@ class EngineLoop:
     def step(self) -> bool:
         """Take in messages, plan as far ahead as the executor allows, and take in the oldest step's result.
 
-        False if there was nothing to compute.
+        What callers hear of a step is rendered when the next one is planned, and mostly begun, unless a stop string may
+        be among it. False if there was nothing to compute and nothing to tell.
         """
-        self.process_input_queue()
-        heard = False
+        self._take_in()
+        if (running := self.scheduler.running()) is not self._running:
+            self._running, self._may_stop = running, any(seq.request.params.stop_strings for seq in running)
+        if self._may_stop:
+            self._publish()
         while len(self._in_flight) < self._executor.depth:
             start_s = self.clock()
             try:
                 plan = self.scheduler.plan()
             except Exception as error:
                 return self._fail(None, error, "no step could be planned")
-            if self.scheduler.events:
-                self._publish(self.scheduler.take_events())
-                heard = True
+            self._unheard += self.scheduler.take_events()
             if plan is None:
                 break
             planned_s = self.clock()
@@ -108,36 +114,34 @@ class EngineLoop:
             except Exception as error:
                 return self._fail(plan, error, "the step failed")
             self._in_flight.append((plan, start_s, planned_s))
+        heard = self._publish()
         return self._collect() if self._in_flight else heard
 
     def _collect(self) -> bool:
         """Take in the result of the oldest plan in flight; return True."""
         plan, start_s, planned_s = self._in_flight.popleft()
+        # With others in flight, it is computed since then, or since the one before it was.
+        begun_s = max(planned_s, self._collected_s) if self._executor.depth > 1 else self.clock()
         try:
             result = self._executor.collect()
         except Exception as error:
             if (result := self._rerun(plan, error)) is None:
                 return self._fail(plan, error, "the step failed")
         ran_s = self.clock()
-        begun_s = max(planned_s, self._collected_s)  # an earlier plan was computed until then
         self._collected_s = ran_s
         try:
-            events = self.scheduler.commit(plan, result, ran_s - begun_s)
+            self._unheard += self.scheduler.commit(plan, result, ran_s - begun_s)
         except Exception as error:
             return self._fail(plan, error, "the step could not be taken in")
-        committed_s = self.clock()
-        self._publish(events)
-        times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, self.clock()
+        times_s = begun_s - (planned_s - start_s), begun_s, ran_s, self.clock()
         self.journal.step(plan, result, times_s, self.scheduler.cache.block_counts(), self.scheduler.num_final)
-        if self._read_host is not None:
-            self.journal.sample_host(ran_s, self._read_host)
-        if self._record is not None:
-            self._record(self.journal)
+        self._is_rendered = False
         return True
 
     def process_input_queue(self) -> None:
         """Take in messages and passed deadlines without computing anything."""
-        self._publish(self._drain() + self.scheduler.expire())
+        self._take_in()
+        self._publish()
 
     def wait(self, timeout_s: float) -> None:
         """Finish what is recorded, then sleep until a message arrives or `timeout_s` passes.
@@ -150,13 +154,14 @@ class EngineLoop:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return
-        self._publish(message())
+        self._unheard += message()
+        self._publish()
 
-    def _drain(self) -> list[Event]:
-        events: list[Event] = []
+    def _take_in(self) -> None:
+        """Take in messages and passed deadlines."""
         while not self._inbox.empty():
-            events.extend(self._inbox.get()())
-        return events
+            self._unheard += self._inbox.get()()
+        self._unheard += self.scheduler.expire()
 
     def _add(self, request: Request) -> list[Event]:
         self.journal.request(request)
@@ -176,7 +181,7 @@ class EngineLoop:
             if (raised := culprits.get(seq.seq_id)) is not None:
                 log.error("the step failed because of %s", seq.request.request_id, exc_info=raised)
                 why = f"the step failed: {type(raised).__name__}"
-                self._publish(self.scheduler.finish(seq.request.request_id, None, FinishReason.ERROR, why))
+                self._unheard += self.scheduler.finish(seq.request.request_id, None, FinishReason.ERROR, why)
         return result
 
     def _fail(self, plan: StepPlan | None, error: Exception, what: str) -> bool:
@@ -184,22 +189,34 @@ class EngineLoop:
         if isinstance(error, WeightsLostError):
             raise error
         log.error(what, exc_info=error)
-        self._publish(self.scheduler.fail(plan, f"{what}: {type(error).__name__}"))
-        return True
+        self._unheard += self.scheduler.fail(plan, f"{what}: {type(error).__name__}")
+        return self._publish()
 
-    def _publish(self, events: list[Event]) -> None:
-        if not events:
-            return
-        deltas, stopped, failed, finished = self._renderer.render(events)
-        if stopped or failed:
-            ends = [end for key in stopped for end in self.scheduler.finish(*key, FinishReason.STOP)]
-            ends += [end for key in failed for end in self.scheduler.finish(*key, FinishReason.ERROR, failed[key])]
+    def _publish(self) -> bool:
+        """Tell callers what they have not heard yet; return whether there was something."""
+        events, self._unheard = self._unheard, []
+        start_s = self.clock()
+        if events:
+            self._render(events)
+        if not self._is_rendered:
+            self._is_rendered = True
+            self.journal.rendered(self.clock() - start_s)
+            if self._read_host is not None:
+                self.journal.sample_host(start_s, self._read_host)
+            if self._record is not None:
+                self._record(self.journal)
+        return len(events) > 0
+
+    def _render(self, events: list[Event]) -> None:
+        rendered = self._renderer.render(events)
+        if rendered.stopped or rendered.failed:
+            ends = [end for key in rendered.stopped for end in self.scheduler.finish(*key, FinishReason.STOP)]
+            for key, why in rendered.failed.items():
+                ends += self.scheduler.finish(*key, FinishReason.ERROR, why)
             closed = self._renderer.render(ends)
-            closing = {(delta.request_id, delta.index): delta for delta in closed.deltas}
-            for delta in deltas:
-                if last := closing.get((delta.request_id, delta.index)):
-                    delta.finish = last.finish
-            finished += closed.finished
-        self._deliver(deltas)
-        for event in finished:
+            for key, last in closed.deltas.items():
+                rendered.deltas.setdefault(key, last).finish = last.finish
+            rendered.finished += closed.finished
+        self._deliver(list(rendered.deltas.values()))
+        for event in rendered.finished:
             self.journal.finish(event)

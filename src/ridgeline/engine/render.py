@@ -4,12 +4,21 @@ A stop string ends an output at its token: what the same step put behind it is d
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from ridgeline.core.log import get_logger
+from ridgeline.core.step import TokenLogprob
+from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta
-from ridgeline.engine.request import Event, FinishEvent, FinishReason, PromptLogprobsEvent, TokenEvent, VectorEvent
+from ridgeline.engine.request import (
+    DecodeEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    TokenEvent,
+    VectorEvent,
+)
 from ridgeline.text.detokenizer import IncrementalDetokenizer
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -18,16 +27,17 @@ OutputKey = tuple[str, int]
 log = get_logger("engine")
 
 
-class Rendered(NamedTuple):
+@dataclass(slots=True)
+class Rendered:
     """One delta per output that changed; `stopped` by a stop string and `failed` (why) must end in the scheduler.
 
     `finished`: the ends among the events, with the number of tokens that callers get.
     """
 
-    deltas: list[OutputDelta]
-    stopped: list[OutputKey]
-    failed: dict[OutputKey, str]
-    finished: list[FinishEvent]
+    deltas: dict[OutputKey, OutputDelta] = field(default_factory=dict)
+    stopped: dict[OutputKey, None] = field(default_factory=dict)
+    failed: dict[OutputKey, str] = field(default_factory=dict)
+    finished: list[FinishEvent] = field(default_factory=list)
 
 
 class Renderer:
@@ -38,59 +48,66 @@ class Renderer:
         self._open: dict[OutputKey, IncrementalDetokenizer] = {}
 
     def render(self, events: Iterable[Event]) -> Rendered:
-        deltas: dict[OutputKey, OutputDelta] = {}
-        stopped: dict[OutputKey, None] = {}
-        failed: dict[OutputKey, str] = {}
-        finished: list[FinishEvent] = []
+        rendered = Rendered()
         for event in events:
-            key = event.request.request_id, event.index
-            delta = deltas.get(key)
-            if delta is None:
-                delta = deltas[key] = OutputDelta(*key)
             match event:
+                case DecodeEvent():
+                    for seq, token in zip(event.seqs, event.tokens):
+                        self._token(rendered, seq.request, seq.index, token.token_id, token.logprob, ends=False)
                 case TokenEvent():
-                    if (stopped or failed) and (key in stopped or key in failed):
-                        continue
-                    try:
-                        if self._token(event, key, delta):
-                            stopped[key] = None
-                    except Exception as error:
-                        failed[key] = self._fault(key, error)
-                case PromptLogprobsEvent():
-                    delta.prompt_logprobs = [*delta.prompt_logprobs, *event.logprobs]
-                case VectorEvent():
-                    delta.vector_H = event.vector_H
-                case FinishEvent():
-                    finished.append(self._finish(event, key, delta, failed.pop(key, None)))
-                    stopped.pop(key, None)
-        return Rendered(list(deltas.values()), list(stopped), failed, finished)
+                    self._token(rendered, event.request, event.index, event.token_id, event.logprob, ends=event.ends)
+                case _:
+                    self._rest(rendered, event)
+        return rendered
+
+    def _rest(self, rendered: Rendered, event: PromptLogprobsEvent | VectorEvent | FinishEvent) -> None:
+        """Take in what is no token."""
+        key = event.request.request_id, event.index
+        if (delta := rendered.deltas.get(key)) is None:
+            delta = rendered.deltas[key] = OutputDelta(*key)
+        match event:
+            case PromptLogprobsEvent():
+                delta.prompt_logprobs = [*delta.prompt_logprobs, *event.logprobs]
+            case VectorEvent():
+                delta.vector_H = event.vector_H
+            case FinishEvent():
+                rendered.finished.append(self._finish(event, key, delta, rendered.failed.pop(key, None)))
+                rendered.stopped.pop(key, None)
 
     def _fault(self, key: OutputKey, error: Exception) -> str:
         log.error("output %d of %s could not be rendered", key[1], key[0], exc_info=error)
         self._open.pop(key, None)
         return f"this output could not be rendered: {type(error).__name__}"
 
-    def _token(self, event: TokenEvent, key: OutputKey, delta: OutputDelta) -> bool:
-        """Add a token to a delta; return True if it completed a stop string."""
-        delta.token_ids.append(event.token_id)
-        if event.logprob is not None:
-            delta.logprobs = [*delta.logprobs, event.logprob]
-        params = event.request.params
-        if self._tokenizer is None or (event.ends and not params.include_stop_str_in_output):
-            return False
-        detokenizer = self._open.get(key)
-        if detokenizer is None:
-            detokenizer = self._open[key] = IncrementalDetokenizer(
-                self._tokenizer,
-                event.request.prompt_ids,
-                skip_special_tokens=params.skip_special_tokens,
-                shown_ids=event.request.shown_ids,
-                stop=params.stop_strings,
-                include_stop=params.include_stop_str_in_output,
-                min_tokens=params.min_tokens,
-            )
-        delta.text += detokenizer.push(event.token_id)
-        return detokenizer.stop_found is not None
+    def _token(
+        self,
+        rendered: Rendered,
+        request: Request,
+        index: int,
+        token_id: int,
+        logprob: TokenLogprob | None,
+        *,
+        ends: bool,
+    ) -> None:
+        """Add a token to its output's delta, unless a stop string or an error came before it."""
+        key, deltas = (request.request_id, index), rendered.deltas
+        if key in rendered.stopped or key in rendered.failed:
+            return
+        if (delta := deltas.get(key)) is None:
+            delta = deltas[key] = OutputDelta(*key)
+        delta.token_ids.append(token_id)
+        if logprob is not None:
+            delta.logprobs = [*delta.logprobs, logprob]
+        if self._tokenizer is None or (ends and not request.params.include_stop_str_in_output):
+            return
+        try:
+            if (detokenizer := self._open.get(key)) is None:
+                detokenizer = self._open[key] = _detokenizer(self._tokenizer, request)
+            delta.text += detokenizer.push(token_id)
+            if detokenizer.stop_found is not None:
+                rendered.stopped[key] = None
+        except Exception as error:
+            rendered.failed[key] = self._fault(key, error)
 
     def _finish(self, event: FinishEvent, key: OutputKey, delta: OutputDelta, failure: str | None) -> FinishEvent:
         """Close an output; `failure` is what went wrong with it in this step. Return its end as callers see it."""
@@ -118,3 +135,16 @@ class Renderer:
             error=failure or event.error,
         )
         return event
+
+
+def _detokenizer(tokenizer: Tokenizer, request: Request) -> IncrementalDetokenizer:
+    params = request.params
+    return IncrementalDetokenizer(
+        tokenizer,
+        request.prompt_ids,
+        skip_special_tokens=params.skip_special_tokens,
+        shown_ids=request.shown_ids,
+        stop=params.stop_strings,
+        include_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from ridgeline.cache.manager import NOT_ADMITTED, PrefixMatch
-from ridgeline.core.step import TokenLogprob, Vectors
+from ridgeline.core.step import SampledToken, TokenLogprob, Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
 
@@ -115,7 +115,7 @@ class PromptLogprobsEvent:
     index: int = 0  # of the output that is told them
 
 
-@dataclass(slots=True)  # not frozen, which costs a microsecond a token
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Output `index` of `request` got one more token; `ends` where it is an end-of-sequence or stop id."""
 
@@ -124,6 +124,14 @@ class TokenEvent:
     token_id: int
     logprob: TokenLogprob | None
     ends: bool
+
+
+@dataclass(slots=True)
+class DecodeEvent:
+    """Each of `seqs` got one more token, and goes on."""
+
+    seqs: Items[Sequence]
+    tokens: Items[SampledToken]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +177,4 @@ class Timings:
         return replace(self, tpot_s=(self.latency_s - self.ttft_s) / (num_output - 1))
 
 
-Event = PromptLogprobsEvent | TokenEvent | VectorEvent | FinishEvent
+Event = DecodeEvent | TokenEvent | PromptLogprobsEvent | VectorEvent | FinishEvent
