@@ -113,6 +113,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Take in the result of the oldest plan in flight; return True."""
         plan, start_s, planned_s = self._in_flight.popleft()
+        self.scheduler.compute_masks()
         try:
             result = self._executor.collect()
         except Exception as error:
