@@ -1,4 +1,4 @@
-"""Grammars beside steps that are planned ahead: masks come late, and every token is that of one step after the other."""
+"""Grammars beside steps that are planned ahead: masks come late, and the tokens are those of one step after another."""
 
 import pytest
 

@@ -16,6 +16,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineStats
+from ridgeline.engine.committing import compute_masks
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
@@ -113,7 +114,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Take in the result of the oldest plan in flight; return True."""
         plan, start_s, planned_s = self._in_flight.popleft()
-        self.scheduler.compute_masks()
+        compute_masks(self.scheduler)
         try:
             result = self._executor.collect()
         except Exception as error:

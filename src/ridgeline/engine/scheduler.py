@@ -179,16 +179,6 @@ class Scheduler:
             except Exception as error:
                 self.fault(seq, error)
 
-    def compute_masks(self) -> None:
-        """Find out what the oldest plan in flight may sample by the grammars, now that all before it is taken in."""
-        bound = [seq for seq in self._running if seq.grammar is not None]
-        for seq in [member for seq in bound for member in (seq, *seq.siblings)]:
-            try:
-                assert seq.grammar is not None, "the outputs of a request have one grammar"
-                seq.grammar.mask()
-            except Exception as error:
-                self.fault(seq, error)
-
     def commit(self, plan: StepPlan, result: StepResult, seconds: float) -> list[Event]:
         """Take in a step's result: tokens, cache contents, forks and ends. Returns what callers must hear.
 
