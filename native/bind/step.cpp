@@ -105,6 +105,7 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   require(words.empty(), "a step's block is longer than its header says");
   step_.sample_rows = sample_rows_.data();
   step_.num_sample_rows = (int64_t)sample_rows_.size();
+  step_.has_masks = header[8] > 0;
   return step_;
 }
 

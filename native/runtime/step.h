@@ -31,6 +31,7 @@ struct Step {
   int64_t logits_stride;
   SampleRow* sample_rows;
   int64_t num_sample_rows;
+  bool has_masks;  // whether rows are sampled through masks, which may be written until a caller that is late comes
 
   SpanView span(int64_t index, const GroupInputs& group) const {
     return {span_start[index],         span_length[index],

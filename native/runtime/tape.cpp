@@ -142,7 +142,7 @@ void Tape::start(const Step& step, double* seconds) {
   start_s_ = now_s();
   held_up_s_ = pool_->held_up_s();
   late_ = pool_->size() > 1 && !(team_ && team_->alone());
-  asks_.store(false);
+  asks_.store(0);
   joins_at_.store(kNever);
   started_ = true;
   if (late_) run_body(false);
@@ -173,7 +173,8 @@ Worker Tape::worker(int index, bool all) const {
 
 // Returns the instruction before which worker 0 is let in, once the others are there.
 int64_t Tape::join() {
-  asks_.store(true);
+  asks_.store(1);
+  asks_.notify_all();
   const int64_t at = Pool::wait_while(joins_at_, kNever);
   if (at < end_) pool_->barrier();
   return at;
@@ -188,7 +189,8 @@ void Tape::work(int index) {
     instructions_[(size_t)i]->run(self);
     if (i + 1 < end_) fetch<0>(instructions_[(size_t)i + 1].get());
     if (i + 1 < end_ || seconds_) {
-      const bool lets_in = !all && self.index == 0 && i + 1 < end_ && asks_.load();
+      if (!all && self.index == 0 && i + 2 == end_ && step_->has_masks) Pool::wait_while(asks_, 0);
+      const bool lets_in = !all && self.index == 0 && i + 1 < end_ && asks_.load() != 0;
       if (lets_in) {
         joins_at_.store(i + 1);
         joins_at_.notify_all();

@@ -51,7 +51,8 @@ class Tape {
 
   // Does `run` of all instructions on the pool's other workers, while the caller is free to do something else, and
   // `finish` what is left of it together with them. What the arguments point to has to stay until then. Where there is
-  // no other worker, or one worker is faster than all, everything is done in `finish`.
+  // no other worker, or one worker is faster than all, everything is done in `finish`. The masks of rows to sample may
+  // be written until `finish`: it is the first to read them.
   void start(const Step& step, double* seconds);
   // Without a step that was started it does nothing.
   void finish();
@@ -87,7 +88,7 @@ class Tape {
   bool started_ = false, late_ = false;
   Team* team_ = nullptr;
   double start_s_ = 0, held_up_s_ = 0;
-  std::atomic<bool> asks_{false};
+  std::atomic<int64_t> asks_{0};
   std::atomic<int64_t> joins_at_{kNever};
   static constexpr int64_t kNever = -1;
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,34 @@ def greedy(num_rows):
         np.arange(num_rows), zeros.astype("f4"), zeros.astype("i4"), zeros + 1.0, zeros + 0.0, zeros.astype("u8"),
         zeros.astype("u8"), zeros - 1, np.zeros((0, 0), "u8"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("follows", [False, True])
+def test_masks_may_be_written_until_the_caller_joins(model, threads, follows):
+    """However late it comes: nobody samples by what stood there before."""
+    program, settings = model.lowered(CONTEXT), {"num_threads": threads, "deterministic": True}
+    whole, started = (native(program, model.weights, _native.best_level(), **settings) for _ in range(2))
+    random, vocab = np.random.default_rng(threads), model.spec.vocab_size
+    only = np.zeros((vocab, -(-vocab // 64)), "u8")  # [token] the mask that allows this one alone
+    only[np.arange(vocab), np.arange(vocab) // 64] = np.uint64(1) << (np.arange(vocab) % 64).astype("u8")
+    follow = None
+    for at in range(15):
+        bound = replace(greedy(3), mask_row=np.array([0, -1, 1]), masks_MW=only[random.integers(0, vocab, 2)])
+        batch = step(program, [(s, at, [5 + s]) for s in range(3)], bound)
+        expected = whole.run(batch).sampled_token_ids
+        batch.sampling.masks_MW[:] = only[random.integers(0, vocab, 2)]
+        if follow is None:
+            started.start(batch)
+        else:
+            follow.token_ids_T[:], follow.sampling.masks_MW[:] = batch.token_ids_T, batch.sampling.masks_MW
+            batch = follow
+        follow = step(program, [(s, at + 1, [5 + s]) for s in range(3)], bound) if follows and at < 14 else None
+        assert follow is None or started.follow(follow)
+        time.sleep(random.choice(DELAYS_S))
+        batch.sampling.masks_MW[:] = bound.masks_MW
+        output, _, goes_on = started.finish()
+        assert np.array_equal(output.sampled_token_ids, expected) and goes_on == (follow is not None)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -1,6 +1,8 @@
 """Grammars that take for ever, reasoning before a constrained output, and strict tools among text."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -12,6 +14,7 @@ from live_server import PATIENCE_S, LiveServer, eventually, new_engine, serving,
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.server.service import MAX_TRIALS
 from ridgeline.text.grammar import Grammar, GrammarCompiler
 from ridgeline.text.grammar_trial import GrammarTrial
 from ridgeline.text.outputs import OutputFormat, OutputReader
@@ -179,6 +182,48 @@ def test_a_trial_that_dies_is_the_grammar_s_fault(tokenizer: Tokenizer) -> None:
     trial.require(StructuredOutputsParams(json={"type": "integer"}))
 
 
+TRIED_HERE = """
+import sys
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.text.grammar_trial import GrammarTrial
+from ridgeline.weights.folder import ModelFolder
+tokenizer = ModelFolder.open("python-1m").tokenizer()
+trial = GrammarTrial(30.0, tokenizer, tokenizer.vocab_size, frozenset({0}))
+for given in ({"grammar": 'root ::= "a"+'}, {"json": {"type": "object"}, "preamble": 'start: "a" @output'}):
+    trial.require(StructuredOutputsParams(**given))
+for given in ({"grammar": "root ::= other"}, {"json": {"a": "\\ud800", "multipleOf": 1e-9}}, {"regex": "\\ud800("}):
+    try:
+        trial.require(StructuredOutputsParams(**given))
+    except RequestError as error:
+        print(error.param, error.code)
+assert not {"llguidance", "llguidance.gbnf_to_lark"} & set(sys.modules), "the server has read a grammar itself"
+"""
+
+
+def test_what_a_request_asks_for_is_read_by_the_process_that_tries_it() -> None:
+    """To turn GBNF or a schema into what llguidance knows takes time as compiling does, and the same bound holds."""
+    done = subprocess.run([sys.executable, "-c", TRIED_HERE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "grammar unsupported_grammar",
+        "json unsupported_schema",
+        "regex unsupported_grammar",
+    ]
+
+
+def test_more_than_any_grammar_may_have_is_not_tried(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = GrammarTrial(30.0, tokenizer, tokenizer.vocab_size, frozenset({0}))
+    monkeypatch.setattr(trial, "_start", None)
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    for given, why in (("a" * 2**20, "characters"), ({"enum": nested}, "nested")):
+        with pytest.raises(RequestError, match=f"^json cannot be followed: .*{why}") as refused:
+            trial.require(StructuredOutputsParams(json=given))
+        assert refused.value.code == "unsupported_schema"
+
+
 def test_a_grammar_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is refused, unless it took too long: only then another try may end otherwise."""
     trial = GrammarTrial(30.0, tokenizer, tokenizer.vocab_size, frozenset({0}))
@@ -207,6 +252,37 @@ def test_schemas_that_take_their_time_delay_nobody_else(chat_model: Path) -> Non
         assert server.complete(prompt="a", max_tokens=2)["choices"]
         assert not all(each.done() for each in asked)
         assert all(each.result().status_code == 400 for each in asked)
+
+
+def test_the_server_answers_others_while_grammars_are_tried(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: its event loop waits for none of them."""
+    trying, go_on = threading.Semaphore(0), threading.Event()
+    find_problem = GrammarTrial._find_problem
+
+    def slowly(trial: GrammarTrial, asked: str):
+        trying.release()
+        assert go_on.wait(PATIENCE_S)
+        return find_problem(trial, asked)
+
+    monkeypatch.setattr(GrammarTrial, "_find_problem", slowly)
+    with serving(new_engine(chat_model)) as server, ThreadPoolExecutor(4) as pool:
+        good = [
+            pool.submit(server.complete, prompt="a", max_tokens=9, guided_grammar=f'root ::= "{letter}" [0-9]')
+            for letter in "xyz"
+        ]
+        bad = pool.submit(server.post, "completions", prompt="a", guided_grammar="root ::= other")
+        try:
+            assert all(trying.acquire(timeout=PATIENCE_S) for _ in range(MAX_TRIALS))
+            for stream in (False, True, False):
+                assert server.client.get("/health").status_code == server.client.get("/metrics").status_code == 200
+                assert server.post("completions", prompt="a", max_tokens=2, stream=stream).status_code == 200
+            assert not any(each.done() for each in (*good, bad))
+        finally:
+            go_on.set()
+        texts = sorted(each.result()["choices"][0]["text"] for each in good)
+        assert [text[0] for text in texts] == ["x", "y", "z"] and all(text[1:].isdecimal() for text in texts)
+        assert bad.result().json()["error"]["param"] == "guided_grammar"
+        server.assert_idle()
 
 
 def test_requests_pass_the_gate_while_a_grammar_is_compiled(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

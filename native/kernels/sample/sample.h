@@ -88,6 +88,11 @@ struct Look {
 static inline Look look(const SampleRow& row, const float* logits, int64_t vocab_size, const SampleScratch& scratch) {
   const bool narrow = row.temperature > 0 && row.top_k > 0 && row.top_k < vocab_size;
   Look found{logits, -1, {row.temperature, 0.0f, -kInfinity}, narrow, false};
+  if (row.mask && !(row.temperature > 0)) {
+    const Scan scan = scan_allowed(logits, vocab_size, row.mask, row.mask_words);
+    if (scan.finite) found.token = scan.at;
+    return found;
+  }
   if (row.mask) {
     if (!write_allowed(logits, vocab_size, row.mask, row.mask_words, scratch.allowed)) return found;
     found.logits = scratch.allowed;

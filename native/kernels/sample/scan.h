@@ -85,6 +85,21 @@ static inline bool write_allowed(const float* x, int64_t n, const uint64_t* mask
   return !(any(bad) || rest_bad);
 }
 
+// What `scan_row` finds of them, a part at a time: they are nowhere written as a whole.
+static inline Scan scan_allowed(const float* x, int64_t n, const uint64_t* mask, int64_t mask_words) {
+  constexpr int64_t kPart = 16 * kScanBlock;
+  static_assert(kPart % 64 == 0, "a part begins with a word of the mask");
+  float part[kPart];
+  Scan best{false, -kInfinity, -1};
+  for (int64_t begin = 0; begin < n; begin += kPart) {
+    const int64_t count = begin + kPart < n ? kPart : n - begin;
+    if (!write_allowed(x + begin, count, mask + begin / 64, mask_words - begin / 64, part)) return {false, 0, 0};
+    const Scan scan = scan_row(part, count, nullptr);
+    if (scan.finite && scan.maximum > best.maximum) best = {true, scan.maximum, begin + scan.at};
+  }
+  return best;
+}
+
 // How many of x reach `low`.
 static inline int64_t count_from(const float* x, int64_t n, float low) {
   Ints count{};

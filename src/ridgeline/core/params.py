@@ -99,15 +99,18 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         _check(self)
         object.__setattr__(self, "choice", () if isinstance(self.choice, str) else tuple(self.choice))
-        kinds = [name for name in self.KINDS if getattr(self, name) not in (None, False, ())]
-        if self.json is False:
-            kinds.append("json")
-        if len(kinds) != 1:
+        if len(kinds := self.kinds) != 1:
             got = " and ".join(kinds) or "none"
             problem = f"takes exactly one of {', '.join(self.KINDS)}; got {got}"
             raise RequestError(f"structured_outputs {problem}", param="structured_outputs")
         if not all(isinstance(text, str) and text for text in self.choice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError("choice: each must be a text that is not empty", param="choice")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return which of KINDS are given."""
+        given = [name for name in self.KINDS if getattr(self, name) not in (None, False, ())]
+        return ["json", *given] if self.json is False else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

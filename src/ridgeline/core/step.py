@@ -118,7 +118,7 @@ class SampleRow(NamedTuple):
     output_ids: Sequence[int]
     stop_ids: Sequence[int]  # end-of-sequence ids, suppressed while fewer than min_tokens are out; () is enough later
     banned_ids: Sequence[int] = ()
-    allowed: Mask | None = None  # None: every token is allowed
+    allowed: Mask | None = None  # good from when the step before is taken in; None: every token is allowed
     trial: Trial | None = None
     tells_weights: bool = False
 

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, device
 
 from ridgeline.backends.step import SamplingMetadata, StepOutput
 from ridgeline.core.arrays import Array
-from ridgeline.core.step import PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
+from ridgeline.core.step import Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
@@ -39,6 +39,7 @@ class _InStep:
     plain: list[int]
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
+    masks: list[Mask]  # of the plain rows that have one
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
 
@@ -57,12 +58,12 @@ class Sampler:
         """Return those of `rows`, in their order, whose tokens a backend may sample within the step.
 
         Good until the next call; the object is an earlier one where only `num_output` and masks differ. `follows`: the
-        rows are those of the last call, `num_output` being one more in each (`StepPlan.follows`).
+        rows are those of the last call, `num_output` being one more in each (`StepPlan.follows`). What masks allow is
+        for `write_masks` to say.
         """
         last = self._last
         if follows and last is not None:
             np.add(last.sampling.num_output, 1, out=last.sampling.num_output)
-            _write_masks(last.sampling, rows, last.plain)
             last.before, last.rows = last.rows, rows
             return last.sampling
         plain = self._plain(rows)
@@ -70,14 +71,19 @@ class Sampler:
         if last is not None and last.plain == plain and _go_on(last.rows, rows):
             last.sampling.num_output[:] = [rows[i].num_output for i in plain]
             sampling = last.sampling
-            _write_masks(sampling, rows, plain)
         else:
             sampling = _metadata([rows[i] for i in plain])
+        masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
-        self._last = self._recent[len(rows)] = _InStep(rows, [row.seq_id for row in rows], plain, sampling, bare)
+        self._last = self._recent[len(rows)] = _InStep(rows, [row.seq_id for row in rows], plain, sampling, bare, masks)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return sampling
+
+    def write_masks(self, sampling: SamplingMetadata) -> None:
+        """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
+        if self._last is not None and self._last.masks:
+            np.stack(self._last.masks, out=sampling.masks_MW)
 
     @property
     def in_step(self) -> bool:
@@ -213,14 +219,6 @@ def _metadata(rows: Sequence[SampleRow]) -> SamplingMetadata:
         mask_row=mask_row,
         masks_MW=np.array(masks, dtype=np.uint64) if masks else np.empty((0, 0), dtype=np.uint64),
     )
-
-
-def _write_masks(sampling: SamplingMetadata, rows: Sequence[SampleRow], plain: Sequence[int]) -> None:
-    """Write what the masks of `plain` rows allow now; which rows have one is as it was."""
-    if len(sampling.masks_MW):
-        masked = (mask for i in plain if (mask := rows[i].allowed) is not None)
-        for at, mask in enumerate(masked):
-            sampling.masks_MW[at] = mask
 
 
 def _go_on(last: Sequence[SampleRow], rows: Sequence[SampleRow]) -> bool:

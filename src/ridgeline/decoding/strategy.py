@@ -129,7 +129,7 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
         prompt_ids=view.request.prompt_ids,
         output_ids=view.token_ids[num_prompt:] if params.needs_history else (),
         stop_ids=tuple(view.request.stop_ids) if num_output < params.min_tokens else (),
-        allowed=None if view.grammar is None else view.grammar.mask(),
+        allowed=None if view.grammar is None else view.grammar.allowed,
     )
 
 

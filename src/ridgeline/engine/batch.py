@@ -46,8 +46,8 @@ class BatchBuilder:
     def build(self, plan: StepPlan, sampling: SamplingMetadata) -> StepBatch:
         """Return the plan's spans end to end; an earlier batch, filled anew, where spans and tables are as long.
 
-        Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`
-        and in what the masks allow.
+        Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
+        Of masks there is the room; what they allow is written later.
         """
         last = self._last
         moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)
@@ -84,8 +84,6 @@ class BatchBuilder:
         batch, last.other = last.other, last.batch
         last.batch = batch
         batch.token_ids_T[:] = plan.token_ids
-        if len(batch.sampling.masks_MW):
-            batch.sampling.masks_MW[:] = last.sampling.masks_MW
         if moved:
             for index in range(len(batch.groups)):
                 self._move_tables(index, last, plan, before)

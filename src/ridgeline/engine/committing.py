@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from ridgeline.engine.scheduler import Scheduler
 
 
+def compute_masks(scheduler: "Scheduler") -> None:
+    """Find out what the oldest plan in flight may sample by the grammars, now that all before it is taken in."""
+    for seq in [one for first in scheduler.running() if first.grammar is not None for one in (first, *first.siblings)]:
+        try:
+            if seq.grammar is not None:
+                seq.grammar.mask()
+        except Exception as error:
+            scheduler.fault(seq, error)
+
+
 @dataclass(slots=True)
 class StepCommit:
     """Takes in steps' results for their sequences, each with the span that was computed for it."""

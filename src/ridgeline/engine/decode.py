@@ -60,11 +60,10 @@ def is_decode(plan: StepPlan, running: Items[Sequence]) -> bool:
 
 
 def may_chain(seq: Sequence, num_pending: int, max_model_len: int) -> bool:
-    """Return whether a sequence goes on for sure after `num_pending` tokens in flight, and its next one may be sampled
-    by what is known without them."""
+    """Return whether a sequence goes on after `num_pending` tokens in flight unless one of them ends it, and its next
+    one may be planned without them: masks of grammars are asked for later."""
     return (
         not seq.request.params.needs_history
-        and seq.grammar is None
         and seq.num_output + num_pending < seq.request.max_tokens
         and len(seq.token_ids) + num_pending < max_model_len
     )
@@ -90,7 +89,7 @@ class DecodeRun:
         """Find out what holds for all steps to come."""
         seqs, first, size = self.seqs, self._first, self._cache.layout.block_size
         self._stop_ids = frozenset[int]().union(*[seq.request.stop_ids for seq in seqs])
-        self._grammars = [seq.grammar for seq in seqs if seq.grammar is not None]
+        self._any_may_end = any(seq.grammar is not None for seq in seqs)
         self._begins: dict[int, list[int]] = defaultdict(list)  # by number % block size: whose token begins a block
         self._changes: dict[int, list[int]] = defaultdict(list)  # the same: of whom the cache changes at the commit
         self._changed: list[int] = []  # since the last plan
@@ -104,12 +103,13 @@ class DecodeRun:
                 self._changes[(offset - end) % size].append(index)
             alike_from = math.inf if request.params.needs_history else request.params.min_tokens - num_output + 2
             self._alike_from = max(self._alike_from, alike_from)  # the first step sampled by the rules of the last one
-            is_free = seq.grammar is None and not request.params.needs_history
-            last = min(request.max_tokens - num_output, self._max_model_len - end - 1) if is_free else 0
-            self._certain = min(self._certain, last)  # the first step at whose end a sequence may end by other than ids
+            last = min(request.max_tokens - num_output, self._max_model_len - end - 1)
+            self._certain = min(
+                self._certain, 0 if request.params.needs_history else last
+            )  # then one may end by length
 
     def goes_on(self) -> bool:
-        """Tell whether all sequences are sure to go on behind what is in flight, unless by the ids of tokens."""
+        """Tell whether all sequences are sure to go on behind what is in flight, unless their tokens end them."""
         return self.num_planned < self._certain
 
     def plan(
@@ -117,13 +117,11 @@ class DecodeRun:
     ) -> StepPlan | None:
         """Plan one more token of each sequence, as `step`.
 
-        `chain`: the last plan is in flight, and samples the tokens that this one computes. None where blocks lack or a
-        grammar gave up; `copies` gets what has to be copied for those that did get a block.
+        `chain`: the last plan is in flight, and samples the tokens that this one computes. None where blocks lack;
+        `copies` gets what has to be copied for those that did get a block.
         """
         if not self.num_planned:
             self._begin()
-        if not all(grammar.is_sound for grammar in self._grammars):
-            return None  # whose grammar gave up is told so where a whole step is planned
         number, first, last, size = self.num_planned + 1, self._first, self._last, self._cache.layout.block_size
         begins = self._begins.get(number % size, ())
         for index in begins:
@@ -134,7 +132,7 @@ class DecodeRun:
         changed = range(len(self.seqs)) if number <= self._depth else {*begins, *self._changed}
         self._changed.clear()
         is_alike = number >= self._alike_from
-        if is_alike and not self._grammars:
+        if is_alike:
             rows: Items[SampleRow] = _Later(len(self.seqs), partial(_rows, first.samples, number))
         else:
             pairs = zip(self.seqs, first.samples)
@@ -155,7 +153,8 @@ class DecodeRun:
         self._num_landed += 1
         changes = self._changes.get(self._num_landed % self._cache.layout.block_size, ())
         self._changed += changes
-        return changes, self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
+        may_end = self._any_may_end or self._num_landed >= self._certain or not self._stop_ids.isdisjoint(token_ids)
+        return changes, may_end
 
     def _tables(self, indices: Iterable[int]) -> tuple[tuple[BlockTable, ...], ...]:
         """Return the tables [group][span] of the last plan with those of some sequences looked up."""
@@ -176,4 +175,4 @@ def _spans(first: Items[Span], shift: int, token_ids: Items[int], pending: int) 
 
 def _rows(first: Items[SampleRow], shift: int) -> Iterable[SampleRow]:
     for row in first:
-        yield _new(SampleRow, (*row[:4], row[4] + shift, row[5], (), (), (), None, None, False))
+        yield _new(SampleRow, (*row[:4], row[4] + shift, row[5], (), (), (), row[9], None, False))

@@ -119,6 +119,7 @@ class InlineExecutor:
         try:
             start_s = self._clock()
             batch = self._built(plan)
+            self._sampler.write_masks(batch.sampling)
             built_s, ops = self._clock(), ()
             if self._times_ops:
                 output, ops = self._executable.timed(batch)
@@ -190,8 +191,9 @@ class OverlappedExecutor(InlineExecutor):
         try:
             if self._started is None:  # it failed to start, or a step before it failed
                 self._started = self._start(plan)
-            (batch_s, built_s, follows), self._started = self._started, None
+            (batch, batch_s, built_s, follows), self._started = self._started, None
             following, self._following = self._following, None
+            self._sampler.write_masks(batch.sampling)
             output, ops, goes_on = self._overlapping.finish()
             if goes_on and following is not None:
                 self._started = following._replace(began_s=self._clock())
@@ -222,7 +224,7 @@ class OverlappedExecutor(InlineExecutor):
         batch = self._built(plan)
         built_s = self._clock()
         self._overlapping.start(batch, timed=self._times_ops)
-        return _Started(built_s - start_s, built_s)
+        return _Started(batch, built_s - start_s, built_s)
 
     def _follow(self, plan: StepPlan) -> None:
         """Lay the plan out, to be started where the one before it ends; where that cannot be, it is started later."""
@@ -233,7 +235,7 @@ class OverlappedExecutor(InlineExecutor):
             batch = super()._built(plan)
             batch_s = self._clock() - start_s
             if self._overlapping.follow(batch, timed=self._times_ops):
-                self._following = _Started(batch_s, follows=True)
+                self._following = _Started(batch, batch_s, follows=True)
         except Exception:
             self._forget()
 
@@ -250,6 +252,7 @@ class OverlappedExecutor(InlineExecutor):
 class _Started(NamedTuple):
     """A step that is computed: the seconds of laying it out, when it began, and whether that was as another ended."""
 
+    batch: StepBatch
     batch_s: float
     began_s: float = 0.0
     follows: bool = False

@@ -16,6 +16,7 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineStats
+from ridgeline.engine.committing import compute_masks
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.journal import Journal, Recorder
 from ridgeline.engine.outputs import OutputDelta
@@ -122,6 +123,7 @@ class EngineLoop:
         plan, start_s, planned_s = self._in_flight.popleft()
         # With others in flight, it is computed since then, or since the one before it was.
         begun_s = max(planned_s, self._collected_s) if self._executor.depth > 1 else self.clock()
+        compute_masks(self.scheduler)
         try:
             result = self._executor.collect()
         except Exception as error:

@@ -39,28 +39,18 @@ class GrammarState:
     def __init__(self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._num_bytes = -(-vocab_size // 32) * 4
-        self._num_words = -(-vocab_size // 64)
         self._eos_ids = eos_ids
-        self._mask: Mask = np.zeros(self._num_words, dtype=np.uint64)
-        self._address = self._mask.ctypes.data
+        self.allowed: Mask = np.zeros(-(-vocab_size // 64), dtype=np.uint64)  # what `mask` returned last
+        self._address = self.allowed.ctypes.data
         self._is_current = False
 
-    @property
-    def is_sound(self) -> bool:
-        """Tell whether `mask` raises nothing."""
-        try:
-            self.mask()
-        except RequestError:
-            return False
-        return True
-
     def mask(self) -> Mask:
-        """Return which tokens may follow the known ones; good until the next `accept`. Raises RequestError."""
+        """Return `allowed`, written anew: which tokens may follow the known ones. Raises RequestError."""
         if not self._is_current:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
             self._require_sound()
             self._is_current = True
-        return self._mask
+        return self.allowed
 
     def fitting(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return the first of the tokens, up to where the grammar forbids one or the output would end."""
@@ -72,7 +62,7 @@ class GrammarState:
         masks = [self.mask()]
         for count, token_id in enumerate(draft, 1):
             self._consume(token_id)
-            mask: Mask = np.zeros(self._num_words, dtype=np.uint64)
+            mask = np.zeros_like(self.allowed)
             if self._matcher.is_stopped():  # nothing is sampled behind the end
                 masks.extend(~mask for _ in range(len(draft) - count + 1))
                 self._matcher.rollback(count)

@@ -1,0 +1,140 @@
+"""Grammars beside steps that are planned ahead: masks come late, and the tokens are those of one step after another."""
+
+import pytest
+
+pytest.importorskip("ridgeline._native", reason="the native module is not built")
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import RequestError
+from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.engine.executor import InlineExecutor, OverlappedExecutor
+from ridgeline.text.grammar import GrammarState
+
+PROMPTS = [[7, 8, 9], list(range(5, 90)), [11], [12, 13, 14, 15], [9, 9]]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+GRAMMARS = [
+    None,
+    StructuredOutputsParams(json=SCHEMA),
+    StructuredOutputsParams(regex="(?s:.{9,})"),
+    StructuredOutputsParams(regex="([a-z]{2,4}[ ,.])+!"),
+    StructuredOutputsParams(choice=("positive", "negative")),
+    StructuredOutputsParams(grammar='root ::= item ("," item){1,9}\nitem ::= [a-f]{2}'),
+]
+RULES = {
+    "top_k": st.sampled_from([1, 3, 2000]),
+    "top_p": st.sampled_from([0.1, 0.9]),
+    "min_p": st.sampled_from([0.05, 0.5]),
+    "repetition_penalty": st.just(1.3),
+    "frequency_penalty": st.just(0.5),
+    "logit_bias": st.sampled_from([{30: 9.0}, {5: -100.0, 8: 4.0}]),
+    "min_tokens": st.integers(1, 12),
+    "stop": st.sampled_from(["a", '"n"', ","]),
+    "logprobs": st.integers(0, 2),
+    "n": st.integers(2, 3),
+    "ignore_eos": st.just(True),
+}
+PARAMS = st.builds(
+    lambda grammar, temperature, seed, max_tokens, rules: SamplingParams(
+        structured_outputs=grammar, temperature=temperature, seed=seed, max_tokens=max_tokens, **rules
+    ),
+    st.sampled_from(GRAMMARS),
+    st.sampled_from([0.0, 1.0, 1.5]),
+    st.integers(0, 9),
+    st.integers(12, 40),
+    st.fixed_dictionaries({}, optional=RULES),
+)
+
+
+@pytest.fixture(scope="module")
+def engines():
+    options = {"backend": "native", "max_model_len": 256, "deterministic": True, "max_num_seqs": 4}
+    one, two = (LLM("python-1m", num_threads=threads, **options) for threads in (1, 2))
+    assert type(one.engine.executor) is InlineExecutor
+    assert type(two.engine.executor) is OverlappedExecutor
+    return one, two
+
+
+def outcomes(engine, params):
+    """What each output is."""
+    outputs = engine.generate(PROMPTS[: len(params)], params, use_tqdm=False)
+    assert not engine.engine.loop.scheduler.running()
+    return [(o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs) for each in outputs for o in each.outputs]
+
+
+@settings(max_examples=40, deadline=None)
+@given(params=st.lists(PARAMS, min_size=1, max_size=5))
+def test_outputs_do_not_depend_on_planning_ahead_of_grammars(engines, params):
+    """By every combination of rules, alone and in turns on fewer slots than outputs."""
+    one, two = (outcomes(engine, params) for engine in engines)
+    assert one == two
+
+
+def test_steps_with_a_grammar_are_planned_before_the_one_under_way_is_taken_in(engines, monkeypatch):
+    """And start as that one ends, with masks that are computed behind it."""
+    _, engine = engines
+    executor, counts = engine.engine.executor, {"ahead": 0, "followed": 0, "late": 0}
+    submit, finish, mask = executor.submit, executor._overlapping.finish, GrammarState.mask
+
+    def counting(plan):
+        counts["ahead"] += any(span.pending for span in plan.spans)
+        submit(plan)
+
+    def finishing():
+        result = finish()
+        counts["followed"] += result[-1]
+        return result
+
+    def masking(state):
+        counts["late"] += executor._started is not None
+        return mask(state)
+
+    monkeypatch.setattr(executor, "submit", counting)
+    monkeypatch.setattr(executor._overlapping, "finish", finishing)
+    monkeypatch.setattr(GrammarState, "mask", masking)
+    params = [SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar) for grammar in GRAMMARS[:4]]
+    outcomes(engine, params)
+    assert counts["ahead"] > 30 and counts["followed"] > 30 and counts["late"] > 90
+
+
+def test_a_grammar_that_gives_up_ends_its_output_alone(engines, monkeypatch):
+    """Where the next step is under way already: what it samples for that one is dropped."""
+    params = [SamplingParams(temperature=0, max_tokens=30, structured_outputs=each) for each in (*GRAMMARS[1:4], None)]
+    expected = outcomes(engines[0], params)
+    mask, victims = GrammarState.mask, {}
+
+    def giving_up(state):
+        if victims.setdefault(id(state), len(victims)) == 1 and state.num_masks > 8:
+            raise RequestError("the grammar gave up, make it simpler: too big", param="structured_outputs")
+        return mask(state)
+
+    def counted(state):
+        state.num_masks = getattr(state, "num_masks", 0) + 1
+        return giving_up(state)
+
+    monkeypatch.setattr(GrammarState, "mask", counted)
+    engine = engines[1].engine
+    requests = [engine.intake.request(prompt, each) for prompt, each in zip(PROMPTS, params)]
+    deltas = {request.request_id: [] for request in requests}
+    engine.loop._deliver, deliver = lambda found: [deltas[d.request_id].append(d) for d in found], engine.loop._deliver
+    try:
+        for request in requests:
+            engine.loop.submit(request)
+        while engine.loop.step():
+            pass
+    finally:
+        engine.loop._deliver = deliver
+    found = [([t for d in each for t in d.token_ids], each[-1].finish) for each in deltas.values()]
+    for index, ((tokens, finish), (expected_tokens, *_)) in enumerate(zip(found, expected, strict=True)):
+        if index == 1:
+            assert finish.reason == "refused" and finish.error.endswith("too big")
+            assert 0 < len(tokens) < len(expected_tokens) and tokens == list(expected_tokens[: len(tokens)])
+        else:
+            assert tokens == list(expected_tokens) and finish.error is None
+    assert outcomes(engines[1], [params[0], params[3]]) == outcomes(engines[0], [params[0], params[3]])
