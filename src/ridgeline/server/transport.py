@@ -216,8 +216,12 @@ class Connection(HttpToolsProtocol):
             if status in RETRY_STATUSES and cycle.response_complete:
                 self._rest()
 
-        cycle.scope.setdefault("state", {})[WRITE] = write
-        await app(scope, receive, corrected)
+        state = cycle.scope.setdefault("state", {})
+        state[WRITE] = write
+        try:
+            await app(scope, receive, corrected)
+        finally:
+            del state[WRITE]  # which holds the scope: only the collector would free the request
 
     def _rest(self) -> None:
         """Read no more of a client that was told to retry, for as long as its turn takes to come."""
