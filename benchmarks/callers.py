@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LENGTH, RETRY_AFTER, END, LAST_CHUNK = b"content-length: ", b"retry-after: ", b"\r\n\r\n", b"\r\n0\r\n\r\n"
-Waits = list[tuple[int, float]]  # (status, seconds) of each reply
+Waits = list[tuple[int, float, float]]  # of each reply: status, seconds, and when it came, after all began
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Caller:
         self.connection.send(self.manners.data)
         return self.connection.fileno()
 
-    def hear(self, now_s: float) -> float | None:
+    def hear(self, now_s: float, begin_s: float) -> float | None:
         """Read what has come; return for how long to pause, once the reply is whole. Raises ConnectionError."""
         assert self.connection is not None
         data = self.connection.recv(2**16)
@@ -60,7 +60,7 @@ class Caller:
         head = head.lower()
         if not end or not (len(content) >= number_behind(LENGTH, head) if LENGTH in head else data.endswith(LAST_CHUNK)):
             return None
-        self.waits.append((int(head[9:12]), now_s - self.began_s))
+        self.waits.append((int(head[9:12]), now_s - self.began_s, now_s - begin_s))
         self.reply = b""
         if self.manners.patient and RETRY_AFTER in head:
             return number_behind(RETRY_AFTER, head) * random.uniform(0.5, 1.5)
@@ -96,7 +96,7 @@ def call(port: int, seconds: float, all_manners: Sequence[Manners]) -> list[Wait
             for descriptor, _ in events:
                 number = by_descriptor[descriptor]
                 try:
-                    pause_s = callers[number].hear(now_s)
+                    pause_s = callers[number].hear(now_s, begin_s)
                 except ConnectionError as error:
                     print(f"a client ended early: {error}", flush=True)
                     poll.unregister(descriptor)

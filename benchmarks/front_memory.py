@@ -38,7 +38,8 @@ kept = []
 def tell(*_):
     num_garbage = gc.collect()
     info = mallinfo()
-    found = {"num_garbage": num_garbage, "malloc_bytes": info.given + info.mapped, "free_bytes": info.free, "num_blocks": sys.getallocatedblocks()}
+    found = {"malloc_bytes": info.given + info.mapped, "free_bytes": info.free}
+    found |= {"num_blocks": sys.getallocatedblocks(), "num_garbage": num_garbage}
     if tracemalloc.is_tracing():
         kept.append(tracemalloc.take_snapshot())
         lines = kept[-1].compare_to(kept[len(kept) // 2], "traceback")[:12]
@@ -129,7 +130,7 @@ def measure(options: argparse.Namespace) -> MemoryReport:
         try:
             while len(looks) < options.rounds:
                 waits = call(server.port, options.seconds, [Manners(data) for data in KINDS.values()] * 2)
-                for status in (status for each in waits for status, _ in each):
+                for status in (status for each in waits for status, _, _ in each):
                     replies[str(status)] = replies.get(str(status), 0) + 1
                 time.sleep(0.5)
                 found = server.tell(path)

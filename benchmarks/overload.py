@@ -13,6 +13,7 @@ that computes: what is measured of it is the clients' and the machine's own.
 """
 
 import argparse
+import math
 import multiprocessing
 import statistics
 import sys
@@ -29,6 +30,8 @@ from benchmarks.streams import children, cpu_s
 from ridgeline.bench.report import Report
 
 FLOOR = "refuses only"
+START_WITHIN_S = 1.0
+CONNECTED_S = 2.0  # when a flood has connected, and had its first replies
 FILES = 8192
 FLOOD = post("/v1/completions", prompt=[5] * 32, max_tokens=32, ignore_eos=True)
 POLITE = post("/v1/completions", prompt=[6, 7], max_tokens=1)
@@ -58,6 +61,7 @@ class Replies:
     count: int
     p50_ms: float
     p99_ms: float
+    p99_connected_ms: float  # of those that came when all had connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +89,31 @@ class OverloadReport(Report):
 
 def replies(clients: str, waits: Waits) -> list[Replies]:
     """Sum up (status, seconds) by status."""
-    by_status: defaultdict[int, list[float]] = defaultdict(list)
-    for status, seconds in sorted(waits):
-        by_status[status].append(seconds * 1000)
+    by_status: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for status, seconds, at_s in sorted(waits):
+        by_status[status].append((seconds * 1000, at_s))
     return [
         Replies(
             clients=clients,
             status=status,
-            count=len(waits_ms),
-            p50_ms=statistics.median(waits_ms),
-            p99_ms=waits_ms[int(0.99 * (len(waits_ms) - 1))],
+            count=len(found),
+            p50_ms=statistics.median(wait_ms for wait_ms, _ in found),
+            p99_ms=p99([wait_ms for wait_ms, _ in found]),
+            p99_connected_ms=p99([wait_ms for wait_ms, at_s in found if at_s > CONNECTED_S]),
         )
-        for status, waits_ms in by_status.items()
+        for status, found in by_status.items()
     ]
+
+
+def p99(sorted_values: list[float]) -> float:
+    return sorted_values[int(0.99 * (len(sorted_values) - 1))] if sorted_values else math.nan
 
 
 def measure(
     server: Server, watchers: ProcessPoolExecutor, options: argparse.Namespace, num_clients: int
 ) -> tuple[dict[str, Waits], dict[str, float]]:
     """Return the replies of a flood and of those beside it, of as many seconds, and the cores that each process took."""
-    manners = Manners(FLOOD, "127.0.0.1", start_within_s=1.0, patient=options.patient)
+    manners = Manners(FLOOD, "127.0.0.1", start_within_s=START_WITHIN_S, patient=options.patient)
     names = dict(zip((server.process.pid, *children(server.process.pid)), ("server", "engine")))
     before_s, began_s = {name: cpu_s(process) for process, name in names.items()}, time.process_time()
     watching = watchers.submit(watch, server.port, options.seconds)
@@ -157,6 +166,7 @@ def show(flood: Flood) -> None:
     print(f"{about}: {flood.goodput_per_s:.0f} completions/s")
     for row in flood.replies:
         words = f"{row.count} x {row.status}, p50 {row.p50_ms:.1f} ms, p99 {row.p99_ms:.1f} ms"
+        words += f", {row.p99_connected_ms:.1f} ms once all have connected"
         print(f"  {row.clients}: {words}", flush=True)
     print("  cores: " + ", ".join(f"{name} {number:.2f}" for name, number in flood.cores.items()), flush=True)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
-from ridgeline.server.service import Service, note_of
+from ridgeline.server.service import Service
 
 LARGE_BYTES = 64 * 2**10  # decoding more than this takes long enough for other requests to notice
 MIN_BYTES_PER_S = 64 * 2**10  # a body that comes more slowly, after its first seconds, holds a connection on purpose
@@ -51,7 +51,6 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
                 raise OverloadedError("the bodies of other requests fill the memory that is set aside; retry later")
             service.body_room_bytes -= len(chunk)
             body += chunk
-        note_of(request).body_bytes = len(body)
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(_decode, decoder, body)
         return _decode(decoder, body)

@@ -55,7 +55,6 @@ class RequestNote:
     line: str = ""  # the custom_id of a batch's line: it runs in the background, and has no deadline
     salt: str = ""  # prefixes are shared only among requests of equal salt
     slots: int = 0  # outputs that it may have at once, of those that the server takes
-    body_bytes: int = 0
     queued_tokens: int = 0  # of its prompts, and log-probabilities that are held for it
     status: int = 0
     prompt_tokens: int = 0

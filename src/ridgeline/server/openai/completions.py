@@ -27,7 +27,6 @@ from ridgeline.server.service import RequestNote, Service, note_of
 from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
-SHORT_BYTES = 1024  # of a body: it is prepared in less time than the way to a thread and back takes
 COMPLETION_BODY = with_parameters(CompletionRequest)
 _DECODER = msgspec.json.Decoder(COMPLETION_BODY)
 
@@ -37,10 +36,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     note = note_of(http)
     body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
-    is_text = isinstance(body.prompt, str) or (body.prompt and isinstance(body.prompt[0], str))  # tokenizers may hang
-    is_short = not is_text and note.body_bytes <= SHORT_BYTES
-    prepare = partial(_prepare, service, note, body)
-    completion = prepare() if is_short else await asyncio.to_thread(prepare)
+    completion = await asyncio.to_thread(_prepare, service, note, body)
     return await respond(completion, http, stream=bool(body.stream))
 
 
