@@ -8,7 +8,7 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 5000  # of which it looks through the new ones: a few milliseconds; Python's own 700 are ten requests
+SELDOM = (5000, 5, 100)  # new objects at a look, looks at them before one at those left over, and those before a full one
 
 
 @contextmanager
@@ -41,4 +41,4 @@ def collect_rarely() -> None:
     What it finds is alive: 500 streams are a hundred thousand objects, and going through them takes a tenth of a second.
     """
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(*SELDOM)
