@@ -58,7 +58,9 @@ class Caller:
         self.reply += data
         head, end, content = self.reply.partition(END)
         head = head.lower()
-        if not end or not (len(content) >= number_behind(LENGTH, head) if LENGTH in head else data.endswith(LAST_CHUNK)):
+        if not end or not (
+            len(content) >= number_behind(LENGTH, head) if LENGTH in head else data.endswith(LAST_CHUNK)
+        ):
             return None
         self.waits.append((int(head[9:12]), now_s - self.began_s, now_s - begin_s))
         self.reply = b""

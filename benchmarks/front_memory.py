@@ -3,10 +3,10 @@
 usage: python -m benchmarks.front_memory [--model python-1m] [--rounds 12] [--seconds 6] [--trace N] [--out DIR]
 
 Clients ask for everything that a server has, round after round; after each the idle process tells its resident memory,
-what malloc has given out and what it holds free, and the number of Python's blocks. What is alive grows with what
-is given out and with blocks; what the allocators keep does not. With `--trace`, tracemalloc follows allocations through N
-frames, and the report has the lines of code that hold more than after the first half: a traced server is four times
-as slow. Responses are stored within 100 KB, so that what is kept on purpose is full after the first round.
+what malloc has given out and what it holds free, the number of Python's blocks, and of objects in cycles that nothing
+but the collector frees. What is alive grows with what is given out and with blocks; what the allocators keep does not.
+With `--trace`, tracemalloc follows allocations through N frames, and the lines of code are shown that hold more than
+after the first half: a traced server is four times as slow. Responses are stored within 100 KB, so that what is kept on purpose is full after the first round.
 """
 
 import argparse

@@ -112,7 +112,7 @@ def p99(sorted_values: list[float]) -> float:
 def measure(
     server: Server, watchers: ProcessPoolExecutor, options: argparse.Namespace, num_clients: int
 ) -> tuple[dict[str, Waits], dict[str, float]]:
-    """Return the replies of a flood and of those beside it, of as many seconds, and the cores that each process took."""
+    """Return the replies of a flood and of those beside it, of as many seconds, and the cores of each process."""
     manners = Manners(FLOOD, "127.0.0.1", start_within_s=START_WITHIN_S, patient=options.patient)
     names = dict(zip((server.process.pid, *children(server.process.pid)), ("server", "engine")))
     before_s, began_s = {name: cpu_s(process) for process, name in names.items()}, time.process_time()

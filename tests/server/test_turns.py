@@ -1,4 +1,4 @@
-"""When clients that are refused are told to come back: as many as there is room for, and no client for another's flood."""
+"""When clients that are refused are told to come back: as many as there is room for, whoever else floods the server."""
 
 import heapq
 import random
