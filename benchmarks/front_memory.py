@@ -6,7 +6,8 @@ Clients ask for everything that a server has, round after round; after each the 
 what malloc has given out and what it holds free, the number of Python's blocks, and of objects in cycles that nothing
 but the collector frees. What is alive grows with what is given out and with blocks; what the allocators keep does not.
 With `--trace`, tracemalloc follows allocations through N frames, and the lines of code are shown that hold more than
-after the first half: a traced server is four times as slow. Responses are stored within 100 KB, so that what is kept on purpose is full after the first round.
+after the first half: a traced server is four times as slow. Responses are stored within 100 KB, so that what is stored
+on purpose is full after the first round.
 """
 
 import argparse
@@ -33,7 +34,7 @@ names = "arena ordblks smblks hblks mapped usmblks fsmblks given free keepcost".
 Info = type("Info", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Info
-kept = []
+snapshots = []
 
 def tell(*_):
     num_garbage = gc.collect()
@@ -41,11 +42,11 @@ def tell(*_):
     found = {"malloc_bytes": info.given + info.mapped, "free_bytes": info.free}
     found |= {"num_blocks": sys.getallocatedblocks(), "num_garbage": num_garbage}
     if tracemalloc.is_tracing():
-        kept.append(tracemalloc.take_snapshot())
-        lines = kept[-1].compare_to(kept[len(kept) // 2], "traceback")[:12]
+        snapshots.append(tracemalloc.take_snapshot())
+        lines = snapshots[-1].compare_to(snapshots[len(snapshots) // 2], "traceback")[:12]
         found["lines"] = [[line.size_diff, line.count_diff, *line.traceback.format()] for line in lines]
-        for place in range(1, len(kept) // 2):
-            kept[place] = None
+        for place in range(1, len(snapshots) // 2):
+            snapshots[place] = None
     path = os.environ["FRONT_MEMORY"]
     with open(path + ".new", "w") as file:
         json.dump(found, file)

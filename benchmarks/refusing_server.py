@@ -16,7 +16,7 @@ ERROR = {"message": "the queue is full (96 outputs); retry later", "type": "serv
 
 
 class Refusing(asyncio.Protocol):
-    """Answers each piece of data that arrives: it is one request."""
+    """Replies to each piece of data that arrives: it is one request."""
 
     def __init__(self, retry_after_s: int) -> None:
         self._replies = {
