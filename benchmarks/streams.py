@@ -61,6 +61,8 @@ class Run:
     gap_p50_ms: float
     gap_p999_ms: float
     max_gap_ms: float
+    max_gap_at_s: float  # where it ended, after all were asked for
+    first_end_at_s: float
     first_token_max_ms: float
 
     @property
@@ -114,7 +116,8 @@ class Streams:
         self.began_s = time.perf_counter()
         self.last_began_s = self.began_s
         self.heard_s: dict[int, float] = {}
-        self.gaps_s: list[float] = []
+        self.gaps_s: list[tuple[float, float]] = []  # with when it ended
+        self.first_end_s = 0.0
         self.num_tokens = 0
         self.num_done = 0
 
@@ -129,9 +132,11 @@ class Streams:
                 self._sockets.pop(number).close()
                 continue
             self.num_tokens += data.count(b"data: {")
-            self.num_done += b"data: [DONE]" in data
+            if b"data: [DONE]" in data:
+                self.num_done += 1
+                self.first_end_s = self.first_end_s or now_s - self.began_s
             if number in self.heard_s:
-                self.gaps_s.append(now_s - self.heard_s[number])
+                self.gaps_s.append((now_s - self.heard_s[number], now_s - self.began_s))
             else:
                 self.last_began_s = now_s
             self.heard_s[number] = now_s
@@ -155,7 +160,7 @@ def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> d
     wall_s, count = time.perf_counter() - before, streams.num_tokens - begun
     cpus_us = [(cpu_s(process) - cpu) / count * 1e6 for process, cpu in zip(processes, before_s)]
     streams.finish()
-    gaps_ms = sorted(gap_s * 1e3 for gap_s in streams.gaps_s)
+    gaps_ms = sorted(gap_s * 1e3 for gap_s, _ in streams.gaps_s)
     assert streams.num_done == num_streams
     return {
         "served_us": wall_s / count * 1e6,
@@ -164,6 +169,8 @@ def streamed(server: Server, num_streams: int, num_tokens: int, first: int) -> d
         "gap_p50_ms": statistics.median(gaps_ms),
         "gap_p999_ms": gaps_ms[int(0.999 * len(gaps_ms))],
         "max_gap_ms": gaps_ms[-1],
+        "max_gap_at_s": max(streams.gaps_s)[1],
+        "first_end_at_s": streams.first_end_s,
         "first_token_max_ms": (streams.last_began_s - streams.began_s) * 1e3,
     }
 
@@ -221,7 +228,8 @@ def show(run: Run) -> None:
         f"{run.build}, {run.num_streams} streams: {run.served_us:.1f} us a token, {run.alone_us:.1f} alone, "
         f"HTTP {run.http_us:+.1f}; CPU: server {run.server_cpu_us:.1f}, engine {run.engine_cpu_us:.1f}, "
         f"alone {run.alone_cpu_us:.1f}, HTTP {run.http_cpu_us:+.1f}; gaps p50 {run.gap_p50_ms:.1f} ms, "
-        f"p99.9 {run.gap_p999_ms:.1f}, max {run.max_gap_ms:.1f}; last first token {run.first_token_max_ms:.0f} ms",
+        f"p99.9 {run.gap_p999_ms:.1f}, max {run.max_gap_ms:.1f} at {run.max_gap_at_s:.2f} s; "
+        f"last first token {run.first_token_max_ms:.0f} ms, first end {run.first_end_at_s:.2f} s",
         flush=True,
     )
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from live_server import PATIENCE_S, LiveServer, serving
 
 from ridgeline.server import transport
-from ridgeline.server.errors import RETRY_AFTER_S
 from ridgeline.server.service import Service
 from ridgeline.server.settings import ServerSettings
-from ridgeline.server.transport import REFUSALS_PER_S, Limiter
+from ridgeline.server.transport import MAX_REST_S, REFUSALS_PER_S, Limiter
 
 CONTENT = json.dumps({"prompt": [1], "max_tokens": 1, "n": 2}).encode()
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -41,12 +40,12 @@ def test_a_flood_asks_no_more_often_than_it_may(num_clients: int, travel_s: floa
     while asking[0][0] < began_s + 3:
         now_s, client = heapq.heappop(asking)
         rest_s = limiter.rest_s(now_s)
-        assert 0 < rest_s <= RETRY_AFTER_S + 1e-6, "never longer than it was told to wait anyway"
+        assert 0 < rest_s <= MAX_REST_S + 1e-6, "never longer than it was told to wait anyway"
         assert num_clients > 1 or rest_s < 2 / REFUSALS_PER_S
         heapq.heappush(asking, (now_s + rest_s + travel_s, client))
         count += 1
         assert count < 20_000
-    most_at_once = num_clients / RETRY_AFTER_S  # who comes back when told is let in
+    most_at_once = num_clients / MAX_REST_S  # who comes back when told is let in
     assert count <= num_clients + 3 * max(REFUSALS_PER_S, most_at_once) + 2
 
 
@@ -73,7 +72,7 @@ def reply_to(connection: socket.socket, data: bytes) -> bytes:
 
 def test_who_was_refused_is_read_later_and_others_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "REFUSALS_PER_S", 1e-3)
-    monkeypatch.setattr(transport, "RETRY_AFTER_S", 1e3)
+    monkeypatch.setattr(transport, "MAX_REST_S", 1e3)
     engine = FakeEngine(fake_info())
     with serving(engine) as live, connected(live) as refused, connected(live) as other:
         live.server._service.num_slots = 10**6  # as if a flood had taken all of them

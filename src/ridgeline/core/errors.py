@@ -60,6 +60,10 @@ class ModelNotFoundError(RequestError):
 class OverloadedError(RidgelineError):
     """The engine takes no more work right now; retry later."""
 
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class EngineError(RidgelineError):
     """A step failed for a reason that is not the request's."""

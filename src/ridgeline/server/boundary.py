@@ -64,6 +64,7 @@ class RequestBoundary:
             if note.status:  # too late for a reply: the connection must end without a proper end of the body
                 raise
             await reply.response()(scope, receive, send_with_id)
+            error.__traceback__ = None  # its frames hold the error, and with it the request
         finally:
             self._service.release(note)
             self._service.metrics.ended(note.status, time.monotonic() - note.started_s, note.engine_s)

@@ -1,4 +1,4 @@
-"""Clients: whose a request is, by its key or else its address, and what each may ask for.
+"""Clients: whose a request is, by its key or else its address, what each may ask for, and when it may ask again.
 
 A key file is TOML, one table a client; docs/howto/serve.md shows one.
 """
@@ -15,7 +15,12 @@ import msgspec
 from msgspec import Meta
 from starlette.exceptions import HTTPException
 
+from ridgeline.core.clock import Clock
 from ridgeline.core.errors import ConfigError
+
+MAX_RETRY_AFTER_S = 30.0  # clients of OpenAI's follow Retry-After up to a minute
+SMOOTHING = 16  # requests over which times are averaged
+MAX_REFUSED = 10_000  # clients whose turns are remembered
 
 Key = Annotated[str, Meta(pattern=r"\S")]
 PerMinute = Annotated[int, Meta(ge=1)]
@@ -94,6 +99,31 @@ class Keys:
         """Return whose the batches of key `name` are: a client with its limits, and a turn of its own."""
         named = next((client for client in self._clients.values() if client.salt == name), Client(salt=name))
         return replace(named, number=_number(f"batches {name}"))
+
+
+class Turns:
+    """Gives turns to those that are refused: as many come back as requests end, whichever client they are of.
+
+    All being told the same they would come in waves, and nearly all of them in vain.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._period_s = 0.0  # between the ends of two outputs
+        self._last_s: dict[int, float] = {}  # by client, its last turn that has been given; the latest given last
+
+    def ended(self, taken_s: float, num_slots: int) -> None:
+        """Take in that a request had its slots for `taken_s`, beside `num_slots` in all (Little's law)."""
+        self._period_s += (taken_s / num_slots - self._period_s) / SMOOTHING
+
+    def next_s(self, client: int) -> int:
+        """Return in how many seconds a client that is refused now may ask again."""
+        now_s, last_s = self._clock(), self._last_s
+        while last_s and (len(last_s) > MAX_REFUSED or next(iter(last_s.values())) <= now_s):
+            del last_s[next(iter(last_s))]
+        before_s = max(last_s.pop(client, now_s), now_s)
+        last_s[client] = min(before_s + self._period_s * (len(last_s) + 1), now_s + MAX_RETRY_AFTER_S)
+        return max(1, math.ceil(last_s[client] - now_s))
 
 
 def _tables(file: str | None) -> dict[str, ClientTable]:

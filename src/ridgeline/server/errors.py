@@ -14,7 +14,6 @@ from starlette.responses import Response
 from ridgeline.core.errors import ModelNotFoundError, OverloadedError, QuarantinedError, RequestError
 
 INTERNAL_MESSAGE = "the server failed to process this request; the log has the details under this request id"
-RETRY_AFTER_S = 1
 MAX_MESSAGE_CHARS = 1000
 
 _HTTP_CODES = {
@@ -72,7 +71,7 @@ def reply_to(error: BaseException) -> ErrorReply:
             return ErrorReply(status, ErrorBody(message, "invalid_request_error", error.param, error.code))
         case OverloadedError():
             body = ErrorBody(str(error), "service_unavailable", None, "server_is_overloaded")
-            return ErrorReply(503, body, {"Retry-After": str(RETRY_AFTER_S)})
+            return ErrorReply(503, body, {"Retry-After": str(error.retry_after_s)})
         case HTTPException():
             status = error.status_code
             kind = _HTTP_TYPES.get(status, "invalid_request_error")

@@ -20,6 +20,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from ridgeline.core.collector import collect_rarely
 from ridgeline.core.errors import ConfigError
 from ridgeline.core.log import get_logger
 from ridgeline.server.listen import load_certificate
@@ -39,6 +40,7 @@ ENGINE_EXIT = 5
 def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
     """Serve until a signal or the engine's end; 0 if every open request ended. Call it in the main thread."""
     server = DrainingServer(app, on_ready)
+    collect_rarely()
     server.run(sockets=[listener])
     if server.exit_code == ENGINE_EXIT:  # a thread that hangs in native code would keep the interpreter from ending
         logging.shutdown()

@@ -20,7 +20,7 @@ from ridgeline.core.params import StructuredOutputsParams
 from ridgeline.decoding.request import Request as EngineRequest
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.intake import Intake, Prompt
-from ridgeline.server.clients import Client, Keys
+from ridgeline.server.clients import Client, Keys, Turns
 from ridgeline.server.errors import ErrorReply, reply_to
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.openai.store import ResponseStore
@@ -95,6 +95,7 @@ class Service:
         self.explaining = asyncio.Lock()  # held while a command of a page runs
         self.num_slots = 0  # taken
         self._slots_of: Counter[int] = Counter()  # by client
+        self._turns = Turns(time.monotonic)
         self.num_queued_tokens = 0
         self.body_room_bytes = settings.max_bodies_bytes  # less those that have arrived and are not decoded yet
         source = None if settings.chat_template is None else read_template(Path(settings.chat_template))
@@ -159,7 +160,7 @@ class Service:
             raise RequestError(f"{num_outputs} outputs in one request; this server takes {room} at once", param="n")
         client, wanted = note.client.number, max(1, num_outputs)
         if self._slots_of[client] + wanted + 8 * (self.num_slots + wanted) > 9 * room:
-            raise OverloadedError(f"the queue is full ({room} outputs); retry later")
+            raise OverloadedError(f"the queue is full ({room} outputs); retry later", self._turns.next_s(client))
         self.num_slots += num_outputs
         self._slots_of[client] += num_outputs
         note.slots += num_outputs
@@ -185,13 +186,15 @@ class Service:
         num_tokens = num_logprobs + sum(len(request.prompt_ids) for request in requests)
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.settings.max_queued_tokens:
             open_ones = f"open requests have {self.num_queued_tokens} prompt tokens and log-probabilities"
-            raise OverloadedError(f"{open_ones}; retry later")
+            raise OverloadedError(f"{open_ones}; retry later", self._turns.next_s(note.client.number))
         self.num_queued_tokens += num_tokens
         note.queued_tokens += num_tokens
         return salted
 
     def release(self, note: RequestNote) -> None:
         """Give back what a request had taken, and count what it used."""
+        if note.slots and note.completion_tokens:
+            self._turns.ended(time.monotonic() - note.started_s, self.num_slots)
         self.num_slots -= note.slots
         self._slots_of[note.client.number] -= note.slots
         if not self._slots_of[note.client.number]:

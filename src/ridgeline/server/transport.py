@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.core.log import get_logger
-from ridgeline.server.errors import RETRY_AFTER_S
 from ridgeline.server.service import RequestNote, Service, new_request_id
 from ridgeline.server.sse import WRITE
 
@@ -31,6 +30,7 @@ LINGER_S = 1.0  # a connection that is closed on unread bytes at once is reset, 
 RESERVED_FILES = 256  # descriptors that are no connections: model files, the log, connections not yet counted
 WARN_EVERY_S = 60.0
 REFUSALS_PER_S = 2000  # more than these make their connections rest
+MAX_REST_S = 1.0  # no longer than the shortest Retry-After
 RETRY_STATUSES = frozenset({429, 503, 529})
 
 
@@ -68,7 +68,7 @@ class Limiter:
 
         One that asks again at once, whatever it was told, must not take the time of those who are served.
         """
-        self._next_s = min(max(self._next_s, now_s) + 1 / REFUSALS_PER_S, now_s + RETRY_AFTER_S)
+        self._next_s = min(max(self._next_s, now_s) + 1 / REFUSALS_PER_S, now_s + MAX_REST_S)
         return self._next_s - now_s
 
 
@@ -216,8 +216,12 @@ class Connection(HttpToolsProtocol):
             if status in RETRY_STATUSES and cycle.response_complete:
                 self._rest()
 
-        cycle.scope.setdefault("state", {})[WRITE] = write
-        await app(scope, receive, corrected)
+        state = cycle.scope.setdefault("state", {})
+        state[WRITE] = write
+        try:
+            await app(scope, receive, corrected)
+        finally:
+            del state[WRITE]  # which holds the scope: only the collector would free the request
 
     def _rest(self) -> None:
         """Read no more of a client that was told to retry, for as long as its turn takes to come."""

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ridgeline.core.collector import long_lived_imports
+from ridgeline.core.collector import collect_rarely, long_lived_imports
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import RidgelineError, WeightsLostError
 from ridgeline.core.log import get_logger, set_up
@@ -63,6 +63,7 @@ class EngineProcess:
             self._send(wire.Failed(type(error).__name__, str(error)))
             return 1
         self._engine, self._gate = engine, Gate(engine, self._deliver)
+        collect_rarely()
         self._send(wire.Ready(engine.info, engine.loop.stats(), engine.setup))
         threading.Thread(target=self._beat, args=(engine,), name="beat", daemon=True).start()
         try:

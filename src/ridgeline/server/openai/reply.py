@@ -22,6 +22,7 @@ from ridgeline.server.service import RequestNote, Service
 from ridgeline.server.sse import DONE, EventStream, WholeResponse, event, while_connected
 from ridgeline.text.outputs import OutputFormat
 
+SHORT_TOKENS = 256  # of a response: it is written in less time than the way to a thread and back takes
 MARK = "\x00text"  # stands for a text that comes
 
 
@@ -168,7 +169,9 @@ async def respond(body: ResponseBody, http: HttpRequest, *, stream: bool, done: 
     service, note, stall_timeout_s = reply.service, reply.note, reply.service.settings.stall_timeout_s
     if not stream:
         outputs = await while_connected(http.receive, reply.outputs())
-        return WholeResponse(await asyncio.to_thread(body.whole, outputs), stall_timeout_s)
+        is_short = note.completion_tokens <= SHORT_TOKENS and reply.requests[0].params.logprobs is None
+        content = body.whole(outputs) if is_short else await asyncio.to_thread(body.whole, outputs)
+        return WholeResponse(content, stall_timeout_s)
     events = body.events()
     first = await while_connected(http.receive, anext(events))
     return EventStream(first, events, lambda e: service.explain(e, note), stall_timeout_s, done)
