@@ -120,7 +120,7 @@ class InlineExecutor:
             start_s = self._clock()
             batch = self._built(plan)
             built_s, ops = self._clock(), ()
-            if self._times_ops:
+            if self._times_ops and plan.features_TW is None:
                 output, ops = self._executable.timed(batch)
             else:
                 output = self._executable.run(batch, plan.features_TW)

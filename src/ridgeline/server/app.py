@@ -29,7 +29,7 @@ from ridgeline.server.openai.completions import create_completion
 from ridgeline.server.openai.embeddings import create_embedding
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.openai.responses import create_response, stored_response
-from ridgeline.server.openai.scores import rerank, score
+from ridgeline.server.openai.scores import classify, rerank, score
 from ridgeline.server.openai.tokens import detokenize, tokenize
 from ridgeline.server.openapi import openapi
 from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
@@ -89,6 +89,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v2/rerank", partial(rerank, service), methods=["POST"]),
         Route("/score", partial(score, service), methods=["POST"]),
         Route("/v1/score", partial(score, service), methods=["POST"]),
+        Route("/classify", partial(classify, service), methods=["POST"]),
         Route("/tokenize", partial(tokenize, service), methods=["POST"]),
         Route("/v1/tokenize", partial(tokenize, service), methods=["POST"]),
         Route("/detokenize", partial(detokenize, service), methods=["POST"]),

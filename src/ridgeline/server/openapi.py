@@ -20,7 +20,7 @@ from ridgeline.server.openai.completions import COMPLETION_BODY
 from ridgeline.server.openai.embeddings import EmbeddingRequest
 from ridgeline.server.openai.items import RESPONSES_BODY
 from ridgeline.server.openai.protocol import ChatChoice, CompletionBody, CompletionChoice, SamplingFields
-from ridgeline.server.openai.scores import RerankRequest, ScoreRequest
+from ridgeline.server.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF, _TEXT = "#/components/schemas/{name}", {"schema": {"type": "string"}}
@@ -35,6 +35,7 @@ _BODIES: Mapping[str, Any] = {  # by path, less /v1
     "/rerank": RerankRequest,
     "/v2/rerank": RerankRequest,
     "/score": ScoreRequest,
+    "/classify": ClassifyRequest,
     "/messages": MessagesRequest,
     "/messages/count_tokens": PromptFields,
     "/tokenize": TokenizeRequest,

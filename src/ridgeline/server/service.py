@@ -27,6 +27,7 @@ from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.grammar_trial import GrammarTrial
+from ridgeline.text.infill import infill_ids
 from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.formats import chosen_format
@@ -139,6 +140,14 @@ class Service:
         if len(text) + len(other) > self._max_prompt_chars:
             self.encode(text + other)
         return self.intake.encode_pair(text, other)
+
+    def encode_between(self, prompt: Prompt, suffix: str) -> list[int]:
+        """Return the token ids that ask for what stands between two texts. Raises as `encode` does."""
+        if not isinstance(prompt, str) or self.tokenizer is None:
+            raise RequestError("suffix needs a text as prompt, and a model with a tokenizer", param="suffix")
+        if len(prompt) + len(suffix) > self._max_prompt_chars:
+            self.encode(prompt + suffix)
+        return self.encode(infill_ids(self.tokenizer, prompt, suffix))
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.

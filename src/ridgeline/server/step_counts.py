@@ -35,6 +35,7 @@ class StepCounts:
         self.parts_s: dict[str, float] = {}
         self.waits_s: dict[str, float] = {}  # by what the queue's head waited for
         self.misses: dict[str, int] = {}  # by why the prefix cache served no more
+        self.head_waits = ""  # what the queue's head waits for since the last step
         self.num_copies = self.num_lost = 0
         self.host: HostSample | None = None
         self._journal: Journal | None = None
@@ -71,6 +72,7 @@ class StepCounts:
         self.tokens.add(steps["num_tokens"])
         self.sequences.add(steps["num_spans"])
         self.num_copies += int(steps["num_copies"].sum())
+        self.head_waits = WAIT_REASONS[steps["head_waits"][-1]]
         for code in set(steps["head_waits"].tolist()) - {0}:
             waited_s = float(seconds[steps["head_waits"] == code].sum())
             self.waits_s[WAIT_REASONS[code]] = self.waits_s.get(WAIT_REASONS[code], 0.0) + waited_s

@@ -73,7 +73,7 @@ def prepared(
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
     params = sampling_params(
         body,
-        service.info.generation,
+        service,
         max_tokens=max_tokens(service.info.max_model_len - len(prompt_ids)),
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,

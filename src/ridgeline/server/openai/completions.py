@@ -35,7 +35,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
     note = note_of(http)
     body = await read_json(http, _DECODER)
-    service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
+    service.reserve(note, num_prompts(body.prompt) * max(body.n or 1, body.best_of or 1), body.cache_salt)
     completion = await asyncio.to_thread(_prepare, service, note, body)
     return await respond(completion, http, stream=bool(body.stream))
 
@@ -67,16 +67,17 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
-    if body.suffix:
-        raise RequestError("suffix is not supported: this server completes, it does not insert", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of is not supported, except when it equals n; leave it out", param="best_of")
+    wanted = body.n or 1
+    num_outputs = wanted if body.best_of is None else body.best_of
+    if num_outputs < wanted or (body.stream and num_outputs > wanted):
+        raise RequestError("best_of must be at least n, and in a stream equal to it", param="best_of")
     usage = usage_chunks(body)
     params = sampling_params(
         body,
-        service.info.generation,
+        service,
+        n=num_outputs,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
+        logprobs=0 if num_outputs > wanted and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
     )
     prompts = split_prompts(body.prompt, service.settings.max_prompts)
@@ -89,7 +90,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         with blamed_on(field_of(body)):
             requests = [
                 service.intake.request(
-                    service.encode(prompt),
+                    service.encode_between(prompt, body.suffix) if body.suffix else service.encode(prompt),
                     params,
                     request_id=f"{completion_id}-{index}",
                     priority=body.priority or 0,
@@ -139,7 +140,7 @@ class _Completion:
                 scores[index].extend(delta.prompt_logprobs)
                 if not delta.token_ids and delta.finish is None:
                     continue
-                number = self._number(index, delta.index)
+                number = index * self.reply.requests[0].params.n + delta.index
                 writer = writers.get(number)
                 if writer is None:
                     writer = writers[number] = _ChoiceWriter(self, index, scores[index])
@@ -157,18 +158,17 @@ class _Completion:
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         scores = output.prompt_logprobs or [None]
         choices: list[CompletionChoice] = []
-        for completion in output.outputs:
+        kept, wanted = output.outputs, self.body.n or 1
+        if len(kept) > wanted:  # best_of
+            kept = sorted(kept, key=lambda one: (one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))[::-1]
+        for number, completion in enumerate(kept[:wanted], index * wanted):
             writer = _ChoiceWriter(self, index, scores)
-            number = self._number(index, completion.index)
             choice = writer.choice(number, completion.text, completion.token_ids, completion.logprobs or [])
             end(choice, completion.finish_reason, completion.stop_reason, completion.timings)
             if self.body.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs(self.names, scores)
             choices.append(choice)
         return choices
-
-    def _number(self, prompt: int, output: int) -> int:
-        return prompt * self.reply.requests[0].params.n + output
 
 
 def _text_choice(number: int, text: str) -> CompletionChoice:

@@ -1,4 +1,4 @@
-"""POST /rerank, in the shapes of Jina and of Cohere, and /score: how close texts are.
+"""POST /rerank, in the shapes of Jina and of Cohere, and /score: how close texts are; /classify: which label fits one.
 
 A model with a head of one label reads two texts together, and its logit's sigmoid is the score; of a model that embeds
 it is the cosine of their vectors.
@@ -59,7 +59,18 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
 
 
+class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /classify. `use_activation` false: the logits themselves."""
+
+    input: str | list[str | int | list[int]]
+    use_activation: bool | None = None
+    model: str | None = None
+    user: str | None = None
+    priority: int | None = None
+
+
 _RERANK, _SCORE = msgspec.json.Decoder(RerankRequest), msgspec.json.Decoder(ScoreRequest)
+_CLASSIFY = msgspec.json.Decoder(ClassifyRequest)
 
 
 async def rerank(service: Service, http: HttpRequest) -> Response:
@@ -101,6 +112,26 @@ async def score(service: Service, http: HttpRequest) -> Response:
     return _response(http, f"score-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
 
 
+async def classify(service: Service, http: HttpRequest) -> Response:
+    """Return of each text how likely each label is: softmax, of one label the sigmoid. Raises what errors.py maps."""
+    body = await read_json(http, _CLASSIFY)
+    model, labels = service.require_model(body.model), service.info.labels
+    if not labels:
+        raise RequestError("this model has no labels: /classify is for checkpoints that classify", param="model")
+    data: list[dict[str, Any]] = []
+    for index, logits_L in enumerate(await embedded(service, http, body.input, body.priority, "input")):
+        odds_L = np.exp(logits_L - logits_L.max())
+        probs_L = odds_L / odds_L.sum() if len(labels) > 1 else [_sigmoid(logits_L[0])]
+        shown = [float(x) for x in (logits_L if body.use_activation is False else probs_L)]
+        about = {"index": index, "label": labels[int(logits_L.argmax())], "probs": shown, "num_classes": len(labels)}
+        data.append(about)
+    return _response(http, f"classify-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
+
+
+def _sigmoid(logit: float) -> float:
+    return 0.5 + 0.5 * math.tanh(0.5 * float(logit))
+
+
 def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     places = tokenizer.encoding(text, add_special_tokens=False).offsets
     return text if len(places) <= num_tokens else text[: places[num_tokens - 1][1]]
@@ -115,7 +146,7 @@ async def _scores(
     field: str,
 ) -> list[float]:
     """Return the scores of pairs; a side of one text stands in each of them. Raises what errors.py maps."""
-    num_labels, count = service.info.num_labels, max(len(first), len(second))
+    num_labels, count = len(service.info.labels), max(len(first), len(second))
 
     def paired(lefts: list[T], rights: list[T]) -> Iterable[tuple[T, T]]:
         return zip(lefts * (count // len(lefts)), rights * (count // len(rights)))
@@ -130,7 +161,7 @@ async def _scores(
     service.reserve(note_of(http), count)
     pairs = paired(first, second)
     logits = await pooled(service, http, lambda: [service.encode_pair(*pair) for pair in pairs], body.priority, field)
-    return [float(x) if body.use_activation is False else 0.5 + 0.5 * math.tanh(0.5 * float(x)) for (x,) in logits]
+    return [float(x) if body.use_activation is False else _sigmoid(x) for (x,) in logits]
 
 
 def _response(http: HttpRequest, name: str, model: str, **fields: object) -> Response:
