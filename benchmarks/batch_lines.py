@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.batch_lines [--lines 100000] [--model python-1m] [--kill-at 0.3] [--out DIR]
 
-`ridgeline batch` runs a file of that many lines, each for one token. It is killed once, where that share of them is done,
-and run again. Its memory is noted where a tenth, half and all of the lines are done; at the end each line must be there
-once.
+`ridgeline batch` runs a file of that many lines, each for one token. It is killed once, where that share of them is
+done, and run again. Its memory is noted where a tenth, half and all of the lines are done; at the end each line must be
+there once.
 """
 
 import argparse

@@ -38,7 +38,13 @@ CONFIG = EngineConfig.of("python-1m", num_threads=1, max_model_len=512, max_num_
 PROCESS = {"cpu_seconds", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds"}
 # https://docs.vllm.ai/en/stable/usage/metrics/
 VLLM = {
-    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc", "cache_config_info"),
+    *(
+        "num_requests_running",
+        "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "kv_cache_usage_perc",
+        "cache_config_info",
+    ),
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached"),
     *("generation_tokens", "request_success", "iteration_tokens_total", "time_to_first_token_seconds"),
     *("inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"),

@@ -122,6 +122,12 @@ class Service:
             raise ModelNotFoundError(f"no model {name[:200]!r} is served here; there is {', '.join(self.model_names)}")
         return name
 
+    def require_tokenizer(self, field: str) -> Tokenizer:
+        """Return the model's tokenizer. Raises RequestError where it has none, for the field that needs it."""
+        if self.tokenizer is None:
+            raise RequestError(f"{field} needs a tokenizer, which this model lacks", param=field)
+        return self.tokenizer
+
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
         most = f"{self.info.max_model_len} tokens"
@@ -143,11 +149,11 @@ class Service:
 
     def encode_between(self, prompt: Prompt, suffix: str) -> list[int]:
         """Return the token ids that ask for what stands between two texts. Raises as `encode` does."""
-        if not isinstance(prompt, str) or self.tokenizer is None:
-            raise RequestError("suffix needs a text as prompt, and a model with a tokenizer", param="suffix")
+        if not isinstance(prompt, str):
+            raise RequestError("suffix needs a prompt that is a text", param="suffix")
         if len(prompt) + len(suffix) > self._max_prompt_chars:
             self.encode(prompt + suffix)
-        return self.encode(infill_ids(self.tokenizer, prompt, suffix))
+        return self.encode(infill_ids(self.require_tokenizer("suffix"), prompt, suffix))
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.

@@ -13,11 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import ContextLengthError, RequestError
+from ridgeline.core.params import MAX_N
 from ridgeline.core.step import TokenLogprob
 from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
@@ -28,13 +28,11 @@ from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
 COMPLETION_BODY = with_parameters(CompletionRequest)
-_DECODER = msgspec.json.Decoder(COMPLETION_BODY)
 
 
-async def create_completion(service: Service, http: HttpRequest) -> Response:
+async def create_completion(service: Service, http: HttpRequest, body: CompletionRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
     note = note_of(http)
-    body = await read_json(http, _DECODER)
     service.reserve(note, num_prompts(body.prompt) * max(body.n or 1, body.best_of or 1), body.cache_salt)
     completion = await asyncio.to_thread(_prepare, service, note, body)
     return await respond(completion, http, stream=bool(body.stream))
@@ -67,10 +65,10 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
-    wanted = body.n or 1
+    wanted = 1 if body.n is None else body.n
     num_outputs = wanted if body.best_of is None else body.best_of
-    if num_outputs < wanted or (body.stream and num_outputs > wanted):
-        raise RequestError("best_of must be at least n, and in a stream equal to it", param="best_of")
+    if not wanted <= num_outputs <= (wanted if body.stream else max(MAX_N, wanted)):
+        raise RequestError(f"best_of must be from n to {MAX_N}, and in a stream equal to n", param="best_of")
     usage = usage_chunks(body)
     params = sampling_params(
         body,
@@ -109,9 +107,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = service.tokenizer
-    if tokenizer is None:
-        raise RequestError("echo needs a tokenizer, which this model lacks", param="echo")
+    tokenizer = service.require_tokenizer("echo")
     return tokenizer.decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
 
 

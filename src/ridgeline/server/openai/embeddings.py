@@ -16,7 +16,6 @@ from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import embed
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.completions import num_prompts, split_prompts
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import while_connected
@@ -33,12 +32,8 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     priority: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(EmbeddingRequest)
-
-
-async def create_embedding(service: Service, http: HttpRequest) -> Response:
+async def create_embedding(service: Service, http: HttpRequest, body: EmbeddingRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
-    body = await read_json(http, _DECODER)
     if service.info.labels:
         raise RequestError("this model classifies texts: use /classify, /v1/score or /v1/rerank", param="model")
     if body.dimensions is not None and body.dimensions < 1:

@@ -16,7 +16,8 @@ from ridgeline.server.service import Service
 from ridgeline.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=SamplingFields)
-_NUMBER, _WRITTEN = re.compile("-?[0-9]{1,20}"), {"logit_bias": dict[str, float]}  # where JSON has another type
+_NUMBER = re.compile("-?[0-9]{1,20}")
+_WRITTEN: Mapping[str, Any] = {"logit_bias": dict[str, float]}  # where JSON has another type
 _PARTS = [  # the same types in all bodies
     (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
     for part in ("diffusion", "structured_outputs")
@@ -33,7 +34,7 @@ def with_parameters(request: type[Body]) -> type[Body]:
     fields = [(row.field, _WRITTEN.get(row.field, row.type) | None, None) for row in rows]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
     added = [*fields, *_PARTS, *neutral]
-    made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
+    made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True)
     return cast("type[Body]", made)
 
 

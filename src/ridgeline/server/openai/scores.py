@@ -17,7 +17,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.embeddings import embedded, pooled
 from ridgeline.server.service import Service, note_of
 from ridgeline.text.tokenizer import Tokenizer
@@ -31,51 +30,44 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PooledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of all bodies here. `use_activation` false: logits instead of scores."""
+
+    model: str | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+
+
+class RerankRequest(PooledRequest, kw_only=True):
     """POST /rerank. `top_n`: this many of the closest documents; without it, or with 0, all.
 
-    `use_activation` false: the logit itself. A document is cut to `max_tokens_per_doc`.
+    A document is cut to `max_tokens_per_doc`.
     """
 
     query: str
     documents: list[str | Document]
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    use_activation: bool | None = None
-    user: str | None = None
-    priority: int | None = None
 
 
-class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ScoreRequest(PooledRequest, kw_only=True):
     """POST /score. A text is compared with each of the other side; two lists, of the same length, in pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]
-    use_activation: bool | None = None
-    model: str | None = None
-    user: str | None = None
-    priority: int | None = None
 
 
-class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /classify. `use_activation` false: the logits themselves."""
+class ClassifyRequest(PooledRequest, kw_only=True):
+    """POST /classify: texts, or their token ids."""
 
     input: str | list[str | int | list[int]]
-    use_activation: bool | None = None
-    model: str | None = None
-    user: str | None = None
-    priority: int | None = None
 
 
-_RERANK, _SCORE = msgspec.json.Decoder(RerankRequest), msgspec.json.Decoder(ScoreRequest)
-_CLASSIFY = msgspec.json.Decoder(ClassifyRequest)
-
-
-async def rerank(service: Service, http: HttpRequest) -> Response:
+async def rerank(service: Service, http: HttpRequest, body: RerankRequest) -> Response:
     """Sort documents by how close they are to a query. Raises what errors.py maps."""
-    body, is_cohere = await read_json(http, _RERANK), http.scope["path"] == "/v2/rerank"
+    is_cohere = http.scope["path"] == "/v2/rerank"
     model, top_n = service.require_model(body.model), len(body.documents) if not body.top_n else body.top_n
     if not body.documents or top_n < 0:
         wrong = "documents" if not body.documents else "top_n"
@@ -97,9 +89,8 @@ async def rerank(service: Service, http: HttpRequest) -> Response:
     return _response(http, f"rerank-{uuid.uuid4().hex}", model, results=results)
 
 
-async def score(service: Service, http: HttpRequest) -> Response:
+async def score(service: Service, http: HttpRequest, body: ScoreRequest) -> Response:
     """Return the scores of pairs of texts. Raises what errors.py maps."""
-    body = await read_json(http, _SCORE)
     model = service.require_model(body.model)
     first, second = ([side] if isinstance(side, str) else side for side in (body.text_1, body.text_2))
     if not first or not second or (len(first) != len(second) and 1 not in (len(first), len(second))):
@@ -112,9 +103,8 @@ async def score(service: Service, http: HttpRequest) -> Response:
     return _response(http, f"score-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
 
 
-async def classify(service: Service, http: HttpRequest) -> Response:
+async def classify(service: Service, http: HttpRequest, body: ClassifyRequest) -> Response:
     """Return of each text how likely each label is: softmax, of one label the sigmoid. Raises what errors.py maps."""
-    body = await read_json(http, _CLASSIFY)
     model, labels = service.require_model(body.model), service.info.labels
     if not labels:
         raise RequestError("this model has no labels: /classify is for checkpoints that classify", param="model")
@@ -123,8 +113,8 @@ async def classify(service: Service, http: HttpRequest) -> Response:
         odds_L = np.exp(logits_L - logits_L.max())
         probs_L = odds_L / odds_L.sum() if len(labels) > 1 else [_sigmoid(logits_L[0])]
         shown = [float(x) for x in (logits_L if body.use_activation is False else probs_L)]
-        about = {"index": index, "label": labels[int(logits_L.argmax())], "probs": shown, "num_classes": len(labels)}
-        data.append(about)
+        label = labels[int(logits_L.argmax())]
+        data.append({"index": index, "label": label, "probs": shown, "num_classes": len(labels)})
     return _response(http, f"classify-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
 
 
@@ -142,7 +132,7 @@ async def _scores(
     http: HttpRequest,
     first: list[str],
     second: list[str],
-    body: RerankRequest | ScoreRequest,
+    body: PooledRequest,
     field: str,
 ) -> list[float]:
     """Return the scores of pairs; a side of one text stands in each of them. Raises what errors.py maps."""
