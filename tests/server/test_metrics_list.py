@@ -17,9 +17,10 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from live_server import PATIENCE_S, LiveServer, eventually, serving
+from live_server import PATIENCE_S, LiveServer, eventually, gated_serving, serving
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine import priced
 from ridgeline.engine.journal import CAPACITIES, WAIT_REASONS, Journal
@@ -362,6 +363,36 @@ def test_a_priced_step_has_the_limit_the_prediction_and_the_measurement(engine: 
     assert set(sums.num_bytes) == {"weights", "kv", "activations"} and set(sums.predicted_s) == {"prior"}
     assert sums.num_bytes["weights"] >= sums.num_steps * 1e6 and sums.flops > 2 * 1e6 * sums.num_steps
     assert sums.bytes_per_s == {"memory": 2e10, "cache": 1e11}
+
+
+def test_ops_are_timed_in_one_step_of_a_period_and_change_no_token(engine: LLM, monkeypatch) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    plain = engine.generate(["def f("], greedy, use_tqdm=False)[0].outputs[0].token_ids
+    before, runs_s = sum(engine.engine.ops.by_kind.values()), engine.engine.loop.journal.steps.num_written
+    engine.generate(["def f("], greedy, use_tqdm=False)
+    monkeypatch.setattr(priced, "PERIOD_S", 0.0)
+    monkeypatch.setattr(engine.engine.ops, "_next_s", 0.0)
+    first = engine.engine.loop.journal.steps.num_written
+    assert engine.generate(["def f("], greedy, use_tqdm=False)[0].outputs[0].token_ids == plain
+    timed_s = sum(engine.engine.stats().op_s.values()) - before
+    run_s = engine.engine.loop.journal.steps.read(first)[1]["run_s"].sum()
+    assert 0.3 * run_s < timed_s < 1.2 * run_s and first > runs_s
+    assert {"linear", "attention"} & {kind.split("_")[0] for kind in engine.engine.ops.by_kind}
+
+
+def test_who_waits_is_told_by_reason() -> None:
+    with gated_serving("python-1m") as (live, gate), ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(live.complete, prompt=f"x{i} =", max_tokens=60, ignore_eos=True) for i in range(5)]
+        eventually(lambda: live.metric("ridgeline_open_outputs") == 5)
+
+        def told(reason: str) -> float:
+            gate.release(1)
+            return Scrape.of(live)("num_requests_waiting_by_reason", reason=reason)
+
+        eventually(lambda: (told("slots"), told("behind")) == (1, 2))
+        gate.open()
+        assert all(each.result()["choices"] for each in asked)
+        eventually(lambda: live.metric("ridgeline_num_requests_waiting_by_reason") == 0)
 
 
 def priced_hardware(machine):
