@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
-import re
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -291,7 +291,9 @@ def test_all_lines_of_the_log_are_as_asked(command: list[str], chat_model: Path,
         lines = process.communicate(timeout=PATIENCE_S)[1].splitlines()
     assert "Once upon" not in "".join(lines)
     if form == "text":
-        assert [line for line in lines if not re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ridgeline", line)] == []
+        assert [
+            line for line in lines if not re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ridgeline", line)
+        ] == []
         return
     facts = [json.loads(line) for line in lines]
     assert {"ridgeline.build", "ridgeline.server", "ridgeline.server.access"} <= {each["logger"] for each in facts}

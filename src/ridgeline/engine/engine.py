@@ -39,8 +39,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the counts of now, with prices; in one thread at a time."""
-        priced = None if self.prices is None else self.prices.look()
-        return replace(self.loop.stats(), op_s=self.ops.by_kind.copy(), priced=priced)
+        return replace(self.loop.stats(), op_s=self.ops.by_kind.copy(), priced=self.prices and self.prices.look())
 
 
 def setup_of(

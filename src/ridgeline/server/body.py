@@ -27,10 +27,7 @@ Run = Callable[[Service, Request, Any], Awaitable[Response]]
 
 
 class Post(Route):
-    """A path that takes a JSON body of type `body`; `run` gets it as such.
-
-    Of a type that ignores what it does not know it gets the object as it came, to tell what was ignored.
-    """
+    """A path that takes a JSON body of type `body`; `run` gets it so, or, to tell what was ignored, as it came."""
 
     def __init__(self, path: str, service: Service, run: Run, body: Any) -> None:
         config = getattr(body, "__struct_config__", None)

@@ -139,9 +139,8 @@ class _EngineCollector(Collector):
     @property
     def waiting(self) -> Mapping[str, int]:
         """Sequences in the queue: what its head waits for, and those behind it; `step`: none was planned since."""
-        num_waiting, head = self.stats.num_waiting, self.counts.head_waits or "step"
-        none = dict.fromkeys((*WAIT_REASONS[1:], "step"), 0)
-        return {**none, head: min(1, num_waiting), "behind": max(0, num_waiting - 1)}
+        num, head = self.stats.num_waiting, self.counts.head_waits or "step"
+        return {**dict.fromkeys((*WAIT_REASONS[1:], "step"), 0), head: min(1, num), "behind": max(0, num - 1)}
 
     def follow(self) -> None:
         """Take in the records of the engine's steps before they are written over."""

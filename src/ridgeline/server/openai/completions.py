@@ -107,8 +107,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = service.require_tokenizer("echo")
-    return tokenizer.decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
+    return service.require_tokenizer("echo").decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +153,10 @@ class _Completion:
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         scores = output.prompt_logprobs or [None]
         choices: list[CompletionChoice] = []
-        kept, wanted = output.outputs, self.body.n or 1
-        if len(kept) > wanted:  # best_of
-            kept = sorted(kept, key=lambda one: (one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))[::-1]
-        for number, completion in enumerate(kept[:wanted], index * wanted):
+        shown, wanted = output.outputs, self.body.n or 1
+        if len(shown) > wanted:  # best_of
+            shown = sorted(shown, key=lambda one: (one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))[::-1]
+        for number, completion in enumerate(shown[:wanted], index * wanted):
             writer = _ChoiceWriter(self, index, scores)
             choice = writer.choice(number, completion.text, completion.token_ids, completion.logprobs or [])
             end(choice, completion.finish_reason, completion.stop_reason, completion.timings)

@@ -49,10 +49,7 @@ def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") ->
 
 
 def sampling_params(fields: SamplingFields, service: Service, **own: int | None) -> SamplingParams:
-    """Return the fields that are set, else generation_config.json's, else the API's defaults. Raises RequestError.
-
-    `own` is what the endpoint itself makes of its fields.
-    """
+    """Return `own`, else what fields say, else generation_config.json, else the API. Raises RequestError."""
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
     given |= {**own, "logit_bias": _biases(values["logit_bias"] or {}, service.tokenizer)}

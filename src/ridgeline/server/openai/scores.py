@@ -31,7 +31,7 @@ class Document(msgspec.Struct):
 
 
 class PooledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of all bodies here. `use_activation` false: logits instead of scores."""
+    """Has the fields of all bodies here. `use_activation` false: logits instead of scores."""
 
     model: str | None = None
     use_activation: bool | None = None
@@ -113,8 +113,8 @@ async def classify(service: Service, http: HttpRequest, body: ClassifyRequest) -
         odds_L = np.exp(logits_L - logits_L.max())
         probs_L = odds_L / odds_L.sum() if len(labels) > 1 else [_sigmoid(logits_L[0])]
         shown = [float(x) for x in (logits_L if body.use_activation is False else probs_L)]
-        label = labels[int(logits_L.argmax())]
-        data.append({"index": index, "label": label, "probs": shown, "num_classes": len(labels)})
+        likeliest = labels[int(logits_L.argmax())]
+        data.append({"index": index, "label": likeliest, "probs": shown, "num_classes": len(labels)})
     return _response(http, f"classify-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
 
 

@@ -45,9 +45,9 @@ async def detokenize(service: Service, http: HttpRequest, body: DetokenizeReques
 
 def _text(service: Service, body: DetokenizeRequest) -> bytes:
     service.require_model(body.model)
-    tokenizer = service.require_tokenizer("model")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
         raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
+    tokenizer = service.require_tokenizer("model")
     return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
