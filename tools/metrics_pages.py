@@ -29,6 +29,7 @@ PANEL_UNITS = {  # where it is not that of the metric's name
     "Queue and KV cache/KV cache usage": "percentunit",
     "Queue and KV cache/Prefix cache, share found": "percentunit",
     "Speculation/Drafted tokens accepted, share": "percentunit",
+    "Steps/Time by kind of op, share": "percentunit",
     "Roofline/FLOP per second": "flops",
     "Roofline/Bytes per second, below the ceilings": "Bps",
     "Machine/Power": "watt",
@@ -101,7 +102,7 @@ client is one.
 
 With `--metrics-compat vllm` the metrics with a name in the last column are shown under it as well, with the labels \
 `model_name` and `engine`, as boards, gateways and autoscalers for vLLM expect them. Where vLLM has no label \
-`method`, ours stays.
+`method`, ours stays, and so do the reasons of `num_requests_waiting_by_reason`: all but `together` are its `capacity`.
 
 | metric | kind | unit | labels | what it says | as in vLLM |
 |---|---|---|---|---|---|

@@ -23,7 +23,7 @@ def main() -> None:
         checked = Checked(opened(name, scratch))
         for number, seed in enumerate(checked.target.seeds):
             (corpus / f"seed{number}").write_bytes(seed)
-        written = ("".join(f"\\x{byte:02x}" for byte in word) for word in (*checked.target.words, *WORDS))
+        written = ("".join(f"\\x{byte:02x}" for byte in word) for word in (*checked.target.words, *WORDS) if word)
         words.write_text("".join(f'"{word}"\n' for word in written))
         most = max(4096, *(2 * len(seed) for seed in checked.target.seeds))
         atheris.Setup([sys.argv[0], *options, f"-dict={words}", f"-max_len={most}", str(corpus)], checked)

@@ -1,5 +1,6 @@
 """/rerank and /score of models that read two texts together: the sigmoid of what transformers' own head gives."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,11 +134,40 @@ def test_a_classifier_gives_no_vectors_and_no_text(served: tuple[LiveServer, lis
     assert many.status_code == 400 and many.json()["error"]["param"] == "text_1", many.text
 
 
-def test_more_labels_than_one_are_no_score(tmp_path: Path):
-    save(tmp_path, "bert", num_labels=3)
+def test_more_labels_than_one_are_no_score_but_classes(tmp_path: Path):
+    labels, texts = ["bad", "good", "unknown"], ["the dog ran", "some more", "a cat sat on the mat"]
+    model = save(tmp_path, "bert", num_labels=3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["id2label"] = {str(number): labels[number] for number in (2, 0, 1)}  # in another order
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    with torch.no_grad():
+        logits = [model(torch.tensor([tokenizer.encode(text).ids])).logits[0] for text in texts]
     with serving(ThreadEngine(EngineConfig.of(str(tmp_path), dtype="float32", num_threads=1))) as server:
         refused = server.post("rerank", query="a", documents=["b"])
         assert refused.status_code == 400 and "3 labels" in refused.json()["error"]["message"]
+        body = server.client.post("/classify", json={"input": texts}).json()
+        raw = server.client.post("/classify", json={"input": texts, "use_activation": False}).json()
+        alone = server.client.post("/classify", json={"input": tokenizer.encode(texts[1]).ids}).json()
+    assert body["object"] == "list" and body["id"].startswith("classify-") and body["usage"]["prompt_tokens"] > 9
+    for index, (each, expected) in enumerate(zip(body["data"], logits, strict=True)):
+        assert each["probs"] == pytest.approx(torch.softmax(expected, 0).tolist(), abs=1e-5)
+        assert raw["data"][index]["probs"] == pytest.approx(expected.tolist(), abs=2e-4)
+        told = (each["index"], each["label"], each["num_classes"])
+        assert told == (index, labels[int(expected.argmax())], 3)
+    assert alone["data"][0]["probs"] == pytest.approx(body["data"][1]["probs"], abs=1e-6)
+
+
+def test_one_label_is_a_class_by_its_sigmoid(served: tuple[LiveServer, list[float]]):
+    server, _ = served
+    (raw,) = server.client.post("/classify", json={"input": QUERY, "use_activation": False}).json()["data"]
+    (each,) = server.client.post("/classify", json={"input": QUERY}).json()["data"]
+    assert each == {
+        "index": 0,
+        "label": "LABEL_0",
+        "probs": [pytest.approx(sigmoid(raw["probs"])[0])],
+        "num_classes": 1,
+    }
 
 
 def test_quantized_the_head_stays_exact_and_what_lacks_is_named(tmp_path: Path):

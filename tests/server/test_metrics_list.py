@@ -17,9 +17,10 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from live_server import PATIENCE_S, LiveServer, eventually, serving
+from live_server import PATIENCE_S, LiveServer, eventually, gated_serving, serving
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine import priced
 from ridgeline.engine.journal import CAPACITIES, WAIT_REASONS, Journal
@@ -38,7 +39,13 @@ CONFIG = EngineConfig.of("python-1m", num_threads=1, max_model_len=512, max_num_
 PROCESS = {"cpu_seconds", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds"}
 # https://docs.vllm.ai/en/stable/usage/metrics/
 VLLM = {
-    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
+    *(
+        "num_requests_running",
+        "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "kv_cache_usage_perc",
+        "cache_config_info",
+    ),
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached"),
     *("generation_tokens", "request_success", "iteration_tokens_total", "time_to_first_token_seconds"),
     *("inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
@@ -356,6 +363,39 @@ def test_a_priced_step_has_the_limit_the_prediction_and_the_measurement(engine: 
     assert set(sums.num_bytes) == {"weights", "kv", "activations"} and set(sums.predicted_s) == {"prior"}
     assert sums.num_bytes["weights"] >= sums.num_steps * 1e6 and sums.flops > 2 * 1e6 * sums.num_steps
     assert sums.bytes_per_s == {"memory": 2e10, "cache": 1e11}
+
+
+def test_ops_are_timed_in_one_step_of_a_period_and_change_no_token(engine: LLM, monkeypatch) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    monkeypatch.setattr(engine.engine.ops, "_next_s", 0.0)
+
+    def told(period_s: float) -> tuple[list[int], float]:
+        monkeypatch.setattr(priced, "PERIOD_S", period_s)
+        tokens = engine.generate(["def f("], greedy, use_tqdm=False)[0].outputs[0].token_ids
+        return tokens, sum(engine.engine.stats().op_s.values())
+
+    (first, begun_s), (plain, seldom_s), (timed, often_s) = told(1e9), told(1e9), told(0.0)
+    assert 0 < begun_s == seldom_s == often_s, "the next one is long after"
+    monkeypatch.setattr(engine.engine.ops, "_next_s", 0.0)
+    again, all_s = told(0.0)
+    assert first == plain == timed == again and all_s > often_s
+    run_s = engine.engine.loop.journal.steps.read()[1]["run_s"].sum()
+    assert all_s <= run_s and {"linear", "attention"} & {kind.split("_")[0] for kind in engine.engine.ops.by_kind}
+
+
+def test_who_waits_is_told_by_reason() -> None:
+    with gated_serving("python-1m") as (live, gate), ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(live.complete, prompt=f"x{i} =", max_tokens=60, ignore_eos=True) for i in range(5)]
+        eventually(lambda: live.metric("ridgeline_open_outputs") == 5)
+
+        def told(reason: str) -> float:
+            gate.release(1)
+            return Scrape.of(live)("num_requests_waiting_by_reason", reason=reason)
+
+        eventually(lambda: (told("slots"), told("behind")) == (1, 2))
+        gate.open()
+        assert all(each.result()["choices"] for each in asked)
+        eventually(lambda: live.metric("ridgeline_num_requests_waiting_by_reason") == 0)
 
 
 def priced_hardware(machine):

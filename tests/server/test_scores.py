@@ -85,6 +85,7 @@ def test_bad_input_names_the_field(encoder: LiveServer, path: str, body: dict, p
 
 
 def test_a_model_that_generates_says_how(live: LiveServer):
+    assert "no labels" in live.client.post("/classify", json={"input": "a"}).json()["error"]["message"]
     for path, body in (("rerank", {"query": "a", "documents": ["b"]}), ("score", {"text_1": "a", "text_2": "b"})):
         response = live.post(path, **body)
         assert response.status_code == 400 and "--task embed" in response.json()["error"]["message"]

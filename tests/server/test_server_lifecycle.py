@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -274,6 +275,30 @@ def test_sigterm_ends_the_process_with_0(command: list[str], chat_model: Path) -
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_all_lines_of_the_log_are_as_asked(command: list[str], chat_model: Path, form: str) -> None:
+    """Of the server's process and the engine's, as the command line sets them up."""
+    arguments = [*command, str(chat_model), "--port", "0", "--num-threads", "1", "--log-format", form]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(arguments, text=True, env=environment, **pipes) as process:
+        url = process.stdout.readline().split()[-1]
+        asked = {"json": {"prompt": "Once upon", "max_tokens": 2}, "headers": {"x-request-id": "mine"}}
+        assert httpx.post(f"{url}/completions", timeout=PATIENCE_S, **asked).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        lines = process.communicate(timeout=PATIENCE_S)[1].splitlines()
+    assert "Once upon" not in "".join(lines)
+    if form == "text":
+        assert [
+            line for line in lines if not re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ridgeline", line)
+        ] == []
+        return
+    facts = [json.loads(line) for line in lines]
+    assert {"ridgeline.build", "ridgeline.server", "ridgeline.server.access"} <= {each["logger"] for each in facts}
+    (access,) = (each for each in facts if each["logger"] == "ridgeline.server.access")
+    assert (access["request_id"], access["status"], access["output"]) == ("mine", 200, 2)
 
 
 @pytest.mark.parametrize(

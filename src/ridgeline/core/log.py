@@ -21,7 +21,7 @@ def set_up(form: LogFormat, level: str | int) -> None:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
-    logging.basicConfig(handlers=[handler])
+    logging.basicConfig(handlers=[handler], force=True)  # in place of what every command has
     logging.getLogger("ridgeline").setLevel(level)
 
 

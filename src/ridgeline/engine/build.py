@@ -19,7 +19,7 @@ from ridgeline.engine.executor import open_executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import Deliver, EngineLoop
 from ridgeline.engine.model import describe, embeds, log_choices, open_model
-from ridgeline.engine.priced import StepPrices
+from ridgeline.engine.priced import OpSeconds, StepPrices
 from ridgeline.engine.recording import recorder
 from ridgeline.engine.render import Renderer
 from ridgeline.engine.scheduler import Scheduler
@@ -67,4 +67,6 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     intake = Intake(info, tokenizer, clock, compiles_grammars=True)
     is_priced = setup.strategy == "autoregressive" and not info.embeds
     prices = StepPrices(config, model.program, plan, loop.journal, clock) if is_priced else None
-    return Engine(info, setup, loop, executor, executable, intake, spec, program, sizing.layout, tokenizer, prices)
+    executor.observer = ops = OpSeconds(clock)
+    of = spec, program, sizing.layout, tokenizer
+    return Engine(info, setup, loop, executor, executable, intake, *of, ops, prices)

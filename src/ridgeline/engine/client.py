@@ -35,7 +35,7 @@ class EngineInfo:
     seed: int  # begins the stream of seeds of requests that bring none
     embeds: bool  # gives vectors instead of tokens
     pooling: PoolingKind  # how a text's vectors become one where a request does not say
-    num_labels: int = 0  # of a model whose vectors are logits of labels; else 0
+    labels: tuple[str, ...] = ()  # of a model whose vectors are their logits
     num_types: int = 1  # of tokens; the ids of type i are i times vocab_size further on
     max_unchunked_prompt: int | None  # masked diffusion and encoders attend over whole prompts: what fits in a step
     choices: Mapping[str, Choice]  # every automatic setting by name, with its reason
@@ -69,6 +69,7 @@ class EngineStats:
     silence_s: float = 0.0  # since a process of its own was heard of
     num_restarts: int = 0  # of a process of its own; a new one counts the others from 0
     num_hangs: int = 0  # of them
+    op_s: Mapping[str, float] | None = None  # by kind of op, of one step a second
     priced: PricedSteps | None = None  # None: the machine's ceilings or the model's steps are not known
 
 

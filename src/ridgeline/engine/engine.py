@@ -12,7 +12,7 @@ from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.intake import Intake
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.priced import StepPrices
+from ridgeline.engine.priced import OpSeconds, StepPrices
 from ridgeline.engine.recording import EngineSetup
 from ridgeline.engine.sizing import Sizing
 from ridgeline.program.op import Program
@@ -34,11 +34,12 @@ class Engine:
     program: Program
     layout: CacheLayout
     tokenizer: Tokenizer | None
+    ops: OpSeconds
     prices: StepPrices | None  # None: its steps are not priced
 
     def stats(self) -> EngineStats:
         """Return the counts of now, with prices; in one thread at a time."""
-        return replace(self.loop.stats(), priced=None if self.prices is None else self.prices.look())
+        return replace(self.loop.stats(), op_s=self.ops.by_kind.copy(), priced=self.prices and self.prices.look())
 
 
 def setup_of(

@@ -121,7 +121,7 @@ class InlineExecutor:
             batch = self._built(plan)
             self._sampler.write_masks(batch.sampling)
             built_s, ops = self._clock(), ()
-            if self._times_ops:
+            if self._times_ops and plan.features_TW is None:
                 output, ops = self._executable.timed(batch)
             else:
                 output = self._executable.run(batch, plan.features_TW)

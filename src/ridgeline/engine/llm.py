@@ -137,7 +137,7 @@ class LLM:
         `pooling`: which tokens' outputs it is made of; None: what the model's files say, else the last token's of a
         decoder and the mean of an encoder. Raises RequestError for a model loaded to generate, or a prompt too long.
         """
-        if self.engine.info.num_labels:
+        if self.engine.info.labels:
             raise RequestError("this model has a head that classifies, and gives no vectors", param="task")
         chosen = PoolingParams(pooling=pooling or self.engine.info.pooling, normalize=normalize)
         encoded = [self._encode(prompt) for prompt in _as_batch(prompts)]

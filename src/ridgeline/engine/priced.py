@@ -1,4 +1,4 @@
-"""Price steps as they run, one a second: what the machine's ceilings allow and the prediction, beside the measurement.
+"""Look into steps as they run, one a second: what its ops took, what the machine's ceilings allow, and the prediction.
 
 The other steps pay nothing. Nothing is priced where the ceilings were never measured. Must not import torch.
 """
@@ -12,6 +12,7 @@ from ridgeline.backends.probe import find_native, this_machine
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.log import get_logger
+from ridgeline.core.step import StepPlan
 from ridgeline.cost.hardware import Hardware, load, load_calibration
 from ridgeline.engine.client import PricedSteps
 from ridgeline.engine.journal import Journal, Records
@@ -21,6 +22,7 @@ from ridgeline.program.pricing import Load
 if TYPE_CHECKING:
     from ridgeline.backends.base import BackendPlan
     from ridgeline.cost.steptime import StepTime
+    from ridgeline.engine.executor import StepTimes
 
 log = get_logger("engine.priced")
 
@@ -39,6 +41,24 @@ def load_of(spans: Records) -> Load:
     """Return what a step of these spans has to compute."""
     ends = spans["start"] + spans["num_tokens"]
     return Load(tuple(zip(spans["num_tokens"].tolist(), ends.tolist())), int(spans["num_rows"].sum()))
+
+
+class OpSeconds:
+    """Observes an executor: in one step a second the clock is read at every op."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.by_kind: dict[str, float] = {}
+        self._clock, self._next_s = clock, -math.inf
+
+    @property
+    def times_ops(self) -> bool:
+        return self._clock() >= self._next_s
+
+    def observe(self, plan: StepPlan, times: "StepTimes") -> None:
+        """Add up what the ops of a step took, where the clock was read."""
+        for op in times.ops:
+            self._next_s = self._clock() + PERIOD_S
+            _add(self.by_kind, {op.kind: op.seconds})
 
 
 class StepPrices:

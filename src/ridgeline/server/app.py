@@ -19,18 +19,21 @@ from starlette.routing import Route
 from ridgeline.core.errors import OverloadedError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.anthropic.messages import count_message_tokens, create_message
-from ridgeline.server.batch.batches import Batches, create_batch, list_batches, stored_batch
+from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
+from ridgeline.server.batch.batches import Batches, BatchRequest, create_batch, list_batches, stored_batch
 from ridgeline.server.batch.files import create_file, list_files, stored_file
 from ridgeline.server.batch.store import Folder
+from ridgeline.server.body import Post
 from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
-from ridgeline.server.openai.chat import create_chat_completion
-from ridgeline.server.openai.completions import create_completion
-from ridgeline.server.openai.embeddings import create_embedding
+from ridgeline.server.openai.chat import CHAT_BODY, create_chat_completion
+from ridgeline.server.openai.completions import COMPLETION_BODY, create_completion
+from ridgeline.server.openai.embeddings import EmbeddingRequest, create_embedding
+from ridgeline.server.openai.items import RESPONSES_BODY
 from ridgeline.server.openai.models import list_models, retrieve_model
 from ridgeline.server.openai.responses import create_response, stored_response
-from ridgeline.server.openai.scores import rerank, score
-from ridgeline.server.openai.tokens import detokenize, tokenize
+from ridgeline.server.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest, classify, rerank, score
+from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from ridgeline.server.openapi import openapi
 from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
 from ridgeline.server.service import Service
@@ -82,20 +85,16 @@ def _routes(service: Service) -> list[Route]:
         Route("/explain/server", partial(describe_server, service)),
         Route("/explain/steps", partial(recent_steps, service)),
         Route("/explain/doctor", partial(diagnose, service)),
-        Route("/explain/plan", partial(plan, service), methods=["POST"]),
-        Route("/v1/embeddings", partial(create_embedding, service), methods=["POST"]),
-        Route("/rerank", partial(rerank, service), methods=["POST"]),
-        Route("/v1/rerank", partial(rerank, service), methods=["POST"]),
-        Route("/v2/rerank", partial(rerank, service), methods=["POST"]),
-        Route("/score", partial(score, service), methods=["POST"]),
-        Route("/v1/score", partial(score, service), methods=["POST"]),
-        Route("/tokenize", partial(tokenize, service), methods=["POST"]),
-        Route("/v1/tokenize", partial(tokenize, service), methods=["POST"]),
-        Route("/detokenize", partial(detokenize, service), methods=["POST"]),
-        Route("/v1/detokenize", partial(detokenize, service), methods=["POST"]),
-        Route("/v1/completions", partial(create_completion, service), methods=["POST"]),
-        Route("/v1/chat/completions", partial(create_chat_completion, service), methods=["POST"]),
-        Route("/v1/responses", partial(create_response, service), methods=["POST"]),
+        Post("/explain/plan", service, plan, list[str]),
+        Post("/v1/embeddings", service, create_embedding, EmbeddingRequest),
+        *(Post(path, service, rerank, RerankRequest) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        *(Post(path, service, score, ScoreRequest) for path in ("/score", "/v1/score")),
+        Post("/classify", service, classify, ClassifyRequest),
+        *(Post(path, service, tokenize, TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
+        *(Post(path, service, detokenize, DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
+        Post("/v1/completions", service, create_completion, COMPLETION_BODY),
+        Post("/v1/chat/completions", service, create_chat_completion, CHAT_BODY),
+        Post("/v1/responses", service, create_response, RESPONSES_BODY),
         Route("/v1/responses/{response_id}", partial(stored_response, service), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/input_items", partial(stored_response, service)),
         Route("/v1/responses/{response_id}/cancel", partial(stored_response, service), methods=["POST"]),
@@ -104,11 +103,11 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/files/{file_id}", partial(stored_file, service), methods=["GET", "DELETE"]),
         Route("/v1/files/{file_id}/content", partial(stored_file, service)),
         Route("/v1/batches", partial(list_batches, service)),
-        Route("/v1/batches", partial(create_batch, service), methods=["POST"]),
+        Post("/v1/batches", service, create_batch, BatchRequest),
         Route("/v1/batches/{batch_id}", partial(stored_batch, service)),
         Route("/v1/batches/{batch_id}/cancel", partial(stored_batch, service), methods=["POST"]),
-        Route("/v1/messages", partial(create_message, service), methods=["POST"]),
-        Route("/v1/messages/count_tokens", partial(count_message_tokens, service), methods=["POST"]),
+        Post("/v1/messages", service, create_message, MessagesRequest),
+        Post("/v1/messages/count_tokens", service, count_message_tokens, PromptFields),
     ]
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.server.service import Service
@@ -22,6 +23,22 @@ _FIELD = re.compile(r"field `(.*)`$", re.DOTALL)
 _IN_HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 T = TypeVar("T")
+Run = Callable[[Service, Request, Any], Awaitable[Response]]
+
+
+class Post(Route):
+    """A path that takes a JSON body of type `body`; `run` gets it so, or, to tell what was ignored, as it came."""
+
+    def __init__(self, path: str, service: Service, run: Run, body: Any) -> None:
+        config = getattr(body, "__struct_config__", None)
+        ignores = config is not None and not config.forbid_unknown_fields
+        decoder = msgspec.json.Decoder(dict[str, Any] if ignores else body)
+
+        async def endpoint(http: Request) -> Response:
+            return await run(service, http, await read_json(http, decoder))
+
+        super().__init__(path, endpoint, methods=["POST"])
+        self.body = body
 
 
 def naming_ignored(response: Response, names: Iterable[str]) -> Response:

@@ -18,7 +18,7 @@ log = get_logger("server.access")
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/ui"})  # everything else asks for the key, if there is one
 COMPUTING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
-    | {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
+    | {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
 )
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/explain/steps"})
 CLIENT_GONE_STATUS = 499

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import EngineClient
+from ridgeline.engine.journal import WAIT_REASONS
 from ridgeline.engine.outputs import Finish
 from ridgeline.server.metric_names import BUCKETS, METRICS, PREFIX
 from ridgeline.server.step_counts import Distribution, StepCounts
@@ -134,6 +135,12 @@ class _EngineCollector(Collector):
         """Blocks by group and state."""
         groups = enumerate(self.stats.cache.groups)
         return {index: {"free": group.free, "cached": group.cached, "used": group.used} for index, group in groups}
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Sequences in the queue: what its head waits for, and those behind it; `step`: none was planned since."""
+        num, head = self.stats.num_waiting, self.counts.head_waits or "step"
+        return {**dict.fromkeys((*WAIT_REASONS[1:], "step"), 0), head: min(1, num), "behind": max(0, num - 1)}
 
     def follow(self) -> None:
         """Take in the records of the engine's steps before they are written over."""

@@ -19,12 +19,10 @@ from starlette.responses import RedirectResponse, Response
 
 from ridgeline.core.errors import OverloadedError, RequestError
 from ridgeline.engine.journal import WAIT_REASONS, Records
-from ridgeline.server.body import read_json
 from ridgeline.server.service import Service
 
 MAX_RECORDS = 8192  # of one ring in one response
 MAX_EXPLAIN_S = 60
-_WORDS = msgspec.json.Decoder(list[str])
 PLAN = re.compile(  # a line each; none of them reads a file or fetches anything
     r"((\w[\w.-]{0,63}\n)?--hardware=(?!this\n)\w[\w.-]*(:\d+)?\n)?--workload=fixed:num_requests=\d{1,3},"
     r"input_tokens=\d{1,5},output_tokens=\d{1,4}\n--concurrency=\d{1,3}(\n--slo=[\w:. ]+)?(\n--allow=[\w,-]+)?",
@@ -98,10 +96,9 @@ async def diagnose(service: Service, http: Request) -> Response:
         return await _say(service, "doctor", str(path), *([] if number is None else [f"--request={number}"]))
 
 
-async def plan(service: Service, http: Request) -> Response:
+async def plan(service: Service, http: Request, arguments: list[str]) -> Response:
     """Return what `ridgeline plan` says, of the served model where no other is named. Raises as `diagnose`."""
     _require_one_client(service)
-    arguments = await read_json(http, _WORDS)
     if not PLAN.fullmatch("\n".join(arguments)):
         raise RequestError("a plan here is [MODEL --hardware] --workload --concurrency [--slo] [--allow], in order")
     served = [service.info.model_path] if arguments[0].startswith("--") else []

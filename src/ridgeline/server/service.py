@@ -27,6 +27,7 @@ from ridgeline.server.openai.store import ResponseStore
 from ridgeline.server.settings import ServerSettings
 from ridgeline.text.chat import ChatTemplate, read_template
 from ridgeline.text.grammar_trial import GrammarTrial
+from ridgeline.text.infill import infill_ids
 from ridgeline.text.reasoning import chosen_reasoning
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.formats import chosen_format
@@ -122,6 +123,12 @@ class Service:
             raise ModelNotFoundError(f"no model {name[:200]!r} is served here; there is {', '.join(self.model_names)}")
         return name
 
+    def require_tokenizer(self, field: str) -> Tokenizer:
+        """Return the model's tokenizer. Raises RequestError where it has none, for the field that needs it."""
+        if self.tokenizer is None:
+            raise RequestError(f"{field} needs a tokenizer, which this model lacks", param=field)
+        return self.tokenizer
+
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises RequestError; ContextLengthError before tokenizing a text that cannot fit."""
         most = f"{self.info.max_model_len} tokens"
@@ -140,6 +147,14 @@ class Service:
         if len(text) + len(other) > self._max_prompt_chars:
             self.encode(text + other)
         return self.intake.encode_pair(text, other)
+
+    def encode_between(self, prompt: Prompt, suffix: str) -> list[int]:
+        """Return the token ids that ask for what stands between two texts. Raises as `encode` does."""
+        if not isinstance(prompt, str):
+            raise RequestError("suffix needs a prompt that is a text", param="suffix")
+        if len(prompt) + len(suffix) > self._max_prompt_chars:
+            self.encode(prompt + suffix)
+        return self.encode(infill_ids(self.require_tokenizer("suffix"), prompt, suffix))
 
     def reserve(self, note: RequestNote, num_outputs: int, cache_salt: str | None = None) -> None:
         """Take the slots of a request, before anything is computed for it; `release` gives them back.

@@ -1,5 +1,7 @@
 """Count over the records of an engine's journal, a few times a second and at every scrape: the loop pays nothing."""
 
+from collections import Counter, defaultdict
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,9 +34,10 @@ class StepCounts:
     def __init__(self) -> None:
         self.seconds = Distribution("step_duration_seconds")
         self.tokens, self.sequences = Distribution("step_tokens"), Distribution("step_sequences")
-        self.parts_s: dict[str, float] = {}
-        self.waits_s: dict[str, float] = {}  # by what the queue's head waited for
-        self.misses: dict[str, int] = {}  # by why the prefix cache served no more
+        self.parts_s: dict[str, float] = defaultdict(float)
+        self.waits_s: dict[str, float] = defaultdict(float)  # by what the queue's head waited for
+        self.misses: Counter[str] = Counter()  # by why the prefix cache served no more
+        self.head_waits = ""  # what the queue's head waits for since the last step
         self.num_copies = self.num_lost = 0
         self.host: HostSample | None = None
         self._journal: Journal | None = None
@@ -49,9 +52,8 @@ class StepCounts:
             for host in journal.host.read(journal.host.num_written - 1)[1]:
                 self.host = HostSample(*(float(host[name]) for name in HostSample._fields))
         decisions = self._new(journal, "decisions")
-        for code in decisions["reason"][decisions["kind"] == KINDS.index("admitted")].tolist():
-            reason = journal.cache_reasons[code]
-            self.misses[reason] = self.misses.get(reason, 0) + 1
+        admitted = decisions[decisions["kind"] == KINDS.index("admitted")]
+        self.misses.update(journal.cache_reasons[code] for code in admitted["reason"].tolist())
 
     def _new(self, journal: Journal, ring: str) -> Records:
         first, records = journal.rings[ring].read(self._next[ring])
@@ -65,12 +67,12 @@ class StepCounts:
         parts_s = {name: float(seconds.sum()) for name, seconds in known.items() if len(seconds)}
         parts_s["model"] = float(steps["run_s"].sum()) - parts_s.get("batch", 0.0) - parts_s.get("sample", 0.0)
         for part, part_s in parts_s.items():
-            self.parts_s[part] = self.parts_s.get(part, 0.0) + part_s
+            self.parts_s[part] += part_s
         seconds = steps["plan_s"] + steps["run_s"] + steps["commit_s"] + steps["render_s"]
         self.seconds.add(seconds)
         self.tokens.add(steps["num_tokens"])
         self.sequences.add(steps["num_spans"])
         self.num_copies += int(steps["num_copies"].sum())
+        self.head_waits = WAIT_REASONS[steps["head_waits"][-1]]
         for code in set(steps["head_waits"].tolist()) - {0}:
-            waited_s = float(seconds[steps["head_waits"] == code].sum())
-            self.waits_s[WAIT_REASONS[code]] = self.waits_s.get(WAIT_REASONS[code], 0.0) + waited_s
+            self.waits_s[WAIT_REASONS[code]] += float(seconds[steps["head_waits"] == code].sum())

@@ -121,7 +121,7 @@ class Head:
 class Classifier:
     """A linear layer from one token's output to a logit for each label; with `dense`, tanh of another one before it."""
 
-    num_labels: int
+    labels: tuple[str, ...]
     token: Literal["first", "last"] = "last"
     dense: bool = False
     bias: bool = False

@@ -137,7 +137,7 @@ def _classify(b: Builder, classifier: Classifier, x: str) -> str:
     if classifier.dense:
         x = b.linear("classifier.dense", x, b.width(x), bias=True)
         (x,) = b.emit("softcap", "classifier.tanh", (x,), (), SoftcapAttrs(1.0))
-    return b.linear("classifier.out", x, classifier.num_labels, classifier.bias)
+    return b.linear("classifier.out", x, len(classifier.labels), classifier.bias)
 
 
 def lower_head(b: Builder, head: Head, x: str) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.server.anthropic.convert import CALL_PREFIX, chat_of, ignored_names
 from ridgeline.server.anthropic.protocol import MessagesRequest, PromptFields
-from ridgeline.server.body import converted, naming_ignored, read_json
+from ridgeline.server.body import converted, naming_ignored
 from ridgeline.server.openai.chat import prepared
 from ridgeline.server.openai.dialogue import dialogue_of
 from ridgeline.server.openai.reply import Reply, respond
@@ -24,14 +24,12 @@ from ridgeline.server.sse import named_event
 from ridgeline.text.outputs import BlockReader, OutputFormat, Step
 
 PING_S = 15.0  # of silence, after which proxies may close a stream
-_BODY = msgspec.json.Decoder(dict[str, Any])
 _NAMES = {"content": ("text", "text"), "reasoning": ("thinking", "thinking"), "call": ("tool_use", "partial_json")}
 
 
-async def create_message(service: Service, http: HttpRequest) -> Response:
+async def create_message(service: Service, http: HttpRequest, values: dict[str, Any]) -> Response:
     """Serve /v1/messages. Raises what errors.py maps."""
     note = note_of(http)
-    values = await read_json(http, _BODY)
     service.reserve(note, 1)
     body = await asyncio.to_thread(converted, values, MessagesRequest)
     message = await asyncio.to_thread(_prepare, service, note, body)
@@ -39,9 +37,8 @@ async def create_message(service: Service, http: HttpRequest) -> Response:
     return naming_ignored(response, ignored_names(values, body))
 
 
-async def count_message_tokens(service: Service, http: HttpRequest) -> Response:
+async def count_message_tokens(service: Service, http: HttpRequest, values: dict[str, Any]) -> Response:
     """Serve /v1/messages/count_tokens. Raises what errors.py maps."""
-    values = await read_json(http, _BODY)
     body = await asyncio.to_thread(converted, values, PromptFields)
     response = JSONResponse(await asyncio.to_thread(_count, service, body))
     return naming_ignored(response, ignored_names(values, body))

@@ -5,10 +5,9 @@ import time
 from collections import defaultdict
 from contextlib import ExitStack, closing
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -20,8 +19,8 @@ from ridgeline.server.batch.journal import Journal
 from ridgeline.server.batch.lines import MAX_TOLD, Line, Problem, Result, Url, Work
 from ridgeline.server.batch.run import run_lines
 from ridgeline.server.batch.store import ENDED, Batch, Folder, Problems, Stored, StoredFile, new_id
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.paging import page
+from ridgeline.server.openai.protocol import Metadata
 from ridgeline.server.service import RequestNote, Service, note_of
 
 log = get_logger("server")
@@ -29,7 +28,6 @@ log = get_logger("server")
 WINDOW_S = 24 * 3600
 AGAIN_S = 30.0  # a batch that could not write, because the disk is full, tries again then
 MAX_LINES = 50_000
-Metadata = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,11 +36,8 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     input_file_id: str
     endpoint: Url
     completion_window: Literal["24h"]
-    metadata: Annotated[Metadata, Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
-
-
-_DECODER = msgspec.json.Decoder(BatchRequest)
 
 
 async def list_batches(service: Service, http: HttpRequest) -> Response:
@@ -51,9 +46,9 @@ async def list_batches(service: Service, http: HttpRequest) -> Response:
     return page([(each.id, each) for each in found], http.query_params)
 
 
-async def create_batch(service: Service, http: HttpRequest) -> Response:
+async def create_batch(service: Service, http: HttpRequest, body: BatchRequest) -> Response:
     """Make a batch, which begins. Raises what errors.py maps."""
-    folder, owner, body = batches_of(service).folder, note_of(http).client.salt, await read_json(http, _DECODER)
+    folder, owner = batches_of(service).folder, note_of(http).client.salt
     if folder.get(owner, body.input_file_id, StoredFile).purpose != "batch":
         raise RequestError("the input of a batch is a file of purpose batch", param="input_file_id")
     if len(folder.listed(owner, Batch)) >= MAX_OBJECTS:

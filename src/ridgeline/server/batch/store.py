@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from ridgeline.core.errors import ConfigError, RequestError
 from ridgeline.server.batch.lines import Problem
+from ridgeline.server.openai.protocol import Metadata
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 T = TypeVar("T", "StoredFile", "Batch")
@@ -70,7 +71,7 @@ class Batch(msgspec.Struct, kw_only=True, tag_field="object", tag="batch"):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: Counts = msgspec.field(default_factory=Counts)
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 class Stored(msgspec.Struct, kw_only=True):

@@ -16,7 +16,6 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.params import MAX_LOGPROBS, StructuredOutputsParams
 from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
 from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -40,13 +39,11 @@ from ridgeline.text.outputs import OutputReader
 from ridgeline.text.tools.reader import Piece
 
 CHAT_BODY = with_parameters(ChatRequest)
-_DECODER = msgspec.json.Decoder(CHAT_BODY)
 
 
-async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
+async def create_chat_completion(service: Service, http: HttpRequest, body: ChatRequest) -> Response:
     """Serve /v1/chat/completions. Raises what errors.py maps."""
     note = note_of(http)
-    body = await read_json(http, _DECODER)
     service.reserve(note, body.n or 1, body.cache_salt)
     chat = await asyncio.to_thread(_prepare, service, note, body)
     return await respond(chat, http, stream=bool(body.stream))
@@ -73,7 +70,7 @@ def prepared(
     prompt_ids = service.encode(dialogue.prompt, add_special_tokens=False)
     params = sampling_params(
         body,
-        service.info.generation,
+        service,
         max_tokens=max_tokens(service.info.max_model_len - len(prompt_ids)),
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,

@@ -13,11 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import ContextLengthError, RequestError
+from ridgeline.core.params import MAX_N
 from ridgeline.core.step import TokenLogprob
 from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
@@ -28,14 +28,12 @@ from ridgeline.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
 COMPLETION_BODY = with_parameters(CompletionRequest)
-_DECODER = msgspec.json.Decoder(COMPLETION_BODY)
 
 
-async def create_completion(service: Service, http: HttpRequest) -> Response:
+async def create_completion(service: Service, http: HttpRequest, body: CompletionRequest) -> Response:
     """Serve /v1/completions. Raises what errors.py maps."""
     note = note_of(http)
-    body = await read_json(http, _DECODER)
-    service.reserve(note, num_prompts(body.prompt) * (body.n or 1), body.cache_salt)
+    service.reserve(note, num_prompts(body.prompt) * max(body.n or 1, body.best_of or 1), body.cache_salt)
     completion = await asyncio.to_thread(_prepare, service, note, body)
     return await respond(completion, http, stream=bool(body.stream))
 
@@ -67,16 +65,17 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     """Check everything and compute the prompts' tokens, in a worker thread. Raises RequestError."""
     model = service.require_model(body.model)
     refuse_unsupported(body)
-    if body.suffix:
-        raise RequestError("suffix is not supported: this server completes, it does not insert", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of is not supported, except when it equals n; leave it out", param="best_of")
+    wanted = 1 if body.n is None else body.n
+    num_outputs = wanted if body.best_of is None else body.best_of
+    if not wanted <= num_outputs <= (wanted if body.stream else max(MAX_N, wanted)):
+        raise RequestError(f"best_of must be from n to {MAX_N}, and in a stream equal to n", param="best_of")
     usage = usage_chunks(body)
     params = sampling_params(
         body,
-        service.info.generation,
+        service,
+        n=num_outputs,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
+        logprobs=0 if num_outputs > wanted and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
     )
     prompts = split_prompts(body.prompt, service.settings.max_prompts)
@@ -89,7 +88,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
         with blamed_on(field_of(body)):
             requests = [
                 service.intake.request(
-                    service.encode(prompt),
+                    service.encode_between(prompt, body.suffix) if body.suffix else service.encode(prompt),
                     params,
                     request_id=f"{completion_id}-{index}",
                     priority=body.priority or 0,
@@ -108,10 +107,7 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
 def _echo(service: Service, prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, str):
         return prompt
-    tokenizer = service.tokenizer
-    if tokenizer is None:
-        raise RequestError("echo needs a tokenizer, which this model lacks", param="echo")
-    return tokenizer.decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
+    return service.require_tokenizer("echo").decode(prompt, skip_special_tokens=request.params.skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ class _Completion:
                 scores[index].extend(delta.prompt_logprobs)
                 if not delta.token_ids and delta.finish is None:
                     continue
-                number = self._number(index, delta.index)
+                number = index * self.reply.requests[0].params.n + delta.index
                 writer = writers.get(number)
                 if writer is None:
                     writer = writers[number] = _ChoiceWriter(self, index, scores[index])
@@ -157,18 +153,17 @@ class _Completion:
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         scores = output.prompt_logprobs or [None]
         choices: list[CompletionChoice] = []
-        for completion in output.outputs:
+        shown, wanted = output.outputs, self.body.n or 1
+        if len(shown) > wanted:  # best_of
+            shown = sorted(shown, key=lambda one: (one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))[::-1]
+        for number, completion in enumerate(shown[:wanted], index * wanted):
             writer = _ChoiceWriter(self, index, scores)
-            number = self._number(index, completion.index)
             choice = writer.choice(number, completion.text, completion.token_ids, completion.logprobs or [])
             end(choice, completion.finish_reason, completion.stop_reason, completion.timings)
             if self.body.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs(self.names, scores)
             choices.append(choice)
         return choices
-
-    def _number(self, prompt: int, output: int) -> int:
-        return prompt * self.reply.requests[0].params.n + output
 
 
 def _text_choice(number: int, text: str) -> CompletionChoice:

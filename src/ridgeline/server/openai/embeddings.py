@@ -16,7 +16,6 @@ from ridgeline.core.params import PoolingParams
 from ridgeline.core.step import Vectors
 from ridgeline.decoding.request import Request
 from ridgeline.engine.client import embed
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.completions import num_prompts, split_prompts
 from ridgeline.server.service import Service, note_of
 from ridgeline.server.sse import while_connected
@@ -33,12 +32,10 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     priority: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(EmbeddingRequest)
-
-
-async def create_embedding(service: Service, http: HttpRequest) -> Response:
+async def create_embedding(service: Service, http: HttpRequest, body: EmbeddingRequest) -> Response:
     """Serve /v1/embeddings. Raises what errors.py maps."""
-    body = await read_json(http, _DECODER)
+    if service.info.labels:
+        raise RequestError("this model classifies texts: use /classify, /v1/score or /v1/rerank", param="model")
     if body.dimensions is not None and body.dimensions < 1:
         raise RequestError(f"dimensions must be at least 1, got {body.dimensions}", param="dimensions")
     vectors = await embedded(service, http, body.input, body.priority, "input")
@@ -50,8 +47,6 @@ async def embedded(
     service: Service, http: HttpRequest, prompts: str | list[str | int | list[int]], priority: int | None, field: str
 ) -> list[Vectors]:
     """Return a vector for each prompt of a request, which has them in `field`. Raises what errors.py maps."""
-    if service.info.num_labels:
-        raise RequestError("this model scores pairs of texts: use /v1/score or /v1/rerank", param="model")
     service.reserve(note_of(http), num_prompts(prompts))
 
     def encoded() -> list[list[int]]:
@@ -78,7 +73,7 @@ def _requests(service: Service, encoded: Callable[[], list[list[int]]], priority
         raise RequestError(
             "this model was loaded to generate: start the server with --task embed for embeddings", param="model"
         )
-    pooling = PoolingParams(pooling=service.info.pooling, normalize=not service.info.num_labels)
+    pooling = PoolingParams(pooling=service.info.pooling, normalize=not service.info.labels)
     try:
         return [
             service.intake.embedding(

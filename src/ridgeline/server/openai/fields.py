@@ -1,18 +1,23 @@
 """Turn request fields into SamplingParams, and refuse fields that cannot be honoured. No torch, no engine."""
 
+import re
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.options import table
-from ridgeline.core.params import DiffusionParams, SamplingParams, SpeculationParams
+from ridgeline.core.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS, DiffusionParams, SamplingParams, SpeculationParams
 from ridgeline.engine.intake import default_params
 from ridgeline.server.openai.protocol import ChatMessage, SamplingFields, UsageChunks
 from ridgeline.server.openai.structured import structured_outputs
-from ridgeline.weights.folder import GenerationDefaults
+from ridgeline.server.service import Service
+from ridgeline.text.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=SamplingFields)
+_NUMBER = re.compile("-?[0-9]{1,20}")
+_WRITTEN: Mapping[str, Any] = {"logit_bias": dict[str, float]}  # where JSON has another type
 _PARTS = [  # the same types in all bodies
     (part, msgspec.defstruct(f"{part}_fields", rows, kw_only=True, forbid_unknown_fields=True) | None, None)
     for part in ("diffusion", "structured_outputs")
@@ -26,10 +31,10 @@ def with_parameters(request: type[Body]) -> type[Body]:
     Their ranges are checked by SamplingParams; null is the same as absent.
     """
     rows = [row for row in table(SamplingParams) if row.part is None and row.field not in request.__struct_fields__]
-    fields = [(row.field, row.type | None, None) for row in rows]
+    fields = [(row.field, _WRITTEN.get(row.field, row.type) | None, None) for row in rows]
     neutral = [(name, Any, None) for name in request.NEUTRAL]
     added = [*fields, *_PARTS, *neutral]
-    made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True, forbid_unknown_fields=True)
+    made = msgspec.defstruct(request.__name__, added, bases=(request,), kw_only=True)
     return cast("type[Body]", made)
 
 
@@ -43,24 +48,30 @@ def refuse_unsupported(fields: SamplingFields | ChatMessage, where: str = "") ->
             raise RequestError(message, param=f"{where}{name}", code="unsupported_field")
 
 
-def sampling_params(
-    fields: SamplingFields,
-    generation: GenerationDefaults,
-    *,
-    max_tokens: int,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-) -> SamplingParams:
-    """Return the fields that are set, else generation_config.json's, else the API's defaults. Raises RequestError."""
+def sampling_params(fields: SamplingFields, service: Service, **own: int | None) -> SamplingParams:
+    """Return `own`, else what fields say, else generation_config.json, else the API. Raises RequestError."""
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {row.field: values[row.field] for row in table(SamplingParams) if row.part is None}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    given |= {**own, "logit_bias": _biases(values["logit_bias"] or {}, service.tokenizer)}
     for name, params in (("diffusion", DiffusionParams), ("speculation", SpeculationParams)):
         if (part := values[name]) is not None:
             fields_given = msgspec.structs.asdict(part).items()
             given[name] = params(**{key: value for key, value in fields_given if value is not None})
     given["structured_outputs"] = structured_outputs(fields)
-    return default_params(generation, **given)
+    return default_params(service.info.generation, **given)
+
+
+def _biases(given: Mapping[str, float], tokenizer: Tokenizer | None) -> dict[int, float]:
+    """Return biases by token id; a key that is no number is a text, and means each of its tokens."""
+    found: dict[int, float] = {}
+    for key, bias in given.items():
+        ids = [int(key)] if _NUMBER.fullmatch(key) else []
+        if not ids and tokenizer is not None and len(key) <= MAX_STOP_CHARS and len(given) <= MAX_LOGIT_BIAS:
+            ids = tokenizer.encode(key, add_special_tokens=False)
+        if not ids:
+            raise RequestError(f"logit_bias: {key[:100]!r} is no token id, and no text of tokens", param="logit_bias")
+        found |= dict.fromkeys(ids, bias)
+    return found
 
 
 def usage_chunks(fields: SamplingFields) -> UsageChunks:

@@ -42,7 +42,7 @@ class FunctionTool(FunctionFields, kw_only=True):
     name: FunctionName = ""
 
 
-class ResponsesRequest(SamplingFields, kw_only=True):
+class ResponsesRequest(SamplingFields, forbid_unknown_fields=False, kw_only=True):
     """POST /v1/responses."""
 
     NEUTRAL: ClassVar[protocol.Neutral] = {

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import ContextLengthError, RequestError
 from ridgeline.engine.outputs import RequestOutput
-from ridgeline.server.body import converted, naming_ignored, read_json
+from ridgeline.server.body import converted, naming_ignored
 from ridgeline.server.openai.chat import prepared
 from ridgeline.server.openai.fields import refuse_unsupported
 from ridgeline.server.openai.items import RESPONSES_BODY, Item, ResponsesRequest, chat_of, listed
@@ -52,12 +52,10 @@ _REPEATED: Mapping[str, object] = {  # in a response; here with what is meant wh
 }
 
 
-async def create_response(service: Service, http: HttpRequest) -> Response:
+async def create_response(service: Service, http: HttpRequest, values: dict[str, Any]) -> Response:
     """Serve POST /v1/responses. Raises what errors.py maps."""
     note = note_of(http)
-    values = await read_json(http, _BODY)
-    known = {name: value for name, value in values.items() if name in RESPONSES_BODY.__struct_fields__}
-    body = await asyncio.to_thread(converted, known, RESPONSES_BODY)
+    body = await asyncio.to_thread(converted, values, RESPONSES_BODY)
     service.reserve(note, 1, body.cache_salt)
     before = None
     if body.previous_response_id is not None:
@@ -71,7 +69,7 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
         response = await respond(made, http, stream=bool(body.stream), done=b"")
     if not body.stream:
         made.keep()
-    return naming_ignored(response, [name for name in values if name not in known and name not in _TAKEN])
+    return naming_ignored(response, [name for name in values if name not in {*body.__struct_fields__, *_TAKEN}])
 
 
 async def stored_response(service: Service, http: HttpRequest) -> Response:

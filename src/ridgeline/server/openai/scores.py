@@ -1,4 +1,4 @@
-"""POST /rerank, in the shapes of Jina and of Cohere, and /score: how close texts are.
+"""POST /rerank, in the shapes of Jina and of Cohere, and /score: how close texts are; /classify: which label fits one.
 
 A model with a head of one label reads two texts together, and its logit's sigmoid is the score; of a model that embeds
 it is the cosine of their vectors.
@@ -17,7 +17,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.embeddings import embedded, pooled
 from ridgeline.server.service import Service, note_of
 from ridgeline.text.tokenizer import Tokenizer
@@ -31,40 +30,44 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PooledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Has the fields of all bodies here. `use_activation` false: logits instead of scores."""
+
+    model: str | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+
+
+class RerankRequest(PooledRequest, kw_only=True):
     """POST /rerank. `top_n`: this many of the closest documents; without it, or with 0, all.
 
-    `use_activation` false: the logit itself. A document is cut to `max_tokens_per_doc`.
+    A document is cut to `max_tokens_per_doc`.
     """
 
     query: str
     documents: list[str | Document]
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    use_activation: bool | None = None
-    user: str | None = None
-    priority: int | None = None
 
 
-class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ScoreRequest(PooledRequest, kw_only=True):
     """POST /score. A text is compared with each of the other side; two lists, of the same length, in pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]
-    use_activation: bool | None = None
-    model: str | None = None
-    user: str | None = None
-    priority: int | None = None
 
 
-_RERANK, _SCORE = msgspec.json.Decoder(RerankRequest), msgspec.json.Decoder(ScoreRequest)
+class ClassifyRequest(PooledRequest, kw_only=True):
+    """POST /classify: texts, or their token ids."""
+
+    input: str | list[str | int | list[int]]
 
 
-async def rerank(service: Service, http: HttpRequest) -> Response:
+async def rerank(service: Service, http: HttpRequest, body: RerankRequest) -> Response:
     """Sort documents by how close they are to a query. Raises what errors.py maps."""
-    body, is_cohere = await read_json(http, _RERANK), http.scope["path"] == "/v2/rerank"
+    is_cohere = http.scope["path"] == "/v2/rerank"
     model, top_n = service.require_model(body.model), len(body.documents) if not body.top_n else body.top_n
     if not body.documents or top_n < 0:
         wrong = "documents" if not body.documents else "top_n"
@@ -86,9 +89,8 @@ async def rerank(service: Service, http: HttpRequest) -> Response:
     return _response(http, f"rerank-{uuid.uuid4().hex}", model, results=results)
 
 
-async def score(service: Service, http: HttpRequest) -> Response:
+async def score(service: Service, http: HttpRequest, body: ScoreRequest) -> Response:
     """Return the scores of pairs of texts. Raises what errors.py maps."""
-    body = await read_json(http, _SCORE)
     model = service.require_model(body.model)
     first, second = ([side] if isinstance(side, str) else side for side in (body.text_1, body.text_2))
     if not first or not second or (len(first) != len(second) and 1 not in (len(first), len(second))):
@@ -101,6 +103,25 @@ async def score(service: Service, http: HttpRequest) -> Response:
     return _response(http, f"score-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
 
 
+async def classify(service: Service, http: HttpRequest, body: ClassifyRequest) -> Response:
+    """Return of each text how likely each label is: softmax, of one label the sigmoid. Raises what errors.py maps."""
+    model, labels = service.require_model(body.model), service.info.labels
+    if not labels:
+        raise RequestError("this model has no labels: /classify is for checkpoints that classify", param="model")
+    data: list[dict[str, Any]] = []
+    for index, logits_L in enumerate(await embedded(service, http, body.input, body.priority, "input")):
+        odds_L = np.exp(logits_L - logits_L.max())
+        probs_L = odds_L / odds_L.sum() if len(labels) > 1 else [_sigmoid(logits_L[0])]
+        shown = [float(x) for x in (logits_L if body.use_activation is False else probs_L)]
+        likeliest = labels[int(logits_L.argmax())]
+        data.append({"index": index, "label": likeliest, "probs": shown, "num_classes": len(labels)})
+    return _response(http, f"classify-{uuid.uuid4().hex}", model, object="list", created=int(time.time()), data=data)
+
+
+def _sigmoid(logit: float) -> float:
+    return 0.5 + 0.5 * math.tanh(0.5 * float(logit))
+
+
 def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     places = tokenizer.encoding(text, add_special_tokens=False).offsets
     return text if len(places) <= num_tokens else text[: places[num_tokens - 1][1]]
@@ -111,11 +132,11 @@ async def _scores(
     http: HttpRequest,
     first: list[str],
     second: list[str],
-    body: RerankRequest | ScoreRequest,
+    body: PooledRequest,
     field: str,
 ) -> list[float]:
     """Return the scores of pairs; a side of one text stands in each of them. Raises what errors.py maps."""
-    num_labels, count = service.info.num_labels, max(len(first), len(second))
+    num_labels, count = len(service.info.labels), max(len(first), len(second))
 
     def paired(lefts: list[T], rights: list[T]) -> Iterable[tuple[T, T]]:
         return zip(lefts * (count // len(lefts)), rights * (count // len(rights)))
@@ -130,7 +151,7 @@ async def _scores(
     service.reserve(note_of(http), count)
     pairs = paired(first, second)
     logits = await pooled(service, http, lambda: [service.encode_pair(*pair) for pair in pairs], body.priority, field)
-    return [float(x) if body.use_activation is False else 0.5 + 0.5 * math.tanh(0.5 * float(x)) for (x,) in logits]
+    return [float(x) if body.use_activation is False else _sigmoid(x) for (x,) in logits]
 
 
 def _response(http: HttpRequest, name: str, model: str, **fields: object) -> Response:

@@ -8,11 +8,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ridgeline.core.errors import RequestError
-from ridgeline.server.body import read_json
 from ridgeline.server.openai.dialogue import rendered
 from ridgeline.server.openai.protocol import ChatMessage
 from ridgeline.server.service import Service
-from ridgeline.text.tokenizer import Tokenizer
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -35,26 +33,21 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     model: str | None = None
 
 
-_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Decoder(DetokenizeRequest)
-
-
-async def tokenize(service: Service, http: HttpRequest) -> Response:
+async def tokenize(service: Service, http: HttpRequest, body: TokenizeRequest) -> Response:
     """Serve /tokenize. Raises what errors.py maps."""
-    body = await read_json(http, _TOKENIZE)
     return Response(await asyncio.to_thread(_tokens, service, body), media_type="application/json")
 
 
-async def detokenize(service: Service, http: HttpRequest) -> Response:
+async def detokenize(service: Service, http: HttpRequest, body: DetokenizeRequest) -> Response:
     """Serve /detokenize. Raises what errors.py maps."""
-    body = await read_json(http, _DETOKENIZE)
     return Response(await asyncio.to_thread(_text, service, body), media_type="application/json")
 
 
 def _text(service: Service, body: DetokenizeRequest) -> bytes:
     service.require_model(body.model)
-    tokenizer = _tokenizer(service)
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < service.info.vocab_size:
         raise RequestError(f"tokens must be from 0 to {service.info.vocab_size - 1}", param="tokens")
+    tokenizer = service.require_tokenizer("model")
     return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
@@ -63,7 +56,7 @@ def _tokens(service: Service, body: TokenizeRequest) -> bytes:
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError(f"give one of prompt and messages, got {' and '.join(given) or 'none'}", param="prompt")
-    tokenizer = _tokenizer(service)
+    tokenizer = service.require_tokenizer("prompt")
     if body.messages is not None:
         text = rendered(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         special = bool(body.add_special_tokens)
@@ -74,9 +67,3 @@ def _tokens(service: Service, body: TokenizeRequest) -> bytes:
     names = [tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
     about = {"count": len(ids), "max_model_len": service.info.max_model_len}
     return msgspec.json.encode({**about, "tokens": ids, "token_strs": names})
-
-
-def _tokenizer(service: Service) -> Tokenizer:
-    if service.tokenizer is None:
-        raise RequestError("this model has no tokenizer", param="model")
-    return service.tokenizer

@@ -57,7 +57,8 @@ def read_spec(config: Mapping[str, object]) -> DecoderSpec:
     reader.finish()
     architectures, labels = config.get("architectures"), config.get("id2label")
     if any(str(name).endswith(CLASSIFIES) for name in (architectures if isinstance(architectures, list) else ())):
-        num_labels = len(labels) if isinstance(labels, dict) and labels else 2  # as transformers has it
-        own: Classifier = getattr(family(model_type), "CLASSIFIER", Classifier(num_labels))
-        spec = replace(spec, classifier=replace(own, num_labels=num_labels))
+        known: dict[str, object] = labels if isinstance(labels, dict) and labels else {"0": "LABEL_0", "1": "LABEL_1"}
+        names = tuple(str(known.get(f"{number}", f"LABEL_{number}")) for number in range(len(known)))
+        own: Classifier = getattr(family(model_type), "CLASSIFIER", Classifier(names))
+        spec = replace(spec, classifier=replace(own, labels=names))
     return spec

@@ -7,7 +7,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import Classifier, DecoderSpec, Embedding, LayerNorm, Mlp, PostNormLayer, Rename, Renames
 
 HEADS = ("cls.", "lm_head.", "pooler.", "classifier.", "qa_outputs.")  # tasks beside the encoder
-CLASSIFIER = Classifier(1, "first", dense=True, bias=True)
+CLASSIFIER = Classifier(("LABEL_0",), "first", dense=True, bias=True)
 BUFFERS = ("bert.embeddings.position_ids", "roberta.embeddings.position_ids", "embeddings.position_ids")
 EMBEDDINGS = {"word_embeddings": "embed", "token_type_embeddings": "types", "LayerNorm": "embed_norm"}
 LAYER = {
