@@ -8,11 +8,8 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-SELDOM = (
-    5000,
-    5,
-    100,
-)  # new objects at a look, looks at them before one at those left over, and those before a full one
+# New objects at a look, looks at these before one at those left over, and those before a full one.
+SELDOM = (5000, 5, 100)
 
 
 @contextmanager
