@@ -47,7 +47,7 @@ class BatchBuilder:
         """Return the plan's spans end to end; an earlier batch, filled anew, where spans and tables are as long.
 
         Tables are copied: nothing of the plan is read later. `sampling` that are the last ones differ in `num_output`.
-        Of masks there is the room; what they allow is written later.
+        Masks have their room; what they allow is written later.
         """
         last = self._last
         moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)

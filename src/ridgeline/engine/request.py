@@ -128,7 +128,7 @@ class TokenEvent:
 
 @dataclass(slots=True)
 class DecodeEvent:
-    """Each of `seqs` got one more token, and goes on."""
+    """Tells that each of `seqs` got one more token, and goes on."""
 
     seqs: Items[Sequence]
     tokens: Items[SampledToken]
