@@ -232,12 +232,13 @@ def behind_the_end(monkeypatch):
 def behind_the_string(monkeypatch):
     token, last = Renderer._token, {}
 
-    def later(self, event, key, delta):
-        stopped = last.pop(key, False)
-        if token(self, event, key, delta) and not stopped:
+    def later(self, rendered, request, index, token_id, logprob, *, ends):
+        key = request.request_id, index
+        was_found = last.pop(key, False)
+        token(self, rendered, request, index, token_id, logprob, ends=ends)
+        if key in rendered.stopped and not was_found:
+            del rendered.stopped[key]
             last[key] = True
-            return False
-        return stopped
 
     monkeypatch.setattr(Renderer, "_token", later)
 

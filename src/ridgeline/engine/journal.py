@@ -37,7 +37,7 @@ SECONDS = ("plan_s", "batch_s", "run_s", "sample_s", "commit_s", "render_s")
 STEP_FIELDS = (
     ("step", "i8"),
     ("start_s", "f8"),
-    *((name, "f8") for name in SECONDS),  # NaN: not told apart from run_s; render_s: 0 until it is known
+    *((name, "f8") for name in SECONDS),  # NaN: not told apart from run_s; the last render_s may grow
     ("first_span", "i8"),  # number of its first span record
     ("span_shift", "i4"),  # tokens to add to `start` of its span records
     *((name, "i4") for name in ("num_tokens", "num_spans", "num_rows", "num_copies")),
@@ -95,9 +95,9 @@ class Ring:
         self._pack_into(self._memory, self.num_written % self.capacity * self._size, *values)
         self.num_written += 1
 
-    def change_last(self, name: str, value: float) -> None:
-        """Write a field of the last record again."""
-        self._records[name][(self.num_written - 1) % self.capacity] = value
+    def add_to_last(self, name: str, value: float) -> None:
+        """Add to a field of the last record."""
+        self._records[name][(self.num_written - 1) % self.capacity] += value
 
     def take(self, first: int, data: bytes) -> None:
         """Write the records of another ring from its number `first` on, all that it has since the last ones."""
@@ -171,16 +171,16 @@ class Journal:
         self,
         plan: StepPlan,
         result: StepResult,
-        times_s: tuple[float, float, float, float],
+        times_s: tuple[float, float, float, float, float],
         blocks: Sequence[int],
         num_final: Mapping[int, int],
     ) -> None:
-        """Record one step: when planning began, computing began and ended, committing ended.
+        """Record one step: when planning began, computing began and ended, committing and rendering ended.
 
         `blocks`: free, cached and used ones of each group. `num_final` has the sequences of which less than the span is
         final.
         """
-        start_s, planned_s, ran_s, committed_s = times_s
+        start_s, planned_s, ran_s, committed_s, end_s = times_s
         spans, samples, decisions = plan.spans, result.samples, plan.decisions
         if plan.follows == self._last_step and self._last_tokens == len(spans):
             num_rows = num_tokens = len(spans)
@@ -191,22 +191,23 @@ class Journal:
         if decisions.admitted or decisions.preempted:
             self._decisions(plan)
         planning_s, computing_s = planned_s - start_s, ran_s - planned_s
-        committing_s = committed_s - ran_s
-        taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, 0.0
+        committing_s, rendering_s = committed_s - ran_s, end_s - committed_s
+        taken_s = planning_s, result.batch_s, computing_s, result.sample_s, committing_s, rendering_s
         counts = num_tokens, len(spans), num_rows, len(plan.copies), _WAIT_CODES[decisions.head_waits]
         self.steps.append(plan.step, start_s, *taken_s, self._first_span, self._shift, *counts, *blocks)
         totals = self._totals
         totals.plan_s += planning_s
         totals.run_s += computing_s
         totals.commit_s += committing_s
+        totals.render_s += rendering_s
         totals.num_steps += 1
         totals.num_computed_tokens += num_tokens
         totals.num_sampled_tokens += len(samples)
 
     def rendered(self, seconds: float) -> None:
-        """Record how long rendering the last step took."""
+        """Record that what was left to render of the last step took so long."""
         self._totals.render_s += seconds
-        self.steps.change_last("render_s", seconds)
+        self.steps.add_to_last("render_s", seconds)
 
     def finish(self, event: FinishEvent) -> None:
         """Record the end of an output."""

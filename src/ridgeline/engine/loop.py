@@ -57,8 +57,8 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
         self._unheard: list[Event] = []  # what callers are to be told
-        self._is_rendered = True  # the last step
-        self._running: tuple[Sequence, ...] = ()  # when a step was last planned
+        self._is_heard = True  # the last step
+        self._running: tuple[Sequence, ...] = ()  # behind the last step
         self._may_stop = False  # whether a stop string may end one of these
         self.clock = clock
         self.journal = Journal(len(scheduler.stats().cache.groups), scheduler.cache.layout.block_size)
@@ -96,10 +96,6 @@ class EngineLoop:
         be among it. False if there was nothing to compute and nothing to tell.
         """
         self._take_in()
-        if (running := self.scheduler.running()) is not self._running:
-            self._running, self._may_stop = running, any(seq.request.params.stop_strings for seq in running)
-        if self._may_stop:
-            self._publish()
         while len(self._in_flight) < self._executor.depth:
             start_s = self.clock()
             try:
@@ -135,9 +131,15 @@ class EngineLoop:
             self._unheard += self.scheduler.commit(plan, result, ran_s - begun_s)
         except Exception as error:
             return self._fail(plan, error, "the step could not be taken in")
-        times_s = begun_s - (planned_s - start_s), begun_s, ran_s, self.clock()
+        committed_s = end_s = self.clock()
+        if (running := self.scheduler.running()) is not self._running:
+            self._running, self._may_stop = running, any(seq.request.params.stop_strings for seq in running)
+        if self._may_stop:
+            self._publish()
+            end_s = self.clock()
+        times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, end_s
         self.journal.step(plan, result, times_s, self.scheduler.cache.block_counts(), self.scheduler.num_final)
-        self._is_rendered = False
+        self._is_heard = False
         return True
 
     def process_input_queue(self) -> None:
@@ -200,8 +202,8 @@ class EngineLoop:
         start_s = self.clock()
         if events:
             self._render(events)
-        if not self._is_rendered:
-            self._is_rendered = True
+        if not self._is_heard:
+            self._is_heard = True
             self.journal.rendered(self.clock() - start_s)
             if self._read_host is not None:
                 self.journal.sample_host(start_s, self._read_host)
