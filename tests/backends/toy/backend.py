@@ -23,6 +23,7 @@ class CountingExecutable:
         return self._inner.run(step, features_TW)
 
     def timed(self, step):
+        self.num_steps += 1
         return self._inner.timed(step)
 
     def facts(self):
