@@ -81,6 +81,13 @@ def test_seconds_of_the_parts_add_up(engine):
     assert (ends[:-1] < steps["start_s"][1:]).all()
 
 
+def test_outputs_ended_in_the_step_of_their_last_token(engine):
+    recording, computed = MemoryRecorder().recording(engine.journal), {}
+    for number, step in enumerate(recording.steps):
+        computed |= dict.fromkeys(recording.spans_of(step)["seq_id"].tolist(), number)
+    assert {int(output["seq_id"]): int(output["last_step"]) for output in recording.outputs} == computed
+
+
 def test_decisions_and_their_reasons(engine):
     journal, plans = engine.journal, engine.executor.plans
     _, decisions = journal.decisions.read()

@@ -30,7 +30,8 @@ def busy(chat_model: Path) -> Iterator[LiveServer]:
     with serving(new_engine(chat_model, max_num_seqs=1)) as server:
         for _ in range(6):
             server.complete(prompt="Once upon a time", max_tokens=6, temperature=0)
-        eventually(lambda: server.engine.journal.steps.num_written == 36)  # a step is recorded after its output left
+        journal = server.engine.journal
+        eventually(lambda: (journal.steps.num_written, journal.outputs.num_written) == (36, 6))
         yield server
 
 
@@ -89,7 +90,8 @@ def test_a_diagnosis_outlives_what_the_rings_lost(chat_model: Path, tmp_path: Pa
     with serving(engine) as server:
         for _ in range(4):
             server.complete(prompt="Once upon a time", max_tokens=8, temperature=0)
-        eventually(lambda: engine.journal.steps.num_written == 32)
+        journal = engine.journal
+        eventually(lambda: (journal.steps.num_written, journal.outputs.num_written) == (32, 4))
         steps, outputs = (engine.journal.rings[name].read()[1] for name in ("steps", "outputs"))
         ring = engine.journal.steps
         read = ring.read

@@ -209,8 +209,8 @@ class Journal:
         self._totals.render_s += seconds
         self.steps.add_to_last("render_s", seconds)
 
-    def finish(self, event: FinishEvent) -> None:
-        """Record the end of an output."""
+    def finish(self, event: FinishEvent, num_steps: int) -> None:
+        """Record the end of an output, before which there had been so many steps."""
         request, timings, params = event.request, event.timings, event.request.params
         nan = float("nan")
         first_step, num_open = self._unfinished.pop(request.request_id, (0, 1))
@@ -223,7 +223,7 @@ class Journal:
         max_tokens = min(request.max_tokens, 2**31 - 1)
         asked = max_tokens, request.adapter, params.greedy, num_logprobs, params.needs_history
         client, num_tokens = (request.priority, request.client), len(event.token_ids)
-        end = first_step, self.steps.num_written, FINISH_REASONS.index(event.reason)
+        end = first_step, num_steps, FINISH_REASONS.index(event.reason)
         hashes = self.prompts.num_written, self._hash(request, event.token_ids)
         self.outputs.append(*came, *taken_s, *counts, *asked, *client, num_tokens, *end, *hashes)
 

@@ -57,6 +57,7 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()  # with when planning began and ended
         self._collected_s = -math.inf
         self._unheard: list[Event] = []  # what callers are to be told
+        self._num_of_step = 0  # of these, the first ones, which the last step's record came before
         self._is_heard = True  # the last step
         self._running: tuple[Sequence, ...] = ()  # behind the last step
         self._may_stop = False  # whether a stop string may end one of these
@@ -139,7 +140,7 @@ class EngineLoop:
             end_s = self.clock()
         times_s = begun_s - (planned_s - start_s), begun_s, ran_s, committed_s, end_s
         self.journal.step(plan, result, times_s, self.scheduler.cache.block_counts(), self.scheduler.num_final)
-        self._is_heard = False
+        self._is_heard, self._num_of_step = False, len(self._unheard)
         return True
 
     def process_input_queue(self) -> None:
@@ -199,9 +200,12 @@ class EngineLoop:
     def _publish(self) -> bool:
         """Tell callers what they have not heard yet; return whether there was something."""
         events, self._unheard = self._unheard, []
-        start_s = self.clock()
-        if events:
-            self._render(events)
+        num, self._num_of_step = self._num_of_step, 0
+        start_s, num_steps = self.clock(), self.journal.steps.num_written
+        if num:
+            self._render(events[:num], num_steps - 1)
+        if len(events) > num:
+            self._render(events[num:], num_steps)
         if not self._is_heard:
             self._is_heard = True
             self.journal.rendered(self.clock() - start_s)
@@ -211,7 +215,8 @@ class EngineLoop:
                 self._record(self.journal)
         return len(events) > 0
 
-    def _render(self, events: list[Event]) -> None:
+    def _render(self, events: list[Event], num_steps: int) -> None:
+        """Deliver what the events say; outputs among them ended when there had been so many steps."""
         rendered = self._renderer.render(events)
         if rendered.stopped or rendered.failed:
             ends = [end for key in rendered.stopped for end in self.scheduler.finish(*key, FinishReason.STOP)]
@@ -223,4 +228,4 @@ class EngineLoop:
             rendered.finished += closed.finished
         self._deliver(list(rendered.deltas.values()))
         for event in rendered.finished:
-            self.journal.finish(event)
+            self.journal.finish(event, num_steps)
