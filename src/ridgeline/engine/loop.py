@@ -216,7 +216,7 @@ class EngineLoop:
         return len(events) > 0
 
     def _render(self, events: list[Event], num_steps: int) -> None:
-        """Deliver what the events say; outputs among them ended when there had been so many steps."""
+        """Tell what the events say; outputs among them ended when there had been so many steps."""
         rendered = self._renderer.render(events)
         if rendered.stopped or rendered.failed:
             ends = [end for key in rendered.stopped for end in self.scheduler.finish(*key, FinishReason.STOP)]
