@@ -8,6 +8,7 @@ from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategies.speculative import Speculative
 from ridgeline.decoding.strategy import Accepted, sample_row
+from ridgeline.decoding.trees import tree_of
 
 # Engine options of small models: chunks, preemption and full batches come soon, and rows are alike in every batch.
 TINY = {
@@ -108,6 +109,25 @@ class Oracle:
         pass
 
 
+class TreeOracle(Oracle):
+    """Drafts trees: what comes, cut off or broken as often as not, and wrong ways that branch off from it anywhere."""
+
+    def propose(self, view, max_tokens):
+        right = super().propose(view, max_tokens)
+        prompt = len(view.request.prompt_ids)
+        num_output = len(view.token_ids) - prompt
+        place = random.Random(f"tree {num_output} {Known.key(view)}")
+        ways = [list(right.token_ids)] if right else []
+        for _ in range(place.randint(0, 4)):
+            stem = ways[0][: place.randint(0, len(ways[0]))] if ways else []
+            ways.append([*stem, *(place.randrange(self.vocab_size) for _ in range(place.randint(1, 3)))])
+        if not ways:
+            return None
+        place.shuffle(ways)
+        tree = tree_of(ways)
+        return Draft(tree.token_ids, 0, parents=tree.parents).shortened(max_tokens)
+
+
 class Known(Autoregressive):
     """Decodes as ever, and remembers every output by its prompt, its adapter and, where it matters, its seed."""
 
@@ -144,9 +164,9 @@ def known_outputs(llm, prompts, params, **options):
     return found, known
 
 
-def verified(llm, known, max_draft_tokens=6, right=0.6):
+def verified(llm, known, max_draft_tokens=6, right=0.6, oracle=Oracle):
     """Let an engine verify the drafts of an oracle; returns the strategy."""
     vocab_size = llm.engine.spec.vocab_size
-    strategy = Speculative({"oracle": Oracle(known, vocab_size, right)}, max_draft_tokens, None, lambda: 0.0)
+    strategy = Speculative({"oracle": oracle(known, vocab_size, right)}, max_draft_tokens, None, lambda: 0.0)
     llm.engine.loop.scheduler.strategy = strategy
     return strategy

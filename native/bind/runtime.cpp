@@ -275,8 +275,10 @@ class TapeBuilder {
     if (sampled)
       for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
     int64_t highest = 0;
-    for (const GroupInputs& group : step_->groups)
+    for (const GroupInputs& group : step_->groups) {
       for (int64_t t = 0; t < step_->num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
+      for (int64_t e = 0; e < step_->num_echoes; e++) highest = std::max(highest, group.echo_slots[e]);
+    }
     return highest;
   }
 

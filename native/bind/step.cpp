@@ -5,8 +5,8 @@
 namespace ridgeline {
 namespace {
 
-constexpr int64_t VERSION = 2;  // BLOCK_VERSION of backends/step.py
-constexpr size_t HEADER_WORDS = 10;
+constexpr int64_t VERSION = 3;  // BLOCK_VERSION of backends/step.py
+constexpr size_t HEADER_WORDS = 11;
 
 // Takes arrays off the front of a block, in the order of StepBatch's fields.
 class Words {
@@ -90,6 +90,7 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   require(std::all_of(step_.bidirectional_block, step_.bidirectional_block + step_.num_spans,
                       [](int64_t run) { return run > 0; }),
           "bidirectional_block_S must be at least 1");
+  step_.num_echoes = header[10];
   step_.groups.clear();
   for (int64_t g = 0; g < num_groups; g++) {
     require(widths[g] >= 0 && widths[g] <= (int64_t)block.shape(0), "a step's block is shorter than its header says");
@@ -98,10 +99,15 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
     group.first_token = words.take(step_.num_spans);
     group.tables = words.take(step_.num_spans * widths[g]);
     group.table_width = widths[g];
+    group.echo_slots = words.take(step_.num_echoes);
   }
   for (int column = 0; column < 3; column++) words.take(num_copies);  // made before the tape runs
   sample_rows_.clear();
   read_sample_rows(words, header, step_.num_rows, samples ? &sample_rows_ : nullptr);
+  step_.echo_rows = words.take(step_.num_echoes);
+  for (int64_t e = 0; e < step_.num_echoes; e++)
+    require(step_.echo_rows[e] >= (e ? step_.echo_rows[e - 1] : 0) && step_.echo_rows[e] < step_.num_tokens,
+            "a step's echoes are of its tokens, in order");
   require(words.empty(), "a step's block is longer than its header says");
   step_.sample_rows = sample_rows_.data();
   step_.num_sample_rows = (int64_t)sample_rows_.size();

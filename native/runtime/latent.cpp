@@ -35,13 +35,16 @@ bool LatentSizes::expands(int64_t num_tokens, int64_t kv_length) const {
 // Writing a block's first token clears the block: one worker writes all its tokens, in order.
 void LatentWrite::run(const Worker& worker) {
   const int64_t* slots = worker.step.groups[(size_t)group_].write_slots;
-  const auto share = worker.share(worker.step.num_tokens);
+  if (worker.step.num_echoes && worker.index > 0) return;  // their blocks are written in the order of the tokens too
+  const auto share = worker.step.num_echoes ? Worker::Share{0, worker.step.num_tokens} : worker.share(worker.step.num_tokens);
   const int64_t end = block_start(worker.step, group_, memory_.layout.block_size, share.end);
+  Echoes echoes = worker.step.echoes(group_);
   alignas(64) float entry[kMaxHeadDim];
   for (int64_t t = block_start(worker.step, group_, memory_.layout.block_size, share.begin); t < end; t++) {
     std::memcpy(entry, latent_->row(t), (size_t)latent_->width * sizeof(float));
     std::memcpy(entry + latent_->width, key_->row(t), (size_t)key_->width * sizeof(float));
     worker.kernels.attention.kv_write(memory_, slots[t], 0, entry, nullptr);
+    echoes.of(t, [&](int64_t slot) { worker.kernels.attention.kv_write(memory_, slot, 0, entry, nullptr); });
   }
 }
 
@@ -73,7 +76,7 @@ void LatentPlan::make(const Step& step, int workers) {
   absorbed.span_length = length_.data();
   absorbed.kv_length = kv_length_.data();
   absorbed.bidirectional_block = bidirectional_block_.data();
-  absorbed.groups = {{nullptr, tables_.data(), group.table_width, first_token_.data()}};
+  absorbed.groups = {{nullptr, tables_.data(), group.table_width, first_token_.data(), nullptr}};
   attention.make(absorbed, workers);
   cut_items(step, workers);
 }

@@ -114,7 +114,9 @@ int64_t block_start(const Step& step, int32_t group, int64_t block_size, int64_t
 void Heads::run(const Worker& worker) {
   const int32_t heads = num_queries_ + options_.memory.layout.num_heads;
   const int64_t tokens = worker.step.num_tokens;
-  if (tokens < kTokensPerWorker * worker.count) {
+  // Blocks that get echoes are written in the order of the tokens too.
+  if (tokens < kTokensPerWorker * worker.count || worker.step.num_echoes) {
+    Echoes echoes = worker.step.echoes(options_.group);
     const auto queries = worker.share(num_queries_), keys = worker.share(options_.memory.layout.num_heads);
     for (int64_t t = 0; t < tokens; t++) {
       const int64_t slot = worker.step.groups[(size_t)options_.group].write_slots[t];
@@ -123,6 +125,9 @@ void Heads::run(const Worker& worker) {
         head(worker, t, (int32_t)h);
       }
       for (int64_t h = keys.begin; h < keys.end; h++) head(worker, t, num_queries_ + (int32_t)h);
+      echoes.of(t, [&](int64_t slot) {
+        for (int64_t h = keys.begin; h < keys.end; h++) write(worker, t, slot, (int32_t)h);
+      });
     }
     return;
   }
@@ -143,8 +148,13 @@ void Heads::head(const Worker& worker, int64_t token, int32_t index) const {
   if (norm.kind != NormKind::none) worker.kernels.rows.normalize(norm, x, dim, x);
   if (o.rotation.cos) o.rotation.turn(worker, token, x);
   if (query) return;
-  const int64_t slot = worker.step.groups[(size_t)o.group].write_slots[token];
-  worker.kernels.attention.kv_write(o.memory, slot, kv_head, x, o.v->row(token) + kv_head * dim);
+  write(worker, token, worker.step.groups[(size_t)o.group].write_slots[token], kv_head);
+}
+
+void Heads::write(const Worker& worker, int64_t token, int64_t slot, int32_t kv_head) const {
+  const int64_t at = kv_head * options_.memory.layout.head_dim;
+  worker.kernels.attention.kv_write(options_.memory, slot, kv_head, options_.k->row(token) + at,
+                                    options_.v->row(token) + at);
 }
 
 void Sample::prepare(const KernelTable&, const Step& step, int workers) {

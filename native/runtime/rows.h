@@ -124,6 +124,7 @@ class Heads final : public Instruction {
 
  private:
   void head(const Worker& worker, int64_t token, int32_t head) const;
+  void write(const Worker& worker, int64_t token, int64_t slot, int32_t kv_head) const;
 
   Options options_;
   int32_t num_queries_;

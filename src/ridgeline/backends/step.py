@@ -2,17 +2,17 @@
 
 Made from a StepPlan by `engine/batch.py`; the output is read by the sampler.
 Legend: T tokens · S spans · R rows that need logits · D tokens to sample · C copies · G cache groups · V vocabulary
-    B blocks that a table has room for · M masks of tokens · W words of a mask
+    B blocks that a table has room for · M masks of tokens · W words of a mask · E echoes
 
 All arrays of a StepBatch lie in one block of 8-byte words, which can go to a device or another process as it is:
 
-    version · T · S · R · D · C · G · adapters? · M · W · B of each group │ the arrays of StepBatch in order
+    version · T · S · R · D · C · G · adapters? · M · W · E · B of each group │ the arrays of StepBatch in order
 
 `native/bind/step.cpp` reads the same words.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,8 +25,8 @@ from ridgeline.program.op import ADAPTERS, LOGIT_ROWS, POSITIONS, TOKEN_IDS
 
 IntArray = npt.NDArray[np.int64]
 
-BLOCK_VERSION = 2  # another order or meaning of the words is another version
-HEADER_WORDS = 10
+BLOCK_VERSION = 3  # another order or meaning of the words is another version
+HEADER_WORDS = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class StepShape:
     has_adapters: bool = False
     table_widths: tuple[int, ...] = ()  # [G]
     masks: tuple[int, int] = (0, 0)  # M, W
+    num_echoes: int = 0
 
     @property
     def num_words(self) -> int:
@@ -48,7 +49,8 @@ class StepShape:
         num_groups = len(self.table_widths)
         by_token = (2 + self.has_adapters + num_groups) * self.num_tokens
         by_span = (4 + num_groups + sum(self.table_widths)) * self.num_spans
-        by_row = self.num_rows + 3 * self.num_copies + 7 * self.num_sample_rows + self.masks[0] * self.masks[1]
+        by_echo = (1 + num_groups) * self.num_echoes
+        by_row = by_echo + self.num_rows + 3 * self.num_copies + 7 * self.num_sample_rows + self.masks[0] * self.masks[1]
         return HEADER_WORDS + num_groups + by_token + by_span + by_row
 
 
@@ -63,6 +65,7 @@ class GroupStep:
     write_slots_T: IntArray
     first_token_S: IntArray  # position of the first token of each table
     tables_SB: IntArray  # block ids, padded with 0
+    echo_slots_E: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,11 @@ class SamplingMetadata:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Spans laid end to end, as views into `block`. `kv_length_S` is each sequence's length once the step has run."""
+    """Spans laid end to end, as views into `block`. `kv_length_S` is each sequence's length once the step has run.
+
+    What is stored of a token may be stored a second time, for another span to find among its own: `echo_rows_E` are
+    such tokens, in order, and each group has their slots. It is in place before anything of that span is.
+    """
 
     block: IntArray
     token_ids_T: IntArray
@@ -99,6 +106,7 @@ class StepBatch:
     groups: Sequence[GroupStep]
     copies_C3: IntArray  # (group, source block, target block), copied in this order before anything is written
     sampling: SamplingMetadata
+    echo_rows_E: IntArray
 
     @classmethod
     def lay_out(cls, memory: IntArray, shape: StepShape) -> "StepBatch":
@@ -108,7 +116,7 @@ class StepBatch:
         """
         sizes = (shape.num_tokens, shape.num_spans, shape.num_rows, shape.num_sample_rows, shape.num_copies)
         flags = (len(shape.table_widths), int(shape.has_adapters))
-        header = (BLOCK_VERSION, *sizes, *flags, *shape.masks, *shape.table_widths)
+        header = (BLOCK_VERSION, *sizes, *flags, *shape.masks, shape.num_echoes, *shape.table_widths)
         memory[: len(header)] = header
         return cls.view(memory[: shape.num_words])
 
@@ -118,7 +126,7 @@ class StepBatch:
         words = _Words(block)
         version, *sizes = words.take(HEADER_WORDS).tolist()
         assert version == BLOCK_VERSION, f"a step's block of version {version}, and this is {BLOCK_VERSION}"
-        num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters, *masks = sizes
+        num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters, *masks, num_echoes = sizes
         widths = words.take(num_groups).tolist()
         batch = cls(
             block=block,
@@ -130,9 +138,10 @@ class StepBatch:
             span_length_S=words.take(num_spans),
             kv_length_S=words.take(num_spans),
             bidirectional_block_S=words.take(num_spans),
-            groups=[_group(words, num_tokens, num_spans, width) for width in widths],
+            groups=[_group(words, num_tokens, num_spans, num_echoes, width) for width in widths],
             copies_C3=words.take(3 * num_copies).reshape(num_copies, 3),
             sampling=_sampling(words, num_sample_rows, masks),
+            echo_rows_E=words.take(num_echoes),
         )
         assert words.taken == len(block), f"a step's block has {len(block)} words, and its header says {words.taken}"
         return batch
@@ -160,9 +169,10 @@ class _Words:
         return self._block[begin : self.taken]
 
 
-def _group(words: _Words, num_tokens: int, num_spans: int, width: int) -> GroupStep:
-    slots_T, first_token_S, tables = (words.take(count) for count in (num_tokens, num_spans, num_spans * width))
-    return GroupStep(slots_T, first_token_S, tables.reshape(num_spans, width))
+def _group(words: _Words, num_tokens: int, num_spans: int, num_echoes: int, width: int) -> GroupStep:
+    counts = (num_tokens, num_spans, num_spans * width, num_echoes)
+    slots_T, first_token_S, tables, echo_slots_E = (words.take(count) for count in counts)
+    return GroupStep(slots_T, first_token_S, tables.reshape(num_spans, width), echo_slots_E)
 
 
 def _sampling(words: _Words, count: int, masks: Sequence[int]) -> SamplingMetadata:

@@ -8,7 +8,7 @@ from none. Not thread-safe: one engine loop owns it. Must not import torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ridgeline.cache.groups import NO_NEED, build_group
 from ridgeline.cache.layout import CacheLayout
@@ -60,6 +60,8 @@ class _Sequence:
     reserved: int
     promised: int  # tokens of its prompt and one more: what admission found room for
     num_logged: int = field(default=0, init=False)  # computed tokens that recurrent states do not have yet
+    branches: Sequence[Sequence[list[int]]] = field(default=(), init=False)  # [branch][group], from `first_own` on
+    first_own: int = field(default=0, init=False)  # block index
     node: RadixNode | None  # the newest published block, pinned; None: does not publish
 
 
@@ -153,6 +155,42 @@ class CacheManager:
         seq.reserved = max(seq.reserved, end)
         return copies
 
+    def branch(self, seq_id: int, ends: Sequence[int]) -> list[BlockCopy] | None:
+        """Make [computed, end) writable once more for each of `ends`, the branches of a tree beside the reserved one.
+
+        Returns as `reserve` does. `settle` says which branch is kept.
+        """
+        seq, size = self._sequences[seq_id], self.layout.block_size
+        self._prune(seq)
+        first = seq.computed // size
+        counts = [-(-end // size) - first for end in ends]
+        if any(sum(counts) > pool.num_available for pool in self._pools):
+            return None
+        groups = range(len(self._pools))
+        seq.first_own, seq.branches = first, [[[self._allocate(g) for _ in range(n)] for g in groups] for n in counts]
+        if seq.computed % size == 0:
+            return []
+        sources = [table.block_at(first) for table in seq.tables]
+        return [BlockCopy(g, sources[g], blocks[g][0]) for blocks in seq.branches for g in groups]
+
+    def settle(self, seq_id: int, branch: int) -> None:
+        """Make the blocks of a branch, counted from 1, the sequence's own; 0: those it has. The others are free."""
+        seq = self._sequences[seq_id]
+        if branch:
+            for table, blocks in zip(seq.tables, seq.branches[branch - 1]):
+                for place, block in enumerate(blocks):
+                    own = table.block_at(seq.first_own + place)
+                    table.replace(seq.first_own + place, block)
+                    blocks[place] = own
+        self._prune(seq)
+
+    def _prune(self, seq: _Sequence) -> None:
+        for groups in seq.branches:
+            for pool, blocks in zip(self._pools, groups):
+                for block in blocks:
+                    pool.release(block)
+        seq.branches = ()
+
     def span_end(self, computed: int, end: int, *, drafts: bool = False) -> int:
         """Return where a span from `computed` on that could reach `end` should end, to help later prefix hits.
 
@@ -193,6 +231,7 @@ class CacheManager:
         seq = self._sequences[seq_id]
         assert num_computed >= seq.computed, f"sequence {seq_id}: cannot undo committed tokens"
         if num_computed < seq.reserved:
+            self._prune(seq)
             seq.reserved = num_computed
             for group, table in zip(self._groups, seq.tables):
                 group.truncate(table, num_computed)
@@ -219,6 +258,7 @@ class CacheManager:
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Its published blocks stay cached until they are evicted; the others are free."""
         seq = self._sequences.pop(seq_id)
+        self._prune(seq)
         for pool, table in zip(self._pools, seq.tables):
             table.release(pool)
         if seq.node is not None:
@@ -229,7 +269,12 @@ class CacheManager:
 
         A table that has not changed since the last call is the same object.
         """
-        return tuple([table.show(self.layout.block_size) for table in self._sequences[seq_id].tables])
+        seq = self._sequences[seq_id]
+        shown = tuple([table.show(self.layout.block_size) for table in seq.tables])
+        if not seq.branches:
+            return shown
+        by_group = list(zip(*seq.branches))
+        return tuple([replace(table, branches=branches) for table, branches in zip(shown, by_group)])
 
     # ---- the cache as a whole
 
@@ -237,6 +282,11 @@ class CacheManager:
     def plans_ahead(self) -> bool:
         """Whether a sequence's step may be planned before the one that it goes on from is committed."""
         return not any(group.in_place for group in self._groups)
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether a sequence may go on in several ways within a step, of which one is kept."""
+        return all(group.can_branch for group in self._groups)
 
     def kinds_without_rollback(self) -> tuple[str, ...]:
         """Return the kinds of groups that keep every computed token: `commit` must get all of a reservation."""

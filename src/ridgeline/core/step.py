@@ -10,6 +10,7 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,17 @@ Vectors = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint64]  # of tokens: bit i % 64 of word i // 64 is token i
 
 
+class Branch(NamedTuple):
+    """Tokens `begin .. end` of a span, each behind the one before, the first behind the last one of `way`.
+
+    `way` are the indices of the span's tokens before it. All are computed as those of a sequence of their own would be.
+    """
+
+    begin: int
+    end: int
+    way: tuple[int, ...]
+
+
 class Span(NamedTuple):
     """Consecutive tokens of one sequence that are computed in one step.
 
@@ -30,6 +42,10 @@ class Span(NamedTuple):
     `start .. start + len(token_ids)`, of which the last `num_logit_rows` need logits. The last `num_optional` tokens,
     each with logits, may be left out where a step has no room for them. The rows of a `pooled` span are results
     themselves: no token is sampled from them.
+
+    With `parents` the optional tokens are a tree: each stands behind the token of that index, and attends to what is
+    on its way from there to the start alone. A token follows its parent, or begins a branch behind all that follow
+    from an earlier child of it: `Branch`.
 
     `bidirectional_block`: 1 is causal attention. With k, tokens attend to everything before and inside their block of k
     tokens, counted from `start`.
@@ -43,6 +59,7 @@ class Span(NamedTuple):
     num_optional: int = 0
     pooled: bool = False
     adapter: int = 0  # number of the LoRA adapter that computes it, from 1; 0: none
+    parents: tuple[int, ...] = ()  # of each optional token, an index of `token_ids`; (): each follows the one before
     pending: int = 0  # the step in flight that samples its last token, for this sequence: PENDING here; 0: it is known
 
     @property
@@ -52,13 +69,64 @@ class Span(NamedTuple):
     @property
     def end(self) -> int:
         """One past the last position of the span: the sequence's KV length once the step has run."""
-        return self.start + len(self.token_ids)
+        return self.start + (max(self.depths()) + 1 if self.parents else len(self.token_ids))
+
+    def depths(self) -> list[int]:
+        """Return the position of each token, from `start`."""
+        depths = list(range(len(self.token_ids) - len(self.parents)))
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths
+
+    def branches(self) -> list[Branch]:
+        """Return the runs of tokens that follow one another, in order; a span without `parents` is one."""
+        known = len(self.token_ids) - len(self.parents)
+        begins = [0, *(i for i, parent in enumerate(self.parents, known) if parent != i - 1), len(self.token_ids)]
+        ways: list[tuple[int, ...]] = [tuple(range(i)) for i in range(known)]  # before each token
+        for parent in self.parents:
+            ways.append((*ways[parent], parent))
+        return [Branch(begin, end, ways[begin]) for begin, end in pairwise(begins)]
+
+    def along(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the indices of the span's tokens on the way of `token_ids`, from its start on, for as long as it
+        goes; without `parents` these are all tokens."""
+        if not self.parents:
+            return list(range(len(self.token_ids)))
+        known = len(self.token_ids) - len(self.parents)
+        way = list(range(known))
+        for index, parent in enumerate(self.parents, known):
+            at = len(way)
+            if parent == way[-1] and at < len(token_ids) and self.token_ids[index] == token_ids[at]:
+                way.append(index)
+        return way
+
+    def only(self, kept: Sequence[int]) -> "Span":
+        """Return the span with those of its optional tokens that `kept` has, in order, and with each its parent."""
+        if len(kept) == self.num_optional:
+            return self
+        known = len(self.token_ids) - self.num_optional
+        indices = [*range(known), *kept]
+        place = {old: new for new, old in enumerate(indices)}
+        parents = tuple([place[self.parents[old - known]] for old in kept]) if self.parents else ()
+        return self._replace(
+            token_ids=[self.token_ids[i] for i in indices],
+            num_logit_rows=self.num_logit_rows - self.num_optional + len(kept),
+            num_optional=len(kept),
+            parents=() if parents == tuple(range(known - 1, known - 1 + len(kept))) else parents,
+        )
+
+    def first_branch(self) -> "Span":
+        """Return the span without what branches off."""
+        return self.only(range(len(self.token_ids) - self.num_optional, self.branches()[0].end))
 
     def shortened(self, count: int) -> "Span":
         """Return the span without the last `count` of its optional tokens."""
         assert count <= self.num_optional, f"{count} tokens cannot be left out of {self.num_optional}"
         if count <= 0:
             return self
+        if self.parents:
+            known = len(self.token_ids) - self.num_optional
+            return self.only(range(known, len(self.token_ids) - count))
         token_ids = self.token_ids[: len(self.token_ids) - count]
         rows, optional = self.num_logit_rows - count, self.num_optional - count
         return self._replace(token_ids=token_ids, num_logit_rows=rows, num_optional=optional)
@@ -75,6 +143,7 @@ class BlockTable:
     first_token: int  # a multiple of the block size, above 0 only where a sliding window has freed the start
     blocks: Sequence[int]
     num_logged: int = 0  # the sequence's last tokens, which a recurrent state lacks: they are in its log
+    branches: Sequence[Sequence[int]] = ()  # of a tree, but for its first: in place of the last blocks of the table
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,14 @@ class Room(NamedTuple):
 class Accepted(NamedTuple):
     """Says what an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
 
-    A token that is gained may be final already: a draft that was right. `method` is who drafted, "" if nobody.
+    A token that is gained may be final already: a draft that was right. `method` is who drafted, "" if nobody. Of a
+    tree the first tokens are those on the way that is final, which ends in `branch` of `Span.branches`.
     """
 
     tokens: Sequence[SampledToken]
     num_final: int
     method: str = ""
+    branch: int = 0
 
 
 class Strategy(Protocol):

@@ -16,6 +16,7 @@ from ridgeline.core.step import BlockTable, Span, StepPlan
 
 MAX_LAID = 16  # shapes whose arrays are cached: drafts make steps of a few shapes take turns
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
+Echoes = list[tuple[int, int]]  # tokens of the step that are stored a second time, and the span that finds them there
 _SAMPLING_COLUMNS = tuple(field.name for field in fields(SamplingMetadata))
 
 
@@ -28,6 +29,7 @@ class _Laid:
     batch: StepBatch
     span_of_T: IntArray
     offset_T: IntArray  # of a token within its span
+    echoes: Echoes
     ones: IntArray | None = None  # [words of the block] 1 where a word is one more with the next token
     other: StepBatch | None = None  # of the token before, which may still be computed, or of the one after
 
@@ -53,12 +55,13 @@ class BatchBuilder:
         moved_on = last is not None and self.goes_on(plan) and sampling is last.sampling and self._move_on(last, plan)
         if last is None or not moved_on:
             before = None
+            plan, echoes = _unfolded(plan, self._layout.block_size)
             shape = len(plan.spans), len(plan.samples), sum(len(span.token_ids) for span in plan.spans)
             last = self._laid.pop(shape, None)
-            if last is not None and self._is_as_long(last, plan, sampling):
+            if last is not None and self._is_as_long(last, plan, sampling, echoes):
                 before = last.plan
             else:
-                last = self._lay_out(plan, sampling)
+                last = self._lay_out(plan, sampling, echoes)
                 if len(self._laid) == MAX_LAID:
                     self._laid.popitem(last=False)
             self._last = self._laid[shape] = last
@@ -100,12 +103,13 @@ class BatchBuilder:
             group.write_slots_T[:] = layout.kind != "recurrent"
         return ones
 
-    def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata) -> bool:
+    def _is_as_long(self, last: _Laid, plan: StepPlan, sampling: SamplingMetadata, echoes: Echoes) -> bool:
         """Return whether a plan of as many spans has arrays as large as the last one's, and spans as long."""
         before = last.plan
         return (
             len(plan.copies) == len(before.copies)
             and len(sampling.logit_row) == len(last.sampling.logit_row)
+            and echoes == last.echoes
             and sampling.masks_MW.shape == last.sampling.masks_MW.shape
             and all(map(_same_lengths, plan.spans, before.spans))
             and (
@@ -122,7 +126,7 @@ class BatchBuilder:
             for group, tables in zip(self._layout.groups, plan.tables, strict=True)
         )
 
-    def _lay_out(self, plan: StepPlan, sampling: SamplingMetadata) -> _Laid:
+    def _lay_out(self, plan: StepPlan, sampling: SamplingMetadata, echoes: Echoes) -> _Laid:
         """Return arrays for the plan, with everything in them that only its lengths decide."""
         spans = plan.spans
         lengths_S = np.asarray([span.num_tokens for span in spans], dtype=np.int64)
@@ -137,6 +141,7 @@ class BatchBuilder:
             has_adapters=any(span.adapter for span in spans),
             table_widths=self._widths(plan),
             masks=sampling.masks_MW.shape,
+            num_echoes=len(echoes),
         )
         batch = StepBatch.lay_out(np.empty(shape.num_words, dtype=np.int64), shape)
         batch.span_start_S[:] = starts_S
@@ -146,7 +151,8 @@ class BatchBuilder:
         batch.logit_rows_R[:] = np.concatenate([np.arange(end - span.num_logit_rows, end) for end, span in ends])
         if batch.adapters_T is not None:
             batch.adapters_T[:] = np.asarray([span.adapter for span in spans])[span_of_T]
-        return _Laid(plan, sampling, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T])
+        batch.echo_rows_E[:] = [row for row, _ in echoes]
+        return _Laid(plan, sampling, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T], echoes)
 
     def _fill(self, laid: _Laid, plan: StepPlan, before: StepPlan | None) -> None:
         """Write what differs between plans of the same lengths; `before` is the plan that was written last, if any."""
@@ -169,12 +175,43 @@ class BatchBuilder:
             group.write_slots_T[:] = np.asarray(slots_S)[laid.span_of_T]
             group.first_token_S[:] = [table.num_logged for table in tables]
         else:
-            self._write_slots(group, laid.batch.positions_T, laid.span_of_T)
+            positions_T = laid.batch.positions_T
+            self._write_slots(group, positions_T, laid.span_of_T, group.write_slots_T)
+            if laid.echoes:
+                span_of_E = np.array([span for _, span in laid.echoes])
+                self._write_slots(group, positions_T[laid.batch.echo_rows_E], span_of_E, group.echo_slots_E)
 
-    def _write_slots(self, group: GroupStep, positions_T: IntArray, span_of_T: IntArray) -> None:
+    def _write_slots(self, group: GroupStep, positions_T: IntArray, span_of_T: IntArray, slots_T: IntArray) -> None:
         size = self._layout.block_size
         blocks_T, offsets_T = np.divmod(positions_T - group.first_token_S[span_of_T], size)
-        np.add(group.tables_SB[span_of_T, blocks_T] * size, offsets_T, out=group.write_slots_T)
+        np.add(group.tables_SB[span_of_T, blocks_T] * size, offsets_T, out=slots_T)
+
+
+def _unfolded(plan: StepPlan, block_size: int) -> tuple[StepPlan, Echoes]:
+    """Return the plan with a span for every branch of a tree, and what these find of the tokens on their way.
+
+    A branch has blocks of its own from the tree's start on, with its tokens side by side: for whatever computes it
+    it is a text like any other.
+    """
+    if not any(span.parents for span in plan.spans):
+        return plan, []
+    spans: list[Span] = []
+    tables: list[list[BlockTable]] = [[] for _ in plan.tables]
+    echoes: Echoes = []
+    row = 0
+    for index, span in enumerate(plan.spans):
+        for number, (begin, end, way) in enumerate(span.branches()):
+            rows = end - begin if number else end - (span.num_tokens - span.num_logit_rows)
+            piece = span._replace(start=span.start + len(way), token_ids=span.token_ids[begin:end], parents=())
+            echoes += [(row + i, len(spans)) for i in way]
+            spans.append(piece._replace(num_logit_rows=rows))
+            for group, table in zip(tables, [of_spans[index] for of_spans in plan.tables]):
+                if number:
+                    shared = table.blocks[: (span.start - table.first_token) // block_size]
+                    table = BlockTable(table.first_token, [*shared, *table.branches[number - 1]])
+                group.append(table)
+        row += span.num_tokens
+    return plan._replace(spans=spans, tables=tuple(map(tuple, tables))), sorted(echoes)
 
 
 def _same_lengths(span: Span, before: Span) -> bool:

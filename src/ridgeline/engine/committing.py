@@ -99,6 +99,8 @@ class StepCommit:
         if not span.num_optional and self._end_if_broken(seq, tokens, sampled):
             return
         accepted = self.scheduler.strategy.accept(seq, span, tokens)
+        if span.parents:
+            self.cache.settle(seq.seq_id, accepted.branch)
         if span.num_optional and self._end_if_broken(seq, accepted.tokens, sampled):
             return  # rows behind a rejected token are of no text: what they are does not matter
         if span.num_optional:

@@ -79,7 +79,14 @@ class StepDraft:
         """Return the span with as many optional tokens as the context, the cache's checkpoints and the rows allow."""
         if seq.siblings:
             return span.required()  # what forks shares known tokens alone
+        if span.parents and not self.cache.can_branch:
+            span = span.first_branch()
         end = min(self.cache.span_end(span.start, span.end, drafts=True), self.max_model_len)
+        if span.parents:
+            room = end - span.start
+            known = span.num_tokens - span.num_optional
+            span = span.only([i for i, depth in enumerate(span.depths()) if known <= i and depth < room])
+            return span.shortened(min(max(span.num_logit_rows - max_rows, 0), span.num_optional))
         excess = max(span.end - end, span.num_logit_rows - max_rows, 0)
         return span.shortened(min(excess, span.num_optional))
 
@@ -91,6 +98,13 @@ class StepDraft:
             copies = self.cache.reserve(seq.seq_id, span.end)
         if copies is None:
             return False
+        if span.parents:
+            ways = span.branches()[1:]
+            branched = self.cache.branch(seq.seq_id, [span.start + len(w.way) + w.end - w.begin for w in ways])
+            if branched is None:
+                span = span.first_branch()
+            else:
+                copies += branched
         self.copies.extend(copies)
         self.spans.append((seq, span))
         self._take(seq, span, 1)

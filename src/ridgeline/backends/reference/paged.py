@@ -142,13 +142,13 @@ class _PagedMemory:
     def write(self, state: int, *entries_TKD: Tensor) -> None:
         group = self._group_of[state]
         if group not in self._writes:
-            self._writes[group] = _writes(self._step.groups[group], self._layout.block_size)
-        blocks_T, offsets_T, fresh_blocks = self._writes[group]
+            self._writes[group] = _writes(self._step, group, self._layout.block_size)
+        rows_N, blocks_N, offsets_N, fresh_blocks = self._writes[group]
         for part, (memory, entries) in enumerate(zip(self._memories[state], entries_TKD, strict=True)):
             if self._kv_dtype in SCALED:
                 entries = torch.from_numpy(as_cached(self._kv_dtype, entries.float().numpy(), keys=part == 0))
             memory[fresh_blocks] = 0
-            memory[blocks_T, :, offsets_T] = entries
+            memory[blocks_N, :, offsets_N] = entries[rows_N]
 
     def cached(self, state: int, dtype: torch.dtype, window: int | None = None) -> Iterable[CachedSpans]:
         for tables_SB, spans in self._span_batches(self._group_of[state], window):
@@ -221,7 +221,10 @@ def _blocks(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return memory
 
 
-def _writes(group: GroupStep, block_size: int) -> tuple[Tensor, ...]:
-    """Return the blocks and the places in them where a step's tokens go, and the blocks that get their first token."""
-    blocks_T, offsets_T = np.divmod(group.write_slots_T, block_size)
-    return tuple(torch.from_numpy(each) for each in (blocks_T, offsets_T, blocks_T[offsets_T == 0]))
+def _writes(step: StepBatch, group: int, block_size: int) -> tuple[Tensor, ...]:
+    """Return which tokens are written, some of them twice, the blocks and the places in them where they go, and the
+    blocks that get their first token."""
+    slots = step.groups[group]
+    rows_N = np.concatenate([np.arange(len(step.token_ids_T)), step.echo_rows_E])
+    blocks_N, offsets_N = np.divmod(np.concatenate([slots.write_slots_T, slots.echo_slots_E]), block_size)
+    return tuple(torch.from_numpy(each) for each in (rows_N, blocks_N, offsets_N, blocks_N[offsets_N == 0]))

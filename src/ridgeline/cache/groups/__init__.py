@@ -41,6 +41,7 @@ class CacheGroup:
     whole_prefix: ClassVar[bool]  # a hit needs every block from the start: a node without this group's serves nobody
     miss_reason: ClassVar[str]  # why this group could not serve a hit that the tokens allowed, for an operator
     can_roll_back: bool  # of what a step has computed less may be committed: it is computed again later
+    can_branch: ClassVar[bool] = True  # whoever has copies of the last blocks can go on from them another way
     in_place: ClassVar[bool] = False  # a step overwrites what it goes on from: that is committed before it is planned
 
     def __init__(self, index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> None:

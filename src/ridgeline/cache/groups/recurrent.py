@@ -35,6 +35,7 @@ class RecurrentGroup(CacheGroup):
 
     whole_prefix = False
     miss_reason = "no checkpoint of the recurrent state"
+    can_branch = False  # a state has one log
     in_place = True
 
     def __init__(self, index: int, layout: GroupLayout, block_size: int, pool: BlockPool) -> None:

@@ -47,10 +47,14 @@ class DraftRequest(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens that may follow, and what each was sampled from, where the request is verified by rejection."""
+    """Tokens that may follow, and what each was sampled from, where the request is verified by rejection.
+
+    `parents` make a tree of them, as those of `decoding/trees.py:Tree`.
+    """
 
     token_ids: Sequence[int]
     weights: Sequence[Weights] = ()
+    parents: Sequence[int] = ()
 
 
 class Drafter(Protocol):

@@ -64,8 +64,8 @@ class Eagle(DraftModel):
                 hidden = self._follow_from(view, span.start)
             end = min(span.end, view.num_computed)
             if end > hidden.end:
-                added_NW = np.concatenate([tap_TH[rows] for tap_TH in result.taps], axis=1)
-                hidden.chunks.append(added_NW[hidden.end - span.start : end - span.start])
+                way = span.along(view.token_ids[span.start :])[hidden.end - span.start : end - span.start]
+                hidden.chunks.append(np.concatenate([tap_TH[rows][way] for tap_TH in result.taps], axis=1))
                 hidden.end = end
             if hidden.end - hidden.first > 2 * MAX_WAITING:
                 waiting_NW = hidden.rows(end - MAX_WAITING, end)

@@ -37,7 +37,8 @@ class Medusa:
             at += span.num_tokens
             view = views.get(span.seq_id)
             if view is not None and span.start < view.num_computed <= span.end:
-                row = at - 1 - (span.end - view.num_computed)
+                way = span.along(view.token_ids[span.start :])
+                row = at - span.num_tokens + way[view.num_computed - 1 - span.start]
                 self._hidden[span.seq_id] = view.num_computed, tap_TH[row].copy()
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:

@@ -6,10 +6,10 @@ decoding. So a proposer may look at anything it likes, and needs no tests of exa
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 from ridgeline.core.config import SpeculationConfig
-from ridgeline.core.step import Weights
+from ridgeline.core.step import SampledToken, Span, Weights
 from ridgeline.decoding.strategy import SequenceView
 
 
@@ -24,6 +24,11 @@ class Draft(NamedTuple):
     evidence: int
     method: str = ""
     weights: Sequence[Weights] = ()
+    parents: Sequence[int] = ()  # `decoding/trees.py:Tree`; (): each token follows the one before
+
+    def shortened(self, length: int) -> "Draft":
+        """Return the draft with its first tokens alone."""
+        return self._replace(token_ids=self.token_ids[:length], parents=self.parents[:length])
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -40,6 +45,15 @@ class Proposer(Protocol):
 
     def forget(self, view: SequenceView) -> None:
         """Forget the sequence: it has ended."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A proposer that learns from what was sampled, also behind what was wrong."""
+
+    def observe(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> None:
+        """Take in what was sampled behind the newest known token and each of its draft, the optional tokens."""
         ...
 
 

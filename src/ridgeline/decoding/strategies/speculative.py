@@ -18,9 +18,10 @@ from ridgeline.core.log import get_logger
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, build_drafter
-from ridgeline.decoding.proposers import Draft, Proposer, build_proposer
+from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
+from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
 from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
@@ -77,6 +78,7 @@ class Speculative(Autoregressive):
         rejects: bool = False,
     ) -> None:
         self._proposers = proposers
+        self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._method, self._drafter = drafter or ("", None)
         self._rejects = rejects
         self._failures = 0  # of the drafter, in a row
@@ -153,7 +155,7 @@ class Speculative(Autoregressive):
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
                 if length := lengths.get(view.seq_id):
-                    self._drafts[view.seq_id] = draft._replace(token_ids=draft.token_ids[:length])
+                    self._drafts[view.seq_id] = draft.shortened(length)
                 else:
                     self._set_aside(view, draft)
         self._asking_s = self._clock() - self._began_s
@@ -164,13 +166,17 @@ class Speculative(Autoregressive):
                 self._lengthen(asked, unguessed)
             if asked:
                 for key, found in self._drafted(self._drafter, asked, max_catch_up).items():
-                    self._drafts[key] = Draft(found.token_ids, 0, self._method, found.weights)
+                    self._drafts[key] = Draft(found.token_ids, 0, self._method, found.weights, found.parents)
 
     def next_span(self, view: SequenceView, max_tokens: int, *, score_all: bool) -> Span | None:
         span = super().next_span(view, max_tokens, score_all=score_all)
         draft = self._drafts.get(view.seq_id)
         if span is None or draft is None or score_all or span.end < len(view.token_ids):
             return span
+        if draft.parents:
+            span = with_tree(span, draft.token_ids, draft.parents)
+            span = span.shortened(min(max(span.num_tokens - max_tokens, 0), span.num_optional))
+            return span if view.grammar is None else fitting(span, view.grammar)
         guess = draft.token_ids[: max_tokens - span.num_tokens]
         if view.grammar is not None:
             guess = view.grammar.fitting(guess)
@@ -181,6 +187,8 @@ class Speculative(Autoregressive):
         if not span.num_optional:
             return super().rows(view, span, first_row)
         first = sample_row(view, first_row)
+        if span.parents:
+            return tree_rows(span, first, view.grammar)
         guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
@@ -197,16 +205,25 @@ class Speculative(Autoregressive):
         if not num_drafted:
             return Accepted(sampled, span.num_tokens)
         required = span.num_tokens - num_drafted
-        guess = span.token_ids[required:]
-        right = 0
-        while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
-            right += 1
-        draft = self._drafts[view.seq_id]
+        draft, branch = self._drafts[view.seq_id], 0
+        if observer := self._observers.get(draft.method):
+            observer.observe(view, span, sampled)
+        if span.parents:
+            way = followed(span, sampled)
+            right, depth = len(way), max(span.depths()) + 1 - required
+            branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way else 0
+            gained = [sampled[0], *[sampled[index - required + 1] for index in way]]
+        else:
+            guess = span.token_ids[required:]
+            right, depth = 0, num_drafted
+            while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
+                right += 1
+            gained = sampled[: right + 1]
         self._num_right += right
         self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
-            self._control.acceptance.observe(view.seq_id, draft.kind, num_drafted, right)
-        return Accepted(sampled[: right + 1], required + right, draft.method)
+            self._control.acceptance.observe(view.seq_id, draft.kind, depth, right)
+        return Accepted(gained, required + right, draft.method, branch)
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
