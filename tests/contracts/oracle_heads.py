@@ -212,8 +212,11 @@ class Medusa(Written):
             head.copy_(torch.linalg.lstsq(x, y, driver="gelsd").solution.T)
 
     @torch.no_grad()
-    def greedy(self, token_ids, count):
-        """The `count` tokens that the heads draft behind `token_ids`: all from the state before the newest token."""
+    def ranked(self, token_ids):
+        """The tokens that each head guesses behind `token_ids`, the best first: all from the state before the newest
+        token."""
         state = self.hidden_states(token_ids)[-2]
-        heads = [self.heads[0 if self.shared else j] for j in range(count)]
-        return [int(self.ids[(head @ self.residual(j, state)).argmax()]) for j, head in enumerate(heads)]
+        heads = [self.heads[0 if self.shared else j] for j in range(self.num_heads)]
+        return [
+            self.ids[(head @ self.residual(j, state)).argsort(descending=True)].tolist() for j, head in enumerate(heads)
+        ]

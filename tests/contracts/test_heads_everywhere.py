@@ -5,6 +5,7 @@ sampled: its states and its cache are what its own drafts would make of them.
 """
 
 import random
+from collections import Counter
 from importlib.util import find_spec
 
 import oracle_heads
@@ -20,6 +21,7 @@ from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.decoding.drafters.medusa import Medusa
+from ridgeline.decoding.trees import KNOWN
 from ridgeline.explain.break_even import BATCHES, break_even
 
 pytestmark = pytest.mark.skipif(
@@ -74,8 +76,12 @@ def often_right(llm, known):
             drafts = draft(asked, max_catch_up)
             for request in [request for request in asked if request.view.seq_id in drafts]:
                 done = len(request.view.token_ids) - len(request.view.request.prompt_ids)
-                tokens = drafts[request.view.seq_id].token_ids
-                tokens[:] = [said(request.view, done + i) for i in range(len(tokens))]
+                tree, depths, siblings = drafts[request.view.seq_id], {KNOWN: 0}, Counter()
+                for index, parent in enumerate(tree.parents):  # of one place no two are alike, and one may be right
+                    depths[index] = depths[parent] + 1
+                    first = said(request.view, done + depths[parent])
+                    tree.token_ids[index] = (first + siblings[parent]) % vocab_size
+                    siblings[parent] += 1
             return drafts
 
         drafter.draft = replaced
@@ -108,7 +114,7 @@ def assert_drafted(llm, method):
     """Some drafts were right and some wrong, and nothing of them is left."""
     scheduler, drafter = llm.engine.loop.scheduler, drafter_of(llm)
     stats = scheduler.strategy.drafts()[method]
-    assert 0.2 * stats.num_draft_tokens < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0.1 * stats.num_draft_tokens < stats.num_accepted_tokens < stats.num_draft_tokens
     assert scheduler.strategy._failures == 0
     assert not drafter._hidden
     for cache in (scheduler.cache, drafter._companion.cache):

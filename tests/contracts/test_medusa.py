@@ -17,6 +17,7 @@ from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.drafters.medusa import Medusa
+from ridgeline.decoding.trees import KNOWN
 
 pytestmark = pytest.mark.skipif(
     find_spec("ridgeline._native") is None, reason="only native code computes a row alike in every batch"
@@ -41,20 +42,30 @@ def fitted(head, plain):
 
 
 def wrong_drafts(head, target, folder, **options):
-    """How many drafts of how many differ from those of the plain implementation, round after round."""
+    """How many trees of how many have other branches than the plain implementation's best, round after round."""
     llm = LLM(str(target.folder.path), **TINY | options, speculate=f"medusa:{head.write(folder)}", **FIXED)
     drafter, found = drafter_of(llm), []
     draft = drafter.draft
 
     def recording(asked, max_catch_up):
         drafts = draft(asked, max_catch_up)
-        found.extend((list(r.view.token_ids), list(drafts[r.view.seq_id].token_ids)) for r in asked)
+        found.extend((list(r.view.token_ids), drafts[r.view.seq_id]) for r in asked)
         return drafts
 
     drafter.draft = recording
     llm.generate(prompts_of(target), GREEDY, use_tqdm=False)
-    assert max(len(drafted) for _, drafted in found) == head.num_heads
-    return sum(drafted != head.greedy(token_ids, len(drafted)) for token_ids, drafted in found), len(found)
+    assert any(0 in drafted.parents for _, drafted in found) or head.num_heads == 1, "a second token in a row"
+    assert any(list(drafted.parents).count(KNOWN) > 1 for _, drafted in found), "a second token for one place"
+    return sum(is_wrong(drafted, head.ranked(token_ids)) for token_ids, drafted in found), len(found)
+
+
+def is_wrong(drafted, ranked):
+    """Whether what follows any token of a tree is not the best of its head."""
+    depths, children = {KNOWN: 0}, {}
+    for index, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
+        depths[index] = depths[parent] + 1
+        children.setdefault(parent, []).append(token)
+    return any(tokens != ranked[depths[parent]][: len(tokens)] for parent, tokens in children.items())
 
 
 @pytest.mark.parametrize("name", HEADS)

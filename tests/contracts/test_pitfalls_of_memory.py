@@ -13,7 +13,7 @@ from tiny_models import build
 
 import ridgeline.cache.groups.recurrent as recurrent_groups
 from cache_invariants import check_cache
-from drafting import TINY, Oracle, drafter_of, known_outputs, prompts_of, verified
+from drafting import TINY, Oracle, TreeOracle, drafter_of, known_outputs, prompts_of, verified
 from planting import Pitfalls, World
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
@@ -23,6 +23,8 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.decoding.drafters.eagle import Eagle
 from ridgeline.decoding.strategies.speculative import Speculative
+from ridgeline.engine import batch
+from ridgeline.engine.batch import BatchBuilder
 from ridgeline.engine.committing import StepCommit
 from ridgeline.engine.planning import StepDraft
 
@@ -49,12 +51,12 @@ def plainly(model):
     return known_outputs(LLM(str(model.folder.path), **TINY), prompts_of(model), GREEDY)
 
 
-def on_is_off(world, name, model, params, options, prompts=None, generate=None):
+def on_is_off(world, name, model, params, options, prompts=None, generate=None, oracle=Oracle):
     """Compare an engine that verifies an oracle's drafts with one that makes none; returns the former."""
     folder, prompts = str(model.folder.path), prompts or prompts_of(model)
     off, known = world.once(name, lambda: known_outputs(LLM(folder, **TINY | options), prompts, params))
     llm = LLM(folder, **TINY | options | LOGGED)
-    strategy = verified(llm, known)
+    strategy = verified(llm, known, oracle=oracle)
     scheduler, submit = llm.engine.loop.scheduler, llm.engine.executor.submit
 
     def watched(plan):
@@ -443,13 +445,55 @@ def a_window_counts_what_was_accepted(world):
     for family, seed in (("gemma3_text", 1), ("gemma3_text", 2), ("gemma2", 1), ("qwen3_moe", 2)):
         for block_size in (2, 4, 8):
             model = tiny(world, family, seed)
-            on_is_off(world, f"{family} {seed} {block_size}", model, GREEDY, {"block_size": block_size})
+            for oracle in (Oracle, TreeOracle):
+                name = f"{family} {seed} {block_size} {oracle.__name__}"
+                on_is_off(world, name, model, GREEDY, {"block_size": block_size}, oracle=oracle)
 
 
 @PITFALLS.bug(14, "rejected tokens push the oldest out of the window")
 def freed_by_the_tail(monkeypatch):
     commit = SlidingGroup.commit
     monkeypatch.setattr(SlidingGroup, "commit", lambda self, table, computed: commit(self, table, computed + 6))
+
+
+def change_branches(monkeypatch, change):
+    """Have `change` write to the arrays of a step, of which it is told which spans are branches of trees."""
+    fill = BatchBuilder._fill
+
+    def changed(self, laid, plan, before):
+        fill(self, laid, plan, before)
+        change(laid.batch, sorted({span for _, span in laid.echoes}))
+
+    monkeypatch.setattr(BatchBuilder, "_fill", changed)
+
+
+@PITFALLS.bug(14, "the positions of a branch count what stands beside it")
+def positions_are_slots(monkeypatch):
+    def moved(step, branches):
+        for rows in [step.spans()[span] for span in branches]:
+            step.positions_T[rows] += 1
+
+    change_branches(monkeypatch, moved)
+
+
+@PITFALLS.bug(14, "the window of a branch counts what stands beside it")
+def window_by_slot(monkeypatch):
+    def wider(step, branches):
+        step.kv_length_S[branches] += 1
+
+    change_branches(monkeypatch, wider)
+
+
+@PITFALLS.bug(14, "a branch sees the last of its siblings in place of what is on its way")
+def no_way(monkeypatch):
+    unfolded = batch._unfolded
+    monkeypatch.setattr(batch, "_unfolded", lambda *given: (unfolded(*given)[0], []))
+
+
+@PITFALLS.bug(14, "keys and values are kept of a sibling that was rejected")
+def sibling_kept(monkeypatch):
+    settle = CacheManager.settle
+    monkeypatch.setattr(CacheManager, "settle", lambda self, seq_id, branch: settle(self, seq_id, 0))
 
 
 # ---- 15, 16: a drafter that is smaller than the model

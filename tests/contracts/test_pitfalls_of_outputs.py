@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import build
 
 import ridgeline.decoding.strategies.speculative as speculative
-from drafting import TINY, Known, known_outputs, prompts_of, verified
+from drafting import TINY, Known, Oracle, TreeOracle, known_outputs, prompts_of, verified
 from planting import Pitfalls, World
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.params import StructuredOutputsParams
@@ -43,14 +43,14 @@ def tiny(world):
     return world.once("tiny", lambda: build("llama", 3, world.folder / "tiny"))
 
 
-def on_is_off(world, name, params, model=None, prompts=None, options=None, **given):
+def on_is_off(world, name, params, model=None, prompts=None, options=None, oracle=Oracle, **given):
     """Compare an engine that verifies an oracle's drafts with one that makes none; returns the former."""
     if model is None:
         model, prompts = str(tiny(world).folder.path), prompts_of(tiny(world))
     options = TINY | (options or {})
     off, known = world.once(name, lambda: known_outputs(LLM(model, **options), prompts, params, **given))
     llm = LLM(model, **options)
-    strategy = verified(llm, known)
+    strategy = verified(llm, known, oracle=oracle)
     assert completions(llm.generate(prompts, params, use_tqdm=False, **given)) == completions(off)
     counts = strategy.drafts()["oracle"]
     assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
@@ -71,6 +71,31 @@ def stories(world):
 @PITFALLS.check(4)
 def a_token_is_sampled_once(world):
     on_is_off(world, "seeded", SEEDED)
+    on_is_off(world, "tree", SEEDED, oracle=TreeOracle)
+
+
+@PITFALLS.bug(4, "two samples for one node of a tree: a child counts that a second one would be")
+def second_sample(monkeypatch):
+    def lenient(span, sampled):
+        way = followed(span, sampled)
+        newest = span.num_tokens - span.num_optional - 1
+        at = way[-1] if way else newest
+        again = [i for i, parent in enumerate(span.parents, newest + 1) if parent == at and span.token_ids[i] % 3 == 0]
+        return [*way, *again[:1]]
+
+    followed = speculative.followed
+    monkeypatch.setattr(speculative, "followed", lenient)
+
+
+@PITFALLS.bug(4, "a node of a tree has the random number of its place among the rows")
+def word_by_row(monkeypatch):
+    tree_rows = speculative.tree_rows
+
+    def numbered(span, first, grammar):
+        rows = tree_rows(span, first, grammar)
+        return [row._replace(num_output=first.num_output + i) for i, row in enumerate(rows)]
+
+    monkeypatch.setattr(speculative, "tree_rows", numbered)
 
 
 @PITFALLS.bug(4, "the token behind the accepted ones is sampled again")

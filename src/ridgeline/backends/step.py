@@ -50,7 +50,9 @@ class StepShape:
         by_token = (2 + self.has_adapters + num_groups) * self.num_tokens
         by_span = (4 + num_groups + sum(self.table_widths)) * self.num_spans
         by_echo = (1 + num_groups) * self.num_echoes
-        by_row = by_echo + self.num_rows + 3 * self.num_copies + 7 * self.num_sample_rows + self.masks[0] * self.masks[1]
+        by_row = (
+            by_echo + self.num_rows + 3 * self.num_copies + 7 * self.num_sample_rows + self.masks[0] * self.masks[1]
+        )
         return HEADER_WORDS + num_groups + by_token + by_span + by_row
 
 
@@ -126,7 +128,9 @@ class StepBatch:
         words = _Words(block)
         version, *sizes = words.take(HEADER_WORDS).tolist()
         assert version == BLOCK_VERSION, f"a step's block of version {version}, and this is {BLOCK_VERSION}"
-        num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters, *masks, num_echoes = sizes
+        num_tokens, num_spans, num_rows, num_sample_rows, num_copies, num_groups, has_adapters, *masks, num_echoes = (
+            sizes
+        )
         widths = words.take(num_groups).tolist()
         batch = cls(
             block=block,

@@ -26,6 +26,7 @@ PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for e
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
 NATIVE = "ridgeline._native"
 NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
+DEAR_PROPOSERS = ("lookahead",)  # auto goes without them: they have the model compute what gains nothing yet
 LESSER_PROPOSERS = ("ngram",)  # auto goes without them where native ones find all that they do, and sooner
 MAX_THREADS = 4096  # of the native backend's pool
 SERVED_ITL_RATIO = 3.0
@@ -200,6 +201,10 @@ class SpeculationConfig:
         0.1, "Minimum share of places that have gone on as a draft of suffix does.", low=0.0, high=1.0
     )
 
+    lookahead_window: int = option(4, "Columns of guesses that lookahead computes beside the text.", low=1, high=32)
+    lookahead_ngram: int = option(3, "Tokens of the n-grams that lookahead makes and drafts.", low=2, high=8)
+    lookahead_guesses: int = option(4, "Maximum n-grams of lookahead for each first token.", low=1, high=32)
+
     def __post_init__(self) -> None:
         _check(self)
         for name, model in self._asked():
@@ -229,7 +234,7 @@ class SpeculationConfig:
         if self.speculate == "off":
             return []
         parts = [part.strip().partition(":") for part in self.speculate.split(",")]
-        left_out = LESSER_PROPOSERS if find_spec(NATIVE) else NATIVE_PROPOSERS
+        left_out = (*DEAR_PROPOSERS, *(LESSER_PROPOSERS if find_spec(NATIVE) else NATIVE_PROPOSERS))
         hosts = [(name, "") for name in proposer_names() if name not in left_out]
         found = [hosts if (name, model) == ("auto", "") else [(name, model)] for name, _, model in parts]
         return list(dict.fromkeys(chain.from_iterable(found)))

@@ -10,9 +10,9 @@ from ridgeline.core.errors import ConfigError
 SAME = (
     *("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
-    "draft_sample_method",
+    *("draft_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
 )
-METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "auto": "auto"}
+METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"}
 WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")

@@ -8,7 +8,7 @@ Plain data, no torch: the same structs cross a thread, a process or a machine bo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -87,18 +87,25 @@ class Span(NamedTuple):
             ways.append((*ways[parent], parent))
         return [Branch(begin, end, ways[begin]) for begin, end in pairwise(begins)]
 
-    def along(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the indices of the span's tokens on the way of `token_ids`, from its start on, for as long as it
-        goes; without `parents` these are all tokens."""
-        if not self.parents:
-            return list(range(len(self.token_ids)))
-        known = len(self.token_ids) - len(self.parents)
-        way = list(range(known))
-        for index, parent in enumerate(self.parents, known):
-            at = len(way)
-            if parent == way[-1] and at < len(token_ids) and self.token_ids[index] == token_ids[at]:
+    def way(self, behind: Callable[[int, int], int]) -> list[int]:
+        """Return the indices of the optional tokens on the way from the last required one on which each is what
+        `behind` says: of the index of the token before it, and of how many are on the way until there."""
+        required = len(self.token_ids) - self.num_optional
+        way: list[int] = []
+        at = required - 1
+        for index, parent in enumerate(self.parents or range(at, len(self.token_ids) - 1), required):
+            if parent == at and self.token_ids[index] == behind(at, len(way)):
                 way.append(index)
+                at = index
         return way
+
+    def along(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the indices of the span's tokens on the way of `token_ids`, from its start on; all of a chain."""
+        required = len(self.token_ids) - len(self.parents)
+        if not self.parents:
+            return range(required)
+        known = dict(enumerate(token_ids[required:]))
+        return [*range(required), *self.way(lambda _, depth: known.get(depth, -1))]
 
     def only(self, kept: Sequence[int]) -> "Span":
         """Return the span with those of its optional tokens that `kept` has, in order, and with each its parent."""

@@ -101,17 +101,11 @@ def tree_rows(span: Span, first: SampleRow, grammar: GrammarState | None) -> lis
 
 
 def followed(span: Span, sampled: Sequence[SampledToken]) -> list[int]:
-    """Return the indices of the tree's tokens that were sampled, one after the other: `sampled` has a token behind the
-    newest known one and each of the tree."""
-    known = span.num_tokens - span.num_optional
-    way: list[int] = []
-    at = known - 1
-    for index, parent in enumerate(span.parents, known):
-        token = sampled[at - known + 1]
-        if parent == at and token.error is None and token.token_id == span.token_ids[index]:
-            way.append(index)
-            at = index
-    return way
+    """Return the indices of the drafted tokens that were sampled, one after the other: `sampled` has a token behind the
+    newest known one and each of the draft."""
+    newest = span.num_tokens - span.num_optional - 1
+    tokens = [token.token_id if token.error is None else -1 for token in sampled]
+    return span.way(lambda index, _: tokens[index - newest])
 
 
 def _ways(span: Span) -> list[list[int]]:

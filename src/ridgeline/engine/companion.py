@@ -48,6 +48,7 @@ class CompanionPlan:
     why_backend: Choice
     source: HeadSource | None = None  # a head's files
     fold: BackendPlan | None = None  # the program that folds hidden states for a head, if that is not its step
+    branches: bool = True  # whether the target verifies trees
 
     @property
     def needs(self) -> Beside:
@@ -86,7 +87,7 @@ class CompanionPlan:
         of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head)
+        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, self.branches)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
         length = own.max_model_len
@@ -95,6 +96,7 @@ class CompanionPlan:
             "draft_model": Choice(self.model.folder.name, f"as asked; {self.plan.weight_bytes:,} bytes of weights"),
             "draft_backend": self.why_backend,
             "draft_max_model_len": Choice(str(length), why_length),
+            **({} if self.branches else {"draft_trees": Choice("off", "a recurrent state goes on in one way alone")}),
             "draft_kv_cache_bytes": Choice(f"{own.layout.total_bytes:,}", "as many tokens as the model's own cache"),
         }
 
@@ -116,7 +118,8 @@ def plan_drafter(
     spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
     source = HEADS[kind](name, spec, config.model.model)
     tapping = replace(target, program=tapped(target.program, source.layers))
-    return _plan_head(source, config, replace(target, spec=spec), offered), tapping
+    branches = not any(isinstance(state, RecurrentState) for state in states)
+    return replace(_plan_head(source, config, replace(target, spec=spec), offered), branches=branches), tapping
 
 
 def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:

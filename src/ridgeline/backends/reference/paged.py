@@ -18,7 +18,7 @@ from ridgeline.backends.reference.interpreter import interpret, interpret_each
 from ridgeline.backends.reference.memory import CachedSpans, InputLog
 from ridgeline.backends.reference.packed import pack_matrices
 from ridgeline.backends.reference.tensors import as_tensors
-from ridgeline.backends.step import GroupStep, IntArray, StepBatch, StepOutput
+from ridgeline.backends.step import IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, KvDtype
 from ridgeline.core.dtypes import Array

@@ -7,7 +7,7 @@ as are worth it. As with every proposer, what they draft changes no token of the
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice
@@ -33,6 +33,7 @@ class Companion:
     fold: Callable[[Vectors], Vectors] | None = None
     num_heads: int = 0
     token_ids_V: IntArray | None = None  # None: those of the target
+    branches: bool = True  # whether the target verifies trees
 
 
 class DraftRequest(NamedTuple):
@@ -77,6 +78,16 @@ class Drafter(Protocol):
 
     def forget(self, view: SequenceView) -> None:
         """Forget the sequence: it has ended."""
+        ...
+
+
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """A drafter whose tokens are trees."""
+
+    def survival(self, view: SequenceView, num_tokens: int) -> Sequence[float]:
+        """Return the chance that each of so many tokens is accepted, with all on its way: the likeliest first, in
+        which order they are drafted."""
         ...
 
 

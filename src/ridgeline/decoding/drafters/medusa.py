@@ -1,8 +1,10 @@
 """Predict with Medusa heads: each guesses a token further on from the last hidden state alone (arXiv 2401.10774).
 
-One call of all heads drafts a chain of the best token of each, with no cache and nothing sampled:
+One call of all heads, with no cache and nothing sampled, ranks tokens for each place. A tree of the likeliest ways
+through them is drafted: how often a head's first, second, .. token is right is learnt from what comes.
 
-    known  a b c d | computed  a b c | hidden  h_c, from which d was sampled | heads  0 of h_c → e, 1 of h_c → f
+    known  a b c d | computed  a b c | hidden  h_c, from which d was sampled | heads  0 of h_c → e e', 1 of h_c → f f'
+                                                                               tree   e, e f, e', e f', e' f, ..
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,14 @@ import numpy as np
 
 from ridgeline.core.step import StepPlan, StepResult, Vectors
 from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
+from ridgeline.decoding.largest import largest
 from ridgeline.decoding.strategy import SequenceView
+from ridgeline.decoding.trees import best_ways, tree_of
+
+MAX_RANKS = 6  # of a head's tokens
+MAX_NODES = 64
+LEARN_ROUNDS = 8  # between two in which all ranks of all heads are looked at
+FADE = 0.99  # of what was seen, with each time more
 
 
 def build(companion: Companion) -> "Medusa":
@@ -24,9 +33,17 @@ class Medusa:
     def __init__(self, companion: Companion) -> None:
         self._companion = companion
         self._hidden: dict[int, tuple[int, Vectors]] = {}  # by sequence: of its newest computed token, and how many are
+        self._ranked: dict[int, tuple[int, list[list[int]]]] = {}  # by sequence: what heads said behind how many tokens
+        ranks = np.arange(MAX_RANKS if companion.branches else 1)
+        usual_JK = np.tile(0.5 / (1 + ranks) ** 2, (companion.num_heads, 1))
+        self._right_JK, self._seen_JK = 2 * usual_JK, np.full_like(usual_JK, 2.0)
+        self._num_rounds = 0
 
     def max_tokens(self, view: SequenceView) -> int:
-        return self._companion.num_heads
+        return MAX_NODES if self._companion.branches else self._companion.num_heads
+
+    def survival(self, view: SequenceView, num_tokens: int) -> Sequence[float]:
+        return [chance for chance, _ in best_ways(self._chances(), num_tokens)]
 
     def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
         """Keep the hidden state of each sequence's newest computed token that came to stay."""
@@ -45,17 +62,48 @@ class Medusa:
         ready = [request for request in asked if self._knows(request.view)]
         if not ready:
             return {}
-        fold, token_ids_V = self._companion.fold, self._companion.token_ids_V
+        fold, self._num_rounds = self._companion.fold, self._num_rounds + 1
         assert fold is not None, "heads compute with hidden states"
+        for request in ready:
+            self._learn(request.view)
+        chances = self._chances()
+        ways = [way for _, way in best_ways(chances, max(request.num_tokens for request in ready))]
+        num_ranks = [0] * len(chances)
+        for way in ways:
+            num_ranks[len(way) - 1] = max(num_ranks[len(way) - 1], way[-1] + 1)
+        if self._num_rounds % LEARN_ROUNDS == 0:
+            num_ranks = [len(ranks) for ranks in chances]
         logits = fold(np.stack([self._hidden[request.view.seq_id][1] for request in ready]))
-        best_BJ = logits.reshape(len(ready), self._companion.num_heads, -1).argmax(axis=2)
-        if token_ids_V is not None:
-            best_BJ = token_ids_V[best_BJ]
-        drafts = zip(ready, best_BJ.tolist(), strict=True)
-        return {request.view.seq_id: Drafted(row[: request.num_tokens]) for request, row in drafts}
+        found: dict[int, Drafted] = {}
+        for (view, count, _), logits_JV in zip(ready, logits.reshape(len(ready), len(chances), -1), strict=True):
+            ranked = [self._best(*each) for each in zip(logits_JV, num_ranks, strict=True)]
+            self._ranked[view.seq_id] = len(view.token_ids), ranked
+            tree = tree_of([[ranked[depth][rank] for depth, rank in enumerate(way)] for way in ways[:count]])
+            found[view.seq_id] = Drafted(tree.token_ids, parents=tree.parents)
+        return found
 
     def forget(self, view: SequenceView) -> None:
         self._hidden.pop(view.seq_id, None)
+        self._ranked.pop(view.seq_id, None)
+
+    def _best(self, logits_V: Vectors, count: int) -> list[int]:
+        """Return a head's likeliest tokens."""
+        best_K = largest(logits_V, count)[1] if count > 1 else logits_V.argmax(keepdims=True)[:count]
+        token_ids_V = self._companion.token_ids_V
+        return (best_K if token_ids_V is None else token_ids_V[best_K]).tolist()
+
+    def _chances(self) -> list[list[float]]:
+        """Return how often each head's tokens are right where those before are, [head][rank], falling."""
+        return np.minimum.accumulate(self._right_JK / self._seen_JK, axis=1).tolist()
+
+    def _learn(self, view: SequenceView) -> None:
+        """Compare what the heads said last with what came, of tokens that were not drafted as well."""
+        known, ranked = self._ranked.pop(view.seq_id, (0, []))
+        for depth, (token, best) in enumerate(zip(view.token_ids[known:], ranked, strict=False)):
+            right = np.asarray(best, dtype=np.int64) == token
+            seen = np.s_[depth, : len(best)]
+            self._right_JK[seen] = self._right_JK[seen] * FADE + right
+            self._seen_JK[seen] = self._seen_JK[seen] * FADE + 1
 
     def _knows(self, view: SequenceView) -> bool:
         """Tell whether the newest known token is the one behind the hidden state."""

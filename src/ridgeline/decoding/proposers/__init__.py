@@ -30,6 +30,19 @@ class Draft(NamedTuple):
         """Return the draft with its first tokens alone."""
         return self._replace(token_ids=self.token_ids[:length], parents=self.parents[:length])
 
+    def first_way(self) -> "Draft":
+        """Return the draft without what branches off."""
+        apart = (i for i, parent in enumerate(self.parents) if parent != i - 1)
+        return self._replace(token_ids=self.token_ids[: next(apart, len(self.token_ids))], parents=())
+
+    @property
+    def depth(self) -> int:
+        """How many tokens it would gain at most."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths) if self.parents else len(self.token_ids)
+
     @property
     def kind(self) -> tuple[str, int]:
         """Return what acceptance is learnt by."""

@@ -17,7 +17,7 @@ from ridgeline.core.config import EngineConfig, proposer_names
 from ridgeline.core.log import get_logger
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import DraftControl
-from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, build_drafter
+from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, TreeDrafter, build_drafter
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
@@ -52,6 +52,8 @@ class _Guess(NamedTuple):
 
     kind: tuple[str, int]
     num_tokens: int
+    survival: Sequence[float] = ()  # of a tree's tokens, where that is known better than by its kind
+    depth: int = 0  # of a tree that is verified whole or not at all
 
 
 class Speculative(Autoregressive):
@@ -149,8 +151,13 @@ class Speculative(Autoregressive):
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rejection(view))
-        guesses = {key: _Guess(draft.kind, len(draft.token_ids)) for key, draft in drafts.items()}
-        guesses |= {key: _Guess((self._method, 0), request.num_tokens) for key, request in unguessed.items()}
+        guesses = {
+            key: _Guess(draft.kind, len(draft.token_ids), depth=draft.depth if draft.parents else 0)
+            for key, draft in drafts.items()
+        }
+        trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
+        for key, (view, most, _) in unguessed.items():
+            guesses[key] = _Guess((self._method, 0), most, trees.survival(view, most) if trees is not None else ())
         lengths = self._lengths(guesses, len(running), budget)
         for view in running:
             if (draft := drafts.get(view.seq_id)) is not None:
@@ -208,17 +215,12 @@ class Speculative(Autoregressive):
         draft, branch = self._drafts[view.seq_id], 0
         if observer := self._observers.get(draft.method):
             observer.observe(view, span, sampled)
+        way = followed(span, sampled)
+        right, depth = len(way), num_drafted
+        gained = [sampled[0], *[sampled[index - required + 1] for index in way]]
         if span.parents:
-            way = followed(span, sampled)
-            right, depth = len(way), max(span.depths()) + 1 - required
+            depth = max(span.depths()) + 1 - required
             branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way else 0
-            gained = [sampled[0], *[sampled[index - required + 1] for index in way]]
-        else:
-            guess = span.token_ids[required:]
-            right, depth = 0, num_drafted
-            while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
-                right += 1
-            gained = sampled[: right + 1]
         self._num_right += right
         self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
@@ -259,7 +261,7 @@ class Speculative(Autoregressive):
             draft = draft._replace(method=name)
             if self._control is None or len(self._proposers) == 1:
                 return draft
-            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, len(draft.token_ids)))
+            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, draft.depth))
             better, worse = (draft, best) if gain > best_gain else (best, draft)
             best, best_gain = better, max(gain, best_gain)
             if worse is not None:
@@ -281,7 +283,7 @@ class Speculative(Autoregressive):
         """Note a draft that is not verified, to compare it with what comes, unless one is still to be compared."""
         known, drafts = self._unverified.setdefault(view.seq_id, (len(view.token_ids), []))
         if known == len(view.token_ids):
-            drafts.append(draft)
+            drafts.append(draft.first_way())
 
     def _room(self, view: SequenceView) -> int:
         """Return how many tokens a draft may have."""
@@ -346,8 +348,13 @@ class Speculative(Autoregressive):
         """Return how many tokens of each guess pay and fit into `budget` tokens, by sequence, where there are any."""
         if self._control is not None:
             acceptance = self._control.acceptance
-            survivals = [acceptance.survival(key, g.kind, g.num_tokens) for key, g in guesses.items()]
+            survivals = [g.survival or acceptance.survival(key, g.kind, g.num_tokens) for key, g in guesses.items()]
+            for index, guess in enumerate(guesses.values()):
+                if guess.depth:
+                    mean = sum(survivals[index][: guess.depth]) / guess.num_tokens
+                    survivals[index] = [mean] * guess.num_tokens
             wanted = self._control.choose(num_decodes, survivals, budget)
+            wanted = [g.num_tokens if g.depth and n else n for g, n in zip(guesses.values(), wanted, strict=True)]
         else:
             wanted = [guess.num_tokens for guess in guesses.values()]
         lengths: dict[int, int] = {}
