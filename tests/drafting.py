@@ -124,8 +124,8 @@ class TreeOracle(Oracle):
         if not ways:
             return None
         place.shuffle(ways)
-        tree = tree_of(ways)
-        return Draft(tree.token_ids, 0, parents=tree.parents).shortened(max_tokens)
+        token_ids, parents = tree_of(ways)
+        return Draft(token_ids, 0, parents=parents).shortened(max_tokens)
 
 
 class Known(Autoregressive):

@@ -129,10 +129,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.reserve_to(seq_id, len(self.known[seq_id].prints) + num_tokens)
 
     @precondition(lambda self: self.known)
-    @rule(pick=picks, num_tokens=st.integers(1, 20), refused=st.integers(0, 4), drafts=token_lists, cut=st.booleans())
-    def step(self, pick, num_tokens, refused, drafts, cut):
-        """A prompt chunk with drafts behind it, of which some are refused."""
-        self.run(self.live(pick), num_tokens, refused, drafts, cut)
+    @rule(
+        pick=picks,
+        num_tokens=st.integers(1, 20),
+        refused=st.integers(0, 4),
+        drafts=token_lists,
+        cut=st.booleans(),
+        branch=st.integers(0, 2),
+    )
+    def step(self, pick, num_tokens, refused, drafts, cut, branch):
+        """A prompt chunk with drafts behind it, of which some are refused, or a branch beside it is what is kept."""
+        self.run(self.live(pick), num_tokens, refused, drafts, cut, branch)
 
     @precondition(lambda self: self.known)
     @rule(rounds=st.integers(1, 6), token=st.integers(0, 2))
@@ -142,7 +149,7 @@ class CacheMachine(RuleBasedStateMachine):
             if seq_id in self.known:
                 self.run(seq_id, 1, 0, [token], False)
 
-    def run(self, seq_id, num_tokens, refused, drafts, cut):
+    def run(self, seq_id, num_tokens, refused, drafts, cut, branch=0):
         """Reserve, write and commit; where no block is left a sequence is preempted instead."""
         known = self.known[seq_id]
         start = len(known.prints)
@@ -166,6 +173,8 @@ class CacheMachine(RuleBasedStateMachine):
         for position in range(start, end):
             known.prints.append(self.fingerprint(known, tokens, position))
         self.write(seq_id, known, start, drafted)
+        if branch and self.cache.can_branch:
+            self.keep_branch(seq_id, known, start, branch)
         accepted = max(start + 1, end - refused)
         known.tokens = tokens[: max(len(known.tokens), accepted)]
         del known.prints[accepted:]
@@ -189,6 +198,25 @@ class CacheMachine(RuleBasedStateMachine):
             for position in range(start, len(known.prints)):
                 index, slot = divmod(position - table.first_token, self.layout.block_size)
                 self.memory[group, table.blocks[index], slot] = known.prints[position]
+
+    def keep_branch(self, seq_id, known, start, branch):
+        """Write what was written to a branch instead, and to others something else; not where blocks are evicted."""
+        size, end = self.layout.block_size, len(known.prints)
+        count = -(-end // size) - start // size
+        if any(group.free < 2 * count for group in self.cache.stats().groups):
+            return
+        for copy in self.cache.branch(seq_id, [end, end]):
+            for slot in range(size):
+                print_ = self.memory.get((copy.group, copy.source, slot), -1)
+                self.memory[copy.group, copy.target, slot] = print_ if slot < start % size else -1
+        for group, table in enumerate(self.cache.tables(seq_id)):
+            first = (start - table.first_token) // size
+            for number, blocks in enumerate([table.blocks[first:], *table.branches]):
+                for position in range(start, end):
+                    index, slot = divmod(position - table.first_token, size)
+                    right = known.prints[position] if number == branch else -2
+                    self.memory[group, blocks[index - first], slot] = right
+        self.cache.settle(seq_id, branch)
 
     def check_state(self, group, table, known, computed):
         """A state is that of the tokens before those in its log, and these are there."""

@@ -6,45 +6,33 @@ that follows from that the next one.
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from ridgeline.core.step import Mask, SampledToken, SampleRow, Span
 from ridgeline.decoding.strategy import row_after
 from ridgeline.text.grammar import GrammarState
 
 KNOWN = -1  # the parent of what follows the newest known token
+_Trie = dict[int, "_Trie"]
 
 
-class Tree(NamedTuple):
-    """Drafted tokens, the index of each one's parent or KNOWN, and where each of the ways that it was made of ends."""
+def tree_of(ways: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return the tokens of `ways`, none of them empty, and the index of each one's parent, or KNOWN.
 
-    token_ids: Sequence[int]
-    parents: Sequence[int]
-    ends: Sequence[int]
-
-
-def tree_of(ways: Sequence[Sequence[int]]) -> Tree:
-    """Return the tree of `ways`, none of them empty: what begins alike is there once, and no two siblings are alike."""
-    children: list[dict[int, int]] = [{}]  # by token; the first are those of the newest known one
-    token_ids, ends = [0], list[int]()
+    What begins alike is there once, and no two siblings are alike.
+    """
+    root: _Trie = {}
     for way in ways:
-        at = 0
+        at = root
         for token_id in way:
-            if token_id not in children[at]:
-                children[at][token_id] = len(children)
-                children.append({})
-                token_ids.append(token_id)
-            at = children[at][token_id]
-        ends.append(at)
-    place, parents = {0: KNOWN}, list[int]()
-    left = [(child, 0) for child in reversed(children[0].values())]
+            at = at.setdefault(token_id, {})
+    token_ids, parents = list[int](), list[int]()
+    left = [(*child, KNOWN) for child in reversed(root.items())]
     while left:
-        node, parent = left.pop()
-        place[node] = len(parents)
-        parents.append(place[parent])
-        left += [(child, node) for child in reversed(children[node].values())]
-    order = sorted(place, key=place.__getitem__)[1:]
-    return Tree([token_ids[node] for node in order], parents, [place[end] for end in ends])
+        token_id, behind, parent = left.pop()
+        left += [(*child, len(parents)) for child in reversed(behind.items())]
+        token_ids.append(token_id)
+        parents.append(parent)
+    return token_ids, parents
 
 
 def best_ways(chances: Sequence[Sequence[float]], count: int) -> list[tuple[float, tuple[int, ...]]]:

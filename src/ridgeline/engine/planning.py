@@ -82,13 +82,10 @@ class StepDraft:
         if span.parents and not self.cache.can_branch:
             span = span.first_branch()
         end = min(self.cache.span_end(span.start, span.end, drafts=True), self.max_model_len)
-        if span.parents:
-            room = end - span.start
-            known = span.num_tokens - span.num_optional
-            span = span.only([i for i, depth in enumerate(span.depths()) if known <= i and depth < room])
-            return span.shortened(min(max(span.num_logit_rows - max_rows, 0), span.num_optional))
-        excess = max(span.end - end, span.num_logit_rows - max_rows, 0)
-        return span.shortened(min(excess, span.num_optional))
+        span = span.shortened(min(max(span.num_logit_rows - max_rows, 0), span.num_optional))
+        while span.end > end and span.num_optional:
+            span = span.shortened(1)
+        return span
 
     def place(self, seq: Sequence, span: Span) -> bool:
         """Reserve blocks for `span`, or for its required tokens; False, with nothing changed, where blocks lack."""

@@ -50,7 +50,7 @@ class DraftRequest(NamedTuple):
 class Drafted(NamedTuple):
     """Tokens that may follow, and what each was sampled from, where the request is verified by rejection.
 
-    `parents` make a tree of them, as those of `decoding/trees.py:Tree`.
+    `parents` make a tree of them, as those of `decoding/trees.py:tree_of`.
     """
 
     token_ids: Sequence[int]

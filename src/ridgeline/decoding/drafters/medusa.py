@@ -78,8 +78,8 @@ class Medusa:
         for (view, count, _), logits_JV in zip(ready, logits.reshape(len(ready), len(chances), -1), strict=True):
             ranked = [self._best(*each) for each in zip(logits_JV, num_ranks, strict=True)]
             self._ranked[view.seq_id] = len(view.token_ids), ranked
-            tree = tree_of([[ranked[depth][rank] for depth, rank in enumerate(way)] for way in ways[:count]])
-            found[view.seq_id] = Drafted(tree.token_ids, parents=tree.parents)
+            token_ids, parents = tree_of([[ranked[at][rank] for at, rank in enumerate(way)] for way in ways[:count]])
+            found[view.seq_id] = Drafted(token_ids, parents=parents)
         return found
 
     def forget(self, view: SequenceView) -> None:
@@ -88,7 +88,7 @@ class Medusa:
 
     def _best(self, logits_V: Vectors, count: int) -> list[int]:
         """Return a head's likeliest tokens."""
-        best_K = largest(logits_V, count)[1] if count > 1 else logits_V.argmax(keepdims=True)[:count]
+        best_K = largest(logits_V, count)[1] if count > 1 else np.atleast_1d(logits_V.argmax())[:count]
         token_ids_V = self._companion.token_ids_V
         return (best_K if token_ids_V is None else token_ids_V[best_K]).tolist()
 

@@ -24,7 +24,8 @@ class Draft(NamedTuple):
     evidence: int
     method: str = ""
     weights: Sequence[Weights] = ()
-    parents: Sequence[int] = ()  # `decoding/trees.py:Tree`; (): each token follows the one before
+    parents: Sequence[int] = ()  # `decoding/trees.py:tree_of`; (): each token follows the one before
+    depth: int = 0  # what a tree that is verified whole, or not at all, gains at most
 
     def shortened(self, length: int) -> "Draft":
         """Return the draft with its first tokens alone."""
@@ -34,14 +35,6 @@ class Draft(NamedTuple):
         """Return the draft without what branches off."""
         apart = (i for i, parent in enumerate(self.parents) if parent != i - 1)
         return self._replace(token_ids=self.token_ids[: next(apart, len(self.token_ids))], parents=())
-
-    @property
-    def depth(self) -> int:
-        """How many tokens it would gain at most."""
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent + 1] + 1)
-        return max(depths) if self.parents else len(self.token_ids)
 
     @property
     def kind(self) -> tuple[str, int]:

@@ -11,7 +11,7 @@ that begin with the newest token are drafted as ways of the same tree.
 """
 
 import random
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +21,6 @@ from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategy import SequenceView
 from ridgeline.decoding.trees import followed, tree_of
 
-MAX_FIRST = 4096  # tokens of which a sequence has n-grams
-
 
 def build(config: SpeculationConfig) -> "Lookahead":
     return Lookahead(config.lookahead_window, config.lookahead_ngram - 1, config.lookahead_guesses)
@@ -30,13 +28,11 @@ def build(config: SpeculationConfig) -> "Lookahead":
 
 @dataclass(slots=True)
 class _Window:
-    """A sequence's guesses [level][column], and n-grams by their first token; of both the last used is at the end."""
+    """A sequence's guesses [level][column], and by their first token n-grams, the newest at the end."""
 
     levels: list[list[int]]
     asked: int = 0  # columns that were drafted last
-    ngrams: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = field(
-        default_factory=OrderedDict[int, OrderedDict[tuple[int, ...], None]]
-    )
+    ngrams: dict[int, deque[tuple[int, ...]]] = field(default_factory=dict[int, deque[tuple[int, ...]]])
 
     def way(self, column: int) -> list[int]:
         """Return what a column's last guess stands behind, and the guess."""
@@ -65,8 +61,8 @@ class Lookahead:
         ways = [*guesses, *(window.way(column) for column in range(window.asked))]
         if not ways:
             return None
-        tree = tree_of(ways)
-        return Draft(tree.token_ids, int(len(guesses) > 0), parents=tree.parents)
+        token_ids, parents = tree_of(ways)
+        return Draft(token_ids, int(len(guesses) > 0), parents=parents, depth=self._num_levels)
 
     def observe(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> None:
         """Take the n-grams that the columns have ended into the pool, and move the window behind what was gained."""
@@ -82,7 +78,10 @@ class Lookahead:
                 continue
             last[column] = token.token_id
             first, *rest = way[column:]
-            self._remember(window, first, (*rest, token.token_id))
+            made, before = (*rest, token.token_id), window.ngrams.setdefault(first, deque(maxlen=self._num_guesses))
+            if made in before:
+                before.remove(made)
+            before.append(made)
         gone = len(followed(span, sampled))  # columns that are known now, beside the one that each step leaves behind
         moved = [level[gone:] for level in (*levels[1:], last)]
         missing = self._num_columns - len(moved[0])
@@ -90,16 +89,6 @@ class Lookahead:
 
     def forget(self, view: SequenceView) -> None:
         self._windows.pop(view.seq_id, None)
-
-    def _remember(self, window: _Window, first: int, rest: tuple[int, ...]) -> None:
-        pool = window.ngrams.setdefault(first, OrderedDict())
-        pool[rest] = None
-        pool.move_to_end(rest)
-        window.ngrams.move_to_end(first)
-        if len(pool) > self._num_guesses:
-            pool.popitem(last=False)
-        if len(window.ngrams) > MAX_FIRST:
-            window.ngrams.popitem(last=False)
 
     def _fillers(self, view: SequenceView, level: int, count: int) -> list[int]:
         """Return guesses for want of better ones: tokens of the text."""

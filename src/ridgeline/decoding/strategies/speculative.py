@@ -151,10 +151,7 @@ class Speculative(Autoregressive):
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rejection(view))
-        guesses = {
-            key: _Guess(draft.kind, len(draft.token_ids), depth=draft.depth if draft.parents else 0)
-            for key, draft in drafts.items()
-        }
+        guesses = {key: _Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
         trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
         for key, (view, most, _) in unguessed.items():
             guesses[key] = _Guess((self._method, 0), most, trees.survival(view, most) if trees is not None else ())
@@ -212,19 +209,16 @@ class Speculative(Autoregressive):
         if not num_drafted:
             return Accepted(sampled, span.num_tokens)
         required = span.num_tokens - num_drafted
-        draft, branch = self._drafts[view.seq_id], 0
+        draft = self._drafts[view.seq_id]
         if observer := self._observers.get(draft.method):
             observer.observe(view, span, sampled)
         way = followed(span, sampled)
-        right, depth = len(way), num_drafted
-        gained = [sampled[0], *[sampled[index - required + 1] for index in way]]
-        if span.parents:
-            depth = max(span.depths()) + 1 - required
-            branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way else 0
+        right, gained = len(way), [sampled[0], *[sampled[index - required + 1] for index in way]]
+        branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way and span.parents else 0
         self._num_right += right
         self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
-            self._control.acceptance.observe(view.seq_id, draft.kind, depth, right)
+            self._control.acceptance.observe(view.seq_id, draft.kind, draft.depth or num_drafted, right)
         return Accepted(gained, required + right, draft.method, branch)
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
@@ -261,7 +255,7 @@ class Speculative(Autoregressive):
             draft = draft._replace(method=name)
             if self._control is None or len(self._proposers) == 1:
                 return draft
-            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, draft.depth))
+            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, draft.depth or len(draft.token_ids)))
             better, worse = (draft, best) if gain > best_gain else (best, draft)
             best, best_gain = better, max(gain, best_gain)
             if worse is not None:
