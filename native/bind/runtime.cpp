@@ -274,12 +274,7 @@ class TapeBuilder {
   int64_t results(const std::optional<Array<int64_t, 1>>& sampled) const {
     if (sampled)
       for (size_t i = 0; i < reader_.sample_rows().size(); i++) sampled->data()[i] = reader_.sample_rows()[i].token;
-    int64_t highest = 0;
-    for (const GroupInputs& group : step_->groups) {
-      for (int64_t t = 0; t < step_->num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
-      for (int64_t e = 0; e < step_->num_echoes; e++) highest = std::max(highest, group.echo_slots[e]);
-    }
-    return highest;
+    return step_->highest_slot();
   }
 
   // Starts `next` where the step that was started ends. Where it cannot be started it is not, and its caller, who will

@@ -1,6 +1,7 @@
 // One step's inputs as raw pointers: ridgeline.backends.step.StepBatch without Python. Everything belongs to the caller.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -52,6 +53,16 @@ struct Step {
   SampleRow* sample_rows;
   int64_t num_sample_rows;
   bool has_masks;  // whether rows are sampled through masks, which may be written until a caller that is late comes
+
+  // The highest slot of the cache that the step writes, or 0.
+  int64_t highest_slot() const {
+    int64_t highest = 0;
+    for (const GroupInputs& group : groups) {
+      for (int64_t t = 0; t < num_tokens; t++) highest = std::max(highest, group.write_slots[t]);
+      for (int64_t e = 0; e < num_echoes; e++) highest = std::max(highest, group.echo_slots[e]);
+    }
+    return highest;
+  }
 
   Echoes echoes(int32_t group) const { return {num_echoes, echo_rows, groups[(size_t)group].echo_slots}; }
 

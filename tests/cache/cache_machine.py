@@ -216,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
                     index, slot = divmod(position - table.first_token, size)
                     right = known.prints[position] if number == branch else -2
                     self.memory[group, blocks[index - first], slot] = right
-        self.cache.settle(seq_id, branch)
+        self.cache.take_branch(seq_id, branch)
 
     def check_state(self, group, table, known, computed):
         """A state is that of the tokens before those in its log, and these are there."""

@@ -492,8 +492,8 @@ def no_way(monkeypatch):
 
 @PITFALLS.bug(14, "keys and values are kept of a sibling that was rejected")
 def sibling_kept(monkeypatch):
-    settle = CacheManager.settle
-    monkeypatch.setattr(CacheManager, "settle", lambda self, seq_id, branch: settle(self, seq_id, 0))
+    take_branch = CacheManager.take_branch
+    monkeypatch.setattr(CacheManager, "take_branch", lambda self, seq_id, branch: take_branch(self, seq_id, 0))
 
 
 # ---- 15, 16: a drafter that is smaller than the model

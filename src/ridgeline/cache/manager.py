@@ -158,7 +158,7 @@ class CacheManager:
     def branch(self, seq_id: int, ends: Sequence[int]) -> list[BlockCopy] | None:
         """Make [computed, end) writable once more for each of `ends`, the branches of a tree beside the reserved one.
 
-        Returns as `reserve` does. `settle` says which branch is kept.
+        Returns as `reserve` does. `take_branch` says which branch is final.
         """
         seq, size = self._sequences[seq_id], self.layout.block_size
         self._prune(seq)
@@ -173,7 +173,7 @@ class CacheManager:
         sources = [table.block_at(first) for table in seq.tables]
         return [BlockCopy(g, sources[g], blocks[g][0]) for blocks in seq.branches for g in groups]
 
-    def settle(self, seq_id: int, branch: int) -> None:
+    def take_branch(self, seq_id: int, branch: int) -> None:
         """Make the blocks of a branch, counted from 1, the sequence's own; 0: those it has. The others are free."""
         seq = self._sequences[seq_id]
         if branch:
@@ -285,7 +285,7 @@ class CacheManager:
 
     @property
     def can_branch(self) -> bool:
-        """Whether a sequence may go on in several ways within a step, of which one is kept."""
+        """Whether a sequence may go on in several ways within a step, of which one is final."""
         return all(group.can_branch for group in self._groups)
 
     def kinds_without_rollback(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.uint64]  # of tokens: bit i % 64 of word i // 64 is token 
 
 
 class Branch(NamedTuple):
-    """Tokens `begin .. end` of a span, each behind the one before, the first behind the last one of `way`.
+    """Names tokens `begin .. end` of a span, each behind the one before, the first behind the last one of `way`.
 
     `way` are the indices of the span's tokens before it. All are computed as those of a sequence of their own would be.
     """
@@ -107,19 +107,19 @@ class Span(NamedTuple):
         known = dict(enumerate(token_ids[required:]))
         return [*range(required), *self.way(lambda _, depth: known.get(depth, -1))]
 
-    def only(self, kept: Sequence[int]) -> "Span":
-        """Return the span with those of its optional tokens that `kept` has, in order, and with each its parent."""
-        if len(kept) == self.num_optional:
+    def only(self, chosen: Sequence[int]) -> "Span":
+        """Return the span with those of its optional tokens that `chosen` has, in order, and with each its parent."""
+        if len(chosen) == self.num_optional:
             return self
         known = len(self.token_ids) - self.num_optional
-        indices = [*range(known), *kept]
+        indices = [*range(known), *chosen]
         place = {old: new for new, old in enumerate(indices)}
-        parents = tuple([place[self.parents[old - known]] for old in kept]) if self.parents else ()
+        parents = tuple([place[self.parents[old - known]] for old in chosen]) if self.parents else ()
         return self._replace(
             token_ids=[self.token_ids[i] for i in indices],
-            num_logit_rows=self.num_logit_rows - self.num_optional + len(kept),
-            num_optional=len(kept),
-            parents=() if parents == tuple(range(known - 1, known - 1 + len(kept))) else parents,
+            num_logit_rows=self.num_logit_rows - self.num_optional + len(chosen),
+            num_optional=len(chosen),
+            parents=() if parents == tuple(range(known - 1, known - 1 + len(chosen))) else parents,
         )
 
     def first_branch(self) -> "Span":

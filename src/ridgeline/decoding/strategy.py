@@ -40,8 +40,8 @@ class Room(NamedTuple):
 class Accepted(NamedTuple):
     """Says what an output gains from a span, and how many of the span's first tokens are final: the rest is taken back.
 
-    A token that is gained may be final already: a draft that was right. `method` is who drafted, "" if nobody. Of a
-    tree the first tokens are those on the way that is final, which ends in `branch` of `Span.branches`.
+    A token that is gained may be final already: a draft that was right. `method` is who drafted, "" if nobody. The
+    first tokens of a tree are those on the way that is final, which ends in `branch` of `Span.branches`.
     """
 
     tokens: Sequence[SampledToken]

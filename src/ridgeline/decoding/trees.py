@@ -68,10 +68,10 @@ def with_tree(span: Span, token_ids: Sequence[int], parents: Sequence[int]) -> S
 
 def fitting(span: Span, grammar: GrammarState) -> Span:
     """Return the span with as much of its tree as the grammar allows."""
-    kept: set[int] = set()
+    fits: set[int] = set()
     for way in _ways(span):
-        kept.update(way[: len(grammar.fitting([span.token_ids[i] for i in way]))])
-    return span.only(sorted(kept))
+        fits.update(way[: len(grammar.fitting([span.token_ids[i] for i in way]))])
+    return span.only(sorted(fits))
 
 
 def tree_rows(span: Span, first: SampleRow, grammar: GrammarState | None) -> list[SampleRow]:

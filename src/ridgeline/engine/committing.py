@@ -100,7 +100,7 @@ class StepCommit:
             return
         accepted = self.scheduler.strategy.accept(seq, span, tokens)
         if span.parents:
-            self.cache.settle(seq.seq_id, accepted.branch)
+            self.cache.take_branch(seq.seq_id, accepted.branch)
         if span.num_optional and self._end_if_broken(seq, accepted.tokens, sampled):
             return  # rows behind a rejected token are of no text: what they are does not matter
         if span.num_optional:

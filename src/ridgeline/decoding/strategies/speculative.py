@@ -82,6 +82,7 @@ class Speculative(Autoregressive):
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._method, self._drafter = drafter or ("", None)
+        self._trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
         self._rejects = rejects
         self._failures = 0  # of the drafter, in a row
         self._num_rounds = 0  # in which the drafter could have drafted
@@ -152,7 +153,7 @@ class Speculative(Autoregressive):
             elif (num_tokens := self._max_by_drafter(view)) > 0:
                 unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rejection(view))
         guesses = {key: _Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
-        trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
+        trees = self._trees
         for key, (view, most, _) in unguessed.items():
             guesses[key] = _Guess((self._method, 0), most, trees.survival(view, most) if trees is not None else ())
         lengths = self._lengths(guesses, len(running), budget)
@@ -212,9 +213,15 @@ class Speculative(Autoregressive):
         draft = self._drafts[view.seq_id]
         if observer := self._observers.get(draft.method):
             observer.observe(view, span, sampled)
-        way = followed(span, sampled)
-        right, gained = len(way), [sampled[0], *[sampled[index - required + 1] for index in way]]
-        branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way and span.parents else 0
+        if span.parents:
+            way = followed(span, sampled)
+            right, gained = len(way), [sampled[0], *[sampled[index - required + 1] for index in way]]
+            branch = sum(at.begin <= way[-1] for at in span.branches()) - 1 if way else 0
+        else:
+            guess, right, branch = span.token_ids[required:], 0, 0
+            while right < num_drafted and sampled[right].token_id == guess[right] and sampled[right].error is None:
+                right += 1
+            gained = sampled[: right + 1]
         self._num_right += right
         self._stats[draft.method] = self._stats[draft.method].with_draft(num_drafted, right)
         if self._control is not None:
