@@ -31,7 +31,7 @@ def test_it_is_the_same_as_the_options(given, proposers, form):
 @pytest.mark.parametrize("key", KNOWN)
 def test_every_key_that_is_known_is_taken(key):
     values = {"method": "ngram", "model": "[ngram]", "adaptive": False, "suffix_decoding_min_token_prob": 0.25}
-    values["draft_sample_method"] = "probabilistic"
+    values |= {"draft_sample_method": "probabilistic", "lookahead_ngram": 4}
     value = values.get(key, NEUTRAL.get(key, True if key in WITHOUT_MEANING else 3))
     before = EngineConfig.of("any", speculate="ngram").speculation
     after = EngineConfig.of("any", speculative_config={"method": "ngram", key: value}).speculation

@@ -362,6 +362,9 @@ class EngineOptions(TypedDict, total=False):
     suffix_decoding_max_cached_requests: int
     suffix_decoding_max_spec_factor: float
     suffix_decoding_min_token_prob: float
+    lookahead_window: int
+    lookahead_ngram: int
+    lookahead_guesses: int
     speculative_config: str | Mapping[str, object] | None
     backend: str
     isa: str | None
