@@ -25,6 +25,7 @@ from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
+PEEK_STEPS = 8  # without drafts, of one sequence, in which its draft is looked at once
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more, and more than the step, is a pause and no part of it
 
@@ -34,7 +35,7 @@ log = get_logger("engine")
 def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None) -> "Speculative":
     """Build the strategy; `companion` is the model of a drafter that is asked for."""
     given = config.speculation
-    control = DraftControl() if given.adaptive_speculation else None
+    control = DraftControl(peeks=given.drafter is None) if given.adaptive_speculation else None
     names = dict.fromkeys((ON_REQUEST, *given.proposers()))
     hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
     drafter = None
@@ -89,13 +90,14 @@ class Speculative(Autoregressive):
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
-        self._asked = False  # whether a sequence that runs is drafted for, in the step that was planned last
         self._running: Sequence[SequenceView] = ()  # as it was given last
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
-        self._began_s = self._asking_s = self._observed_s = 0.0
-        self._num_landed = 0  # steps since then, of which the control was not told
-        self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of the last one, if all decode
+        self._began_s = self._observed_s = 0.0
+        self._asking_s: float | None = None  # of this step, where drafts were asked for
+        self._num_begun = self._num_landed = 0  # steps since then, of which the control was not told
+        self._num_peeks = 0
+        self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of these, if all decode and are alike
 
     @property
     def one_token(self) -> bool:
@@ -103,7 +105,7 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        plain = self._control is not None and self._control.goes_on_plain(len(running))
+        plain = self._control is not None and self._control.rests(len(running))
         return self._drafter is None and (plain or not self._any_asks(running))
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
@@ -116,27 +118,42 @@ class Speculative(Autoregressive):
             except Exception:
                 self._failures = MAX_FAILURES
                 log.exception("hidden states could not be taken in, and what drafts from them is left alone")
-        control, is_in_flight = self._control, self._asked and not self._num_landed
-        if control is not None and self._landed is not None:
-            self._tell(control, *self._landed)
-        self._landed, self._num_landed = None, 0
-        self._asked = not (control is not None and control.rests()) and self._any_asks(running)
-        if not self._asked:
+        if not self._any_asks(running):
+            self._num_begun, self._num_landed, self._landed = 0, 0, None
             return
-        if not is_in_flight:
-            self._began_s = self._clock()
-        self._asking_s, self._num_right = 0.0, 0
-        is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
-        budget = min(room.num_tokens, room.num_rows)
-        if not is_busy and budget > 0 and (control is None or control.asks(len(running))):
+        control, count = self._control, len(running)
+        rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
+        if control is not None and rests and self._asking_s is None and self._num_begun:
+            if control.peeks and self._num_landed and self._num_begun % max(2, PEEK_STEPS // count) == 0:
+                self._peek(control, running, _budget(running, room))
+            if self._num_landed < control.window_steps:
+                self._num_begun += 1
+                return
+        self._begin_window(control)
+        rests = rests or (control is not None and control.rests(count))
+        if not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
-    def _tell(self, control: DraftControl, num_decodes: int, extra: int) -> None:
+    def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
+        """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
+        self._num_peeks += 1
+        view = running[self._num_peeks % len(running)]
+        survival: list[float] = []
+        if (draft := self._propose(view)) is not None:
+            self._set_aside(view, draft)
+            survival = self._survival(control, view, draft)
+        control.peek(view.seq_id, survival, len(running), budget)
+
+    def _begin_window(self, control: DraftControl | None) -> None:
         """Tell the control of the steps that landed, which took until now unless nobody wanted one since."""
         now_s = self._clock()
-        is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, self._observed_s - self._began_s)
-        took_s = (self._observed_s if is_pause else now_s) - self._began_s
-        control.step(num_decodes, extra, self._num_right, took_s / self._num_landed, self._asking_s)
+        if control is not None and self._landed is not None:
+            took_s = self._observed_s - self._began_s
+            is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, took_s / self._num_landed)
+            took_s = took_s if is_pause else now_s - self._began_s
+            control.step(*self._landed, self._num_right, took_s / self._num_landed, self._asking_s, self._num_landed)
+        self._began_s, self._asking_s, self._landed = now_s, None, None
+        self._num_begun, self._num_landed, self._num_right = 1, 0, 0
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
@@ -211,10 +228,11 @@ class Speculative(Autoregressive):
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         self._last = (plan, result) if result.taps else None
-        if not self._asked:
+        if not self._num_begun:
             return
         decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
-        self._landed = (len(plan.spans), plan.num_tokens - len(plan.spans)) if decodes else None
+        landed = (len(plan.spans), plan.num_tokens - len(plan.spans)) if decodes else None
+        self._landed = landed if not self._num_landed or landed == self._landed else None
         self._num_landed += 1
         self._observed_s = self._clock()
 
@@ -225,7 +243,7 @@ class Speculative(Autoregressive):
         if self._drafter is not None:
             self._drafter.forget(view)
         if self._control is not None:
-            self._control.acceptance.forget(view.seq_id)
+            self._control.forget(view.seq_id)
 
     def drafts(self) -> Mapping[str, DraftStats]:
         return dict(self._stats)
@@ -242,12 +260,16 @@ class Speculative(Autoregressive):
             draft = draft._replace(method=name)
             if self._control is None or len(self._proposers) == 1:
                 return draft
-            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, len(draft.token_ids)))
+            gain = sum(self._survival(self._control, view, draft))
             better, worse = (draft, best) if gain > best_gain else (best, draft)
             best, best_gain = better, max(gain, best_gain)
             if worse is not None:
                 self._set_aside(view, worse)
         return best
+
+    def _survival(self, control: DraftControl, view: SequenceView, draft: Draft) -> list[float]:
+        """Return, for each token of a draft, the chance that it and all before it are accepted."""
+        return control.acceptance.survival(view.seq_id, draft.kind, len(draft.token_ids))
 
     def _any_asks(self, running: Sequence[SequenceView]) -> bool:
         """Tell whether one of `running` is drafted for."""
@@ -339,3 +361,9 @@ class Speculative(Autoregressive):
                 lengths[seq_id] = length
                 budget -= length
         return lengths
+
+
+def _budget(running: Sequence[SequenceView], room: Room) -> int:
+    """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
+    is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
+    return 0 if is_busy else min(room.num_tokens, room.num_rows)
