@@ -1,6 +1,7 @@
 """How many tokens are drafted, on a machine whose step times and a text whose acceptance the test decides."""
 
 import random
+import statistics
 
 import pytest
 
@@ -64,8 +65,8 @@ class Simulation:
         overlap = self.ahead if rests else 1.0
         if rests and control.peeks:
             self.num_rests += 1
-            if self.num_rests % max(2, 8 // n) == 0:
-                seq = self.num_rests % n
+            if control.is_peek(n, self.num_rests):
+                seq, self.num_rests = self.random.randrange(n), 0
                 self.learn(seq, 8)  # what is not verified is compared with what came, later
                 control.peek(seq, control.acceptance.survival(seq, ANY, 8), n, 256)
         if not rests:
@@ -88,7 +89,7 @@ class Simulation:
             return n + right_in_all, seconds + took_s, self.drafted
         self.window.append(seconds)
         if len(self.window) >= control.window_steps or control.rests(n) != rests:
-            control.step(n, 0, 0, sum(self.window) / len(self.window), None, len(self.window))
+            control.step(n, 0, 0, statistics.median(self.window), None, len(self.window))
             self.window.clear()
         return n + right_in_all, seconds + took_s, self.drafted
 

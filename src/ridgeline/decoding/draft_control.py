@@ -27,6 +27,9 @@ PURSE_STEPS, MAX_PURSE_STEPS = 6, 64  # steps without drafts: what the purse hol
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
 BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
+PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+FEW = 4  # sequences, of which all are asked for drafts
+PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
 MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps in which drafts are asked for, at first and at most, before some are timed without
@@ -107,16 +110,17 @@ class StepTimes:
         known = self._known.get(digits, [])
         if not known:
             return 1 + PRIOR_SLOPE * extra
-        shares = [self._drafted[digits, size].share for size in known]
         place = bisect_left(known, extra)
         if place < len(known) and known[place] == extra:
-            return shares[place]
+            return self._drafted[digits, extra].share
         one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
-        slope = (shares[0] - 1) / known[0] / (1 if place else 2)  # of a single one; less of it is for its length
+        first, nearest = known[one], known[max(place - 1, 0)]
+        share = self._drafted[digits, first].share
+        slope = (share - 1) / first / (1 if place else 2)  # of a single one; less of it is for its length
         if one < other:
-            slope = (shares[other] - shares[one]) / (known[other] - known[one])
-        nearest = max(place - 1, 0)
-        return max(shares[nearest] + max(slope, PRIOR_SLOPE) * (extra - known[nearest]), 1.0)
+            slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
+        share = self._drafted[digits, nearest].share
+        return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
 
 
 @dataclass(slots=True)
@@ -226,6 +230,7 @@ class DraftControl:
     _num_asked: int = 0  # steps with drafts, or that asked for some, since steps without were timed
     _max_asked: int = MAX_ASKED
     _awake: bool = False
+    _is_promising: bool = True  # the draft that was looked at last
     _peeked: dict[int, list[float]] = field(default_factory=dict[int, list[float]])  # the survivals seen last
 
     @property
@@ -239,12 +244,25 @@ class DraftControl:
 
     def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
-        if self._is_empty or self._num_asked >= self._max_asked or not self.times.knows(num_decodes, 0):
+        if self.peeks and not self._awake:
             return True
-        return self.peeks and not self._awake
+        return self._is_empty or self._num_asked >= self._max_asked or not self.times.knows(num_decodes, 0)
+
+    def is_peek(self, num_decodes: int, num_steps: int) -> bool:
+        """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
+        every = PEEK_STEPS if self._is_promising and num_decodes <= FEW else RARE_PEEK_STEPS
+        return self.peeks and num_steps >= every
+
+    def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
+        """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
+        return num_decodes <= FEW or not self.peeks or seq_id in self._peeked
 
     def peek(self, seq_id: int, survival: list[float], num_decodes: int, room: int) -> None:
         """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay."""
+        self._is_promising = sum(survival) > PROMISING_TOKENS
+        if not self._is_promising:
+            self._peeked.pop(seq_id, None)
+            return
         self._peeked[seq_id] = survival
         if not self._is_empty and self.times.knows(num_decodes, 0):
             enters = self.times.ratio(num_decodes, BETWEEN) - 1
@@ -256,7 +274,7 @@ class DraftControl:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
         `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of `num_steps` that
-        are alike it is the mean.
+        are alike it is the median.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)
@@ -268,6 +286,7 @@ class DraftControl:
         self._num_asked += asked
         if asked:
             self._awake = extra > 0
+        if asked and not extra:
             self._peeked.clear()
         self.times.observe(num_decodes, kind, seconds)
         if not self.times.knows(num_decodes, 0):
@@ -300,8 +319,9 @@ class DraftControl:
     ) -> list[int]:
         """Do `choose` where a step without drafts takes `least` and the first one with some `enters` more."""
         lengths = [0] * len(survivals)
-        chances = ((chance, draft) for draft, each in enumerate(survivals) for chance in each)
-        ranked = sorted(chances, reverse=True)[: min(room, EXTRA_TOKENS[-1])]
+        ranked = [(chance, draft) for draft, each in enumerate(survivals) for chance in each]
+        ranked.sort(reverse=True)
+        del ranked[min(room, EXTRA_TOKENS[-1]) :]
         best, best_rate = 0, MIN_GAIN * num_decodes / least
         gained, used = float(num_decodes), 0
         most = self.times.most_tried(num_decodes)

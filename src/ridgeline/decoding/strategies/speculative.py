@@ -10,6 +10,7 @@ Called by the scheduler.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
@@ -25,7 +26,6 @@ from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
-PEEK_STEPS = 8  # without drafts, of one sequence, in which its draft is looked at once
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
 MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more, and more than the step, is a pause and no part of it
 
@@ -94,9 +94,10 @@ class Speculative(Autoregressive):
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
         self._began_s = self._observed_s = 0.0
+        self._took_s: list[float] = []  # by the steps that landed since then, from one to the next
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_begun = self._num_landed = 0  # steps since then, of which the control was not told
-        self._num_peeks = 0
+        self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
         self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of these, if all decode and are alike
 
     @property
@@ -124,7 +125,8 @@ class Speculative(Autoregressive):
         control, count = self._control, len(running)
         rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
         if control is not None and rests and self._asking_s is None and self._num_begun:
-            if control.peeks and self._num_landed and self._num_begun % max(2, PEEK_STEPS // count) == 0:
+            self._num_unseen += 1
+            if self._num_landed and control.is_peek(count, self._num_unseen):
                 self._peek(control, running, _budget(running, room))
             if self._num_landed < control.window_steps:
                 self._num_begun += 1
@@ -136,7 +138,7 @@ class Speculative(Autoregressive):
 
     def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
         """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
-        self._num_peeks += 1
+        self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
         view = running[self._num_peeks % len(running)]
         survival: list[float] = []
         if (draft := self._propose(view)) is not None:
@@ -151,15 +153,20 @@ class Speculative(Autoregressive):
             took_s = self._observed_s - self._began_s
             is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, took_s / self._num_landed)
             took_s = took_s if is_pause else now_s - self._began_s
-            control.step(*self._landed, self._num_right, took_s / self._num_landed, self._asking_s, self._num_landed)
+            took_s = took_s if self._num_landed == 1 else median(self._took_s)
+            control.step(*self._landed, self._num_right, took_s, self._asking_s, self._num_landed)
         self._began_s, self._asking_s, self._landed = now_s, None, None
+        self._took_s.clear()
         self._num_begun, self._num_landed, self._num_right = 1, 0, 0
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
         drafts: dict[int, Draft] = {}
         unguessed: dict[int, DraftRequest] = {}
+        control, count = self._control, len(running)
         for view in running:
+            if control is not None and not control.is_worth_asking(view.seq_id, count):
+                continue
             if (draft := self._propose(view)) is not None:
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
@@ -201,13 +208,11 @@ class Speculative(Autoregressive):
         guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
-        return [
-            row_after(first, first_row + i, guess[:i])._replace(
-                allowed=None if masks is None else masks[i],
-                trial=Trial(guess[i], weights[i]) if i < min(len(guess), len(weights)) else None,
-            )
-            for i in range(1 + len(guess))
-        ]
+        rows = [row_after(first, first_row + i, guess[:i]) for i in range(1 + len(guess))]
+        if masks is not None:
+            rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
+        trials = [Trial(*each) for each in zip(guess, weights)]
+        return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         num_drafted = span.num_optional
@@ -234,7 +239,9 @@ class Speculative(Autoregressive):
         landed = (len(plan.spans), plan.num_tokens - len(plan.spans)) if decodes else None
         self._landed = landed if not self._num_landed or landed == self._landed else None
         self._num_landed += 1
-        self._observed_s = self._clock()
+        now_s = self._clock()
+        self._took_s.append(now_s - self._observed_s)
+        self._observed_s = now_s
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.pop(view.seq_id, None)
