@@ -10,7 +10,6 @@ No clock, no torch.
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from statistics import median
 from typing import Final
 
@@ -32,7 +31,10 @@ FEW = 4  # sequences, of which all are asked for drafts
 PROMISING_TOKENS = 0.5  # that a draft gains
 STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
 WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
-MAX_ASKED, MAX_UNCHECKED = 16, 128  # steps in which drafts are asked for, at first and at most, before some are timed without
+MAX_ASKED, MAX_UNCHECKED = (
+    16,
+    128,
+)  # steps that ask, at first and at most, before some are timed that do not
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
@@ -116,7 +118,7 @@ class StepTimes:
         one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
         first, nearest = known[one], known[max(place - 1, 0)]
         share = self._drafted[digits, first].share
-        slope = (share - 1) / first / (1 if place else 2)  # of a single one; less of it is for its length
+        slope = (share - 1) / first
         if one < other:
             slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
         share = self._drafted[digits, nearest].share
@@ -273,8 +275,8 @@ class DraftControl:
     ) -> None:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
-        `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of `num_steps` that
-        are alike it is the median.
+        `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
+        `num_steps` that are alike it is the median.
         """
         asked = asking_s is not None
         kind = extra or (BETWEEN if self._returns or asked else 0)

@@ -98,7 +98,7 @@ class Speculative(Autoregressive):
         self._asking_s: float | None = None  # of this step, where drafts were asked for
         self._num_begun = self._num_landed = 0  # steps since then, of which the control was not told
         self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
-        self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of these, if all decode and are alike
+        self._landed: tuple[int, int] | None = None  # their sequences and drafted tokens, if all decode alike
 
     @property
     def one_token(self) -> bool:
