@@ -23,6 +23,7 @@ from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import EngineConfig, SpeculationConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, StepPlan, StepResult, Weights
+from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.decoding.proposers import Draft, build_proposer
@@ -404,9 +405,10 @@ def drafts_never_cost_throughput(world):
     assert rate(machines[0], 0.9, 1, 600) > 2.5 / machines[0](1)
 
 
-@PITFALLS.bug(21, "every draft has its full length")
+@PITFALLS.bug(21, "drafts are asked for at every step, and have their full length")
 def always_full(monkeypatch):
     full_length(monkeypatch)
+    monkeypatch.setattr(DraftControl, "rests", lambda self, num_decodes: not self.times.knows(num_decodes, 0))
 
 
 # ---- 23, 26: what is counted, and who sees it

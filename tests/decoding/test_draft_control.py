@@ -1,15 +1,16 @@
 """How many tokens are drafted, on a machine whose step times and a text whose acceptance the test decides."""
 
 import random
+import statistics
 
 import pytest
 
 from ridgeline.decoding.draft_control import (
-    BEHIND_DRAFTS,
+    BETWEEN,
     EXTRA_TOKENS,
     MAX_NAP_STEPS,
-    PLAIN_TRIALS,
     PURSE_SHARE,
+    TRIALS,
     Acceptance,
     DraftControl,
     StepTimes,
@@ -36,30 +37,43 @@ ANY = ("any", 0)
 class Simulation:
     """Decodes `num_sequences` of endless text, of which each drafted token is right with the chance `acceptance`."""
 
-    def __init__(self, machine, acceptance, num_sequences, *, noise=0.05, seed=1, ahead=1.0):
-        self.control, self.random = DraftControl(), random.Random(seed)
+    def __init__(self, machine, acceptance, num_sequences, *, noise=0.05, seed=1, ahead=1.0, peeks=True):
+        self.control, self.random = DraftControl(peeks), random.Random(seed)
         self.machine, self.acceptance, self.num_sequences, self.noise = machine, acceptance, num_sequences, noise
         self.asked, self.seen, self.drafted, self.slower, self.plain_s = 0, {}, 0, 1.0, 0.0
+        self.num_rests, self.window = 0, []
         self.ahead = (
             ahead  # what a step takes that is planned while another is computed, of the time of one that is not
         )
+
+    def survivals(self):
+        return [self.control.acceptance.survival(seq, ANY, 8) for seq in range(self.num_sequences)]
+
+    def learn(self, seq, tried):
+        """Take in how many of `tried` tokens of a draft are right."""
+        right = 0
+        while right < tried and self.random.random() < self.acceptance:
+            right += 1
+        self.control.acceptance.observe(seq, ANY, tried, right)
+        return right
 
     def step(self):
         """(tokens gained, seconds, tokens drafted) of one step."""
         control, n, right_in_all, took_s = self.control, self.num_sequences, 0, 0.0
         lengths = [0] * n
-        overlap = self.ahead if control.goes_on_plain(n) else 1.0
-        rests = control.rests()
-        if not rests and control.asks(n):
+        rests = control.rests(n)
+        overlap = self.ahead if rests else 1.0
+        if rests and control.peeks:
+            self.num_rests += 1
+            if control.is_peek(n, self.num_rests):
+                seq, self.num_rests = self.random.randrange(n), 0
+                self.learn(seq, 8)  # what is not verified is compared with what came, later
+                control.peek(seq, control.acceptance.survival(seq, ANY, 8), n, 256)
+        if not rests:
             self.asked += 1
-            survivals = [control.acceptance.survival(seq, ANY, 8) for seq in range(n)]
-            lengths = control.choose(n, survivals, 256)
+            lengths = control.choose(n, self.survivals(), 256)
             for seq, length in enumerate(lengths):
-                tried, right = length or 8, 0  # what is not verified is compared with what came, later
-                while right < tried and self.random.random() < self.acceptance:
-                    right += 1
-                control.acceptance.observe(seq, ANY, tried, right)
-                right_in_all += min(right, length)
+                right_in_all += min(self.learn(seq, length or 8), length)
             took_s = asking_s(n)
         before, self.drafted = self.drafted, sum(lengths)
         disturbed = self.random.uniform(1, 1 + self.noise) * self.slower
@@ -72,6 +86,11 @@ class Simulation:
             seconds *= 3 if self.seen[self.drafted] <= 2 else 1
         if not rests:
             control.step(n, self.drafted, right_in_all, seconds + took_s, took_s)
+            return n + right_in_all, seconds + took_s, self.drafted
+        self.window.append(seconds)
+        if len(self.window) >= control.window_steps or control.rests(n) != rests:
+            control.step(n, 0, 0, statistics.median(self.window), None, len(self.window))
+            self.window.clear()
         return n + right_in_all, seconds + took_s, self.drafted
 
     def run(self, num_steps):
@@ -86,9 +105,9 @@ def plain(machine, num_sequences, noise=0.05):
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("num_sequences", [1, 4, 16, 32])
-@pytest.mark.parametrize("ahead", [1.0, 0.85])
-def test_never_slower_than_without(machine, acceptance, num_sequences, ahead):
-    simulation = Simulation(machine, acceptance, num_sequences, ahead=ahead)
+@pytest.mark.parametrize(("ahead", "peeks"), [(1.0, True), (0.85, True), (1.0, False)])
+def test_never_slower_than_without(machine, acceptance, num_sequences, ahead, peeks):
+    simulation = Simulation(machine, acceptance, num_sequences, ahead=ahead, peeks=peeks)
     rate, _ = simulation.run(2000)
     assert rate >= 0.98 * 2000 * num_sequences / simulation.plain_s
 
@@ -123,12 +142,20 @@ def test_a_machine_that_is_busy_gets_no_drafts_and_nobody_is_asked():
 
 
 def test_what_asking_takes_is_a_small_part_of_the_time_where_nothing_is_ever_right():
-    simulation = Simulation("tiny", 0.0, 1)
+    simulation = Simulation("tiny", 0.0, 1, peeks=False)
     simulation.run(500)
     before = simulation.asked
     simulation.run(4000)
     assert simulation.asked - before >= 4000 / MAX_NAP_STEPS
     assert (simulation.asked - before) * asking_s(1) <= 1.5 * PURSE_SHARE * 4000 * MACHINES["tiny"](1, 0) * 1.1
+
+
+def test_nobody_is_asked_where_a_look_at_the_drafts_says_that_none_is_right():
+    simulation = Simulation("tiny", 0.0, 1)
+    simulation.run(500)
+    before = simulation.asked
+    simulation.run(4000)
+    assert simulation.asked == before
 
 
 @pytest.mark.parametrize(("machine", "num_steps"), [("memory", 1500), ("tiny", 3000)])
@@ -151,10 +178,10 @@ def test_a_machine_that_becomes_slower_changes_nothing():
     assert after == pytest.approx(before, rel=0.15)
 
 
-def known_times(num_steps=2 * PLAIN_TRIALS):
+def known_times(num_steps=2 * TRIALS):
     times = StepTimes()
     for _ in range(num_steps):
-        for extra, ratio in ((0, 1.0), (BEHIND_DRAFTS, 1.2), (1, 1.3), (2, 1.5), (8, 1.8)):
+        for extra, ratio in ((0, 1.0), (BETWEEN, 1.2), (1, 1.3), (2, 1.5), (8, 1.8)):
             times.observe(1, extra, 0.010 * ratio)
     return times
 
@@ -164,7 +191,7 @@ def test_ratios_lie_between_those_that_are_known_and_grow_beyond():
     assert times.plain_s(1) == pytest.approx(0.010)
     assert times.ratio(1, 2) == pytest.approx(1.5)
     assert times.ratio(1, 6) == pytest.approx(1.7)
-    assert times.ratio(1, BEHIND_DRAFTS) == pytest.approx(1.2)
+    assert times.ratio(1, BETWEEN) == pytest.approx(1.2)
     assert times.ratio(1, 16) == pytest.approx(1.8 + 8 * 0.5 / 7)
     assert not times.knows(1, 6)
     assert not times.knows(2, 2)
@@ -173,7 +200,7 @@ def test_ratios_lie_between_those_that_are_known_and_grow_beyond():
 def test_the_first_steps_of_a_shape_say_nothing():
     times = StepTimes()
     for extra in (0, 4):
-        for step in range(PLAIN_TRIALS):
+        for step in range(TRIALS):
             times.observe(1, extra, 1.0 if step < 2 else 0.010 * (1 + extra / 4))
     assert times.ratio(1, 4) == pytest.approx(2.0)
 
@@ -195,12 +222,15 @@ def test_one_step_that_somebody_else_disturbed_moves_little():
 
 def test_a_step_is_not_slowed_for_a_draft_that_does_not_pay_for_the_step_behind_it():
     """Two tokens at once take 1.5 steps, and the next one 1.2 instead of 1."""
-    control = DraftControl(known_times())
-    weak = [[0.3, 0.28]]
-    assert control.choose(1, weak, 8) == [0]
+    control = DraftControl(times=known_times())
+    weak = [0.3, 0.28]
+    control.peek(0, weak, 1, 8)
+    assert control.rests(1)
+    control.peek(0, [0.9, 0.9], 1, 8)
+    assert not control.rests(1)
     assert control.choose(1, [[0.9, 0.9]], 8) == [2]
     control.step(1, 2, 2, 0.015, 0.0)
-    assert control.choose(1, weak, 8) == [2]
+    assert control.choose(1, [weak], 8) == [2]
 
 
 def test_what_lies_behind_a_rejected_token_was_not_tried():

@@ -2,31 +2,39 @@
 
 A step that drafts e tokens beside those of n sequences takes r(n, e) times a step without drafts, and a draft whose
 first j tokens are accepted with chance s_j gains s_1 + .. + s_k tokens. Drafting pays while n + gain over r exceeds n.
-Both are learnt from the steps themselves. Asking for drafts takes time as well, and so does trying what is not known:
-where that does not pay it comes out of a purse, into which a small part of the time goes. No clock, no torch.
+Both are learnt from the steps themselves, and what is right from drafts that are compared with what came anyway. Trying
+what is not known takes time: where that does not pay it comes out of a purse, into which a small part of the time goes.
+No clock, no torch.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from statistics import median
 from typing import Final
 
 EXTRA_TOKENS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted tokens of a step: few shapes to learn
 MIN_GAIN = 1.03  # of the throughput without drafts, below which none are made
+FIRST_TRIED = 4  # drafted tokens of a step, at most, where nothing is known
 PRIOR_SLOPE = 1 / 64  # growth of a step a token where nothing is known: optimistic, so that it is tried
-TRIALS, PLAIN_TRIALS = 8, 14  # steps of a shape, the first of which are slow, before it is known; without drafts
+TRIALS, PLAIN_TRIALS = 4, 4  # steps of a shape, the first of which are slow, before it is known; windows without drafts
 MEMORY_STEPS, PLAIN_MEMORY_STEPS = 64, 16  # over which a shape is learnt; few are seen without drafts
 LEVEL_GAIN = 0.3  # of a step's change that the level follows
 MAX_CHANGE = 0.25  # of a step beside what is usual: others may disturb it for long
 PURSE_SHARE = 0.005  # of the time that passes is spent on what does not pay
-PURSE_STEPS = 8  # steps without drafts: what the purse holds at first and at most
+PURSE_STEPS, MAX_PURSE_STEPS = 6, 64  # steps without drafts: what the purse holds at first, and at most
 MAX_RATIO = 8.0  # of one step to one without drafts: what is longer was disturbed
 MAX_NAP_STEPS = 256
-ONLY_ASKED, BEHIND_DRAFTS = -1, -2  # instead of drafted tokens: none were found that pay; and a step before had some
-MAX_ASKED = 16  # steps in which drafts are asked for, before some are timed without
-PLAIN_STEPS = 4  # these, in a row: plain steps are planned while others are computed, and take less for it
+BETWEEN = -1  # instead of drafted tokens: none, but drafts were asked for, or the step before had some
+PEEK_STEPS, RARE_PEEK_STEPS = 6, 20  # in which one sequence's draft is looked at; the latter where it gains little
+FEW = 4  # sequences, of which all are asked for drafts
+PROMISING_TOKENS = 0.5  # that a draft gains
+STEPS_BEHIND = 4  # without drafts, over which it is spread what the first of them takes more
+WINDOW_STEPS = 8  # without drafts, timed together: plain steps are planned while others are computed
+MAX_ASKED, MAX_UNCHECKED = (
+    16,
+    128,
+)  # steps that ask, at first and at most, before some are timed that do not
 
 Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
@@ -50,7 +58,7 @@ class _Shape:
         self.num_steps += 1
         if self.num_steps <= self.trials:
             self.first.append(share)
-            self.share = median(self.first[-6:])
+            self.share = median(self.first[-3:])
             return 0.0
         change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
         self.share *= 1 + change / min(self.num_steps, self.memory_steps)
@@ -69,7 +77,7 @@ class StepTimes:
         self._known: dict[int, list[int]] = {}  # drafted tokens of the shapes that are known, by digits
 
     def observe(self, num_decodes: int, extra: int, seconds: float) -> None:
-        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, ONLY_ASKED or BEHIND_DRAFTS."""
+        """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN."""
         self._level_s = self._level_s or seconds
         plain = self._plain.setdefault(num_decodes, _Shape(PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
         digits = num_decodes.bit_length()
@@ -80,7 +88,7 @@ class StepTimes:
             return
         self._level_s *= 1 + LEVEL_GAIN * shape.observe(seconds / expected_s)
         if extra > 0 and shape.num_steps == TRIALS:
-            insort(self._known.setdefault(digits, [0]), extra)
+            insort(self._known.setdefault(digits, []), extra)
 
     def knows(self, num_decodes: int, extra: int) -> bool:
         """Tell whether steps of that shape were seen often enough."""
@@ -91,22 +99,30 @@ class StepTimes:
         """Return the seconds of a step without drafts that is known."""
         return self._level_s * self._plain[num_decodes].share
 
+    def most_tried(self, num_decodes: int) -> int:
+        """Return how many drafted tokens a step may have: twice as many as are known, so that trying costs little."""
+        known = self._known.get(num_decodes.bit_length())
+        return 2 * known[-1] if known else FIRST_TRIED
+
     def ratio(self, num_decodes: int, extra: int) -> float:
         """Return how many times longer drafts make a step: between sizes that are known; beyond, growing as so far."""
         digits = num_decodes.bit_length()
         if extra < 0:
             return max(self._drafted[digits, extra].share, 1.0) if self.knows(num_decodes, extra) else 1.0
-        known = self._known.get(digits, [0])
-        shares = [self._drafted[digits, size].share if size else 1.0 for size in known]
+        known = self._known.get(digits, [])
+        if not known:
+            return 1 + PRIOR_SLOPE * extra
         place = bisect_left(known, extra)
         if place < len(known) and known[place] == extra:
-            return shares[place]
-        low, slope = known[place - 1], PRIOR_SLOPE
-        if place < len(known):
-            slope = (shares[place] - shares[place - 1]) / (known[place] - low)
-        elif place > 2:
-            slope = max(slope, (shares[-1] - shares[1]) / (low - known[1]))
-        return shares[place - 1] + slope * (extra - low)
+            return self._drafted[digits, extra].share
+        one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
+        first, nearest = known[one], known[max(place - 1, 0)]
+        share = self._drafted[digits, first].share
+        slope = (share - 1) / first
+        if one < other:
+            slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
+        share = self._drafted[digits, nearest].share
+        return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)
 
 
 @dataclass(slots=True)
@@ -202,80 +218,123 @@ def _place(position: int) -> int:
 class DraftControl:
     """Chooses how many tokens of each draft to verify, and when not even to ask for drafts.
 
-    What drafts save goes into a purse, and a small part of the time that passes; what asking for them takes, and what
-    they lose, goes out of it. Nothing is asked while it is empty, so that the small part is all that can be lost.
+    Who `peeks` looks at drafts now and then while it `rests`, without a step for them, and they are asked for when they
+    pay by what is known; else they are asked for again and again. What drafts save goes into a purse, and a small part
+    of the time that passes; what they lose, and asking for them, goes out of it. Nothing is asked while it is empty, so
+    that the small part is all that can be lost.
     """
 
+    peeks: bool = True
     times: StepTimes = field(default_factory=StepTimes)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _purse_s: float | None = None
-    _nap: int = 0  # steps before which nothing is asked
-    _extra: int = 0  # drafted tokens of the last step
-    _asked: bool = False  # whether drafts were asked for in this one
-    _num_asked: int = 0  # steps since one was seen without
-    _num_plain: int = 0  # steps still to be made without
+    _returns: bool = False  # whether the last step had drafts, or they were asked for
+    _num_asked: int = 0  # steps with drafts, or that asked for some, since steps without were timed
+    _max_asked: int = MAX_ASKED
+    _awake: bool = False
+    _is_promising: bool = True  # the draft that was looked at last
+    _peeked: dict[int, list[float]] = field(default_factory=dict[int, list[float]])  # the survivals seen last
 
-    def goes_on_plain(self, num_decodes: int) -> bool:
+    @property
+    def _is_empty(self) -> bool:
+        return self._purse_s is not None and self._purse_s < 0
+
+    @property
+    def window_steps(self) -> int:
+        """Return how many steps without drafts are timed together: the first one behind others is of its own kind."""
+        return 1 if self._returns else WINDOW_STEPS
+
+    def rests(self, num_decodes: int) -> bool:
         """Tell whether the next step is made as without drafts, whatever the one before brings."""
-        return self._nap > 0 or self._num_plain > 0 or not self.times.knows(num_decodes, 0)
+        if self.peeks and not self._awake:
+            return True
+        return self._is_empty or self._num_asked >= self._max_asked or not self.times.knows(num_decodes, 0)
 
-    def rests(self) -> bool:
-        """Tell whether the step that begins is planned as without drafts; what it takes need not be known."""
-        rests, self._nap = self._nap > 0, max(self._nap - 1, 0)
-        return rests
+    def is_peek(self, num_decodes: int, num_steps: int) -> bool:
+        """Tell whether to look at a draft in the step that begins, `num_steps` after the last look."""
+        every = PEEK_STEPS if self._is_promising and num_decodes <= FEW else RARE_PEEK_STEPS
+        return self.peeks and num_steps >= every
 
-    def asks(self, num_decodes: int) -> bool:
-        """Tell whether to ask for drafts in the step that begins: what it takes without them is learnt first."""
-        if self._num_asked >= MAX_ASKED and not self._extra and not self._num_plain:
-            self._num_plain = PLAIN_STEPS
-        self._asked = not self._num_plain and self.times.knows(num_decodes, 0)
-        self._num_plain = max(self._num_plain - 1, 0)
-        return self._asked
+    def is_worth_asking(self, seq_id: int, num_decodes: int) -> bool:
+        """Tell whether to ask for a draft of one of so many sequences: of many, those whose last one promised it."""
+        return num_decodes <= FEW or not self.peeks or seq_id in self._peeked
 
-    def step(self, num_decodes: int, extra: int, gained: int, seconds: float, asking_s: float) -> None:
+    def peek(self, seq_id: int, survival: list[float], num_decodes: int, room: int) -> None:
+        """Take in what a draft of a sequence would have been worth; asks from now on if those of all pay."""
+        self._is_promising = sum(survival) > PROMISING_TOKENS
+        if not self._is_promising:
+            self._peeked.pop(seq_id, None)
+            return
+        self._peeked[seq_id] = survival
+        if not self._is_empty and self.times.knows(num_decodes, 0):
+            enters = self.times.ratio(num_decodes, BETWEEN) - 1
+            self._awake = any(self._choose(num_decodes, list(self._peeked.values()), room, 1.0, enters))
+
+    def step(
+        self, num_decodes: int, extra: int, gained: int, seconds: float, asking_s: float | None, num_steps: int = 1
+    ) -> None:
         """Take in a step of `num_decodes` sequences that gained `gained` of `extra` drafted tokens.
 
-        `seconds` is how long it took, with `asking_s` before drafts were chosen.
+        `seconds` is how long it took, with `asking_s` before drafts were chosen; None: nobody asked. Of
+        `num_steps` that are alike it is the median.
         """
-        kind = extra or (BEHIND_DRAFTS if self._extra else ONLY_ASKED if self._asked else 0)
-        self._extra, self._num_asked = extra, self._num_asked + 1 if kind else 0
+        asked = asking_s is not None
+        kind = extra or (BETWEEN if self._returns or asked else 0)
+        self._returns = extra > 0 or asked
+        if kind == 0:
+            if self._num_asked >= self._max_asked:
+                self._max_asked = min(2 * self._max_asked, MAX_UNCHECKED)
+            self._num_asked = 0
+        self._num_asked += asked
+        if asked:
+            self._awake = extra > 0
+        if asked and not extra:
+            self._peeked.clear()
         self.times.observe(num_decodes, kind, seconds)
         if not self.times.knows(num_decodes, 0):
             return
         step_s = self.times.plain_s(num_decodes)
         takes = min(seconds / step_s, MAX_RATIO)  # as it was, unless it is known better
         if self.times.knows(num_decodes, kind):
-            takes = max(self.times.ratio(num_decodes, kind), 1 + min(asking_s / step_s, MAX_RATIO)) if kind else 1.0
-        saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s
+            least = 1 + min((asking_s or 0.0) / step_s, MAX_RATIO)
+            takes = max(self.times.ratio(num_decodes, kind), least) if kind else 1.0
+        saved_s = (PURSE_SHARE + 1 + gained / num_decodes - takes) * step_s * num_steps
         purse_s = (PURSE_STEPS * step_s if self._purse_s is None else self._purse_s) + saved_s
-        if purse_s < 0:
-            gains_s = PURSE_SHARE * step_s
-            self._nap, self._num_asked = min(ceil(-purse_s / gains_s), MAX_NAP_STEPS), MAX_ASKED
-            purse_s += self._nap * gains_s
-        self._purse_s = min(purse_s, PURSE_STEPS * step_s)
+        self._purse_s = min(max(purse_s, -MAX_NAP_STEPS * PURSE_SHARE * step_s), MAX_PURSE_STEPS * step_s)
+        self._awake = self._awake and purse_s >= 0
+
+    def forget(self, seq_id: int) -> None:
+        """Forget a sequence that has ended."""
+        self.acceptance.forget(seq_id)
+        self._peeked.pop(seq_id, None)
 
     def choose(self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int) -> list[int]:
         """Return how many tokens of each draft to verify beside `num_decodes` tokens, at most `room` in all.
 
         `survivals` are those of `Acceptance`, one list a draft.
         """
+        leaves = self.times.ratio(num_decodes, BETWEEN) - 1
+        return self._choose(num_decodes, survivals, room, 1 + leaves / STEPS_BEHIND, 0.0)
+
+    def _choose(
+        self, num_decodes: int, survivals: Sequence[Sequence[float]], room: int, least: float, enters: float
+    ) -> list[int]:
+        """Do `choose` where a step without drafts takes `least` and the first one with some `enters` more."""
         lengths = [0] * len(survivals)
-        chances = ((chance, draft) for draft, each in enumerate(survivals) for chance in each)
-        ranked = sorted(chances, reverse=True)[: min(room, EXTRA_TOKENS[-1])]
-        behind, asked = (self.times.ratio(num_decodes, kind) for kind in (BEHIND_DRAFTS, ONLY_ASKED))
-        least, entry = (behind, 0.0) if self._extra else (asked, max(behind - asked, 0.0))
+        ranked = [(chance, draft) for draft, each in enumerate(survivals) for chance in each]
+        ranked.sort(reverse=True)
+        del ranked[min(room, EXTRA_TOKENS[-1]) :]
         best, best_rate = 0, MIN_GAIN * num_decodes / least
         gained, used = float(num_decodes), 0
+        most = self.times.most_tried(num_decodes)
         for extra in EXTRA_TOKENS[1:]:
-            if extra > len(ranked):
+            if extra > min(len(ranked), most):
                 break
             gained += sum(chance for chance, _ in ranked[used:extra])
             used = extra
-            rate = gained / (self.times.ratio(num_decodes, extra) + entry)
+            rate = gained / (self.times.ratio(num_decodes, extra) + enters)
             if rate > best_rate:
                 best, best_rate = extra, rate
-                if not self.times.knows(num_decodes, extra):  # one size further at a time, so that trying costs little
-                    break
         for _, draft in ranked[:best]:
             lengths[draft] += 1
         return lengths

@@ -11,6 +11,8 @@ from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepP
 from ridgeline.decoding.request import Request
 from ridgeline.text.grammar import GrammarState
 
+_new = tuple.__new__  # a NamedTuple's own constructor is a call of Python
+
 
 class SequenceView(Protocol):
     """Says what a strategy sees of a sequence: known tokens, of which the first `num_computed` are in the cache."""
@@ -138,9 +140,6 @@ def sample_row(view: SequenceView, row: int, num_output: int | None = None) -> S
 def row_after(first: SampleRow, row: int, drafted: Sequence[int]) -> SampleRow:
     """Return the row that decides the token after `drafted`, of which `first` decides the first."""
     num_output, params = first.num_output + len(drafted), first.params
-    return first._replace(
-        row=row,
-        num_output=num_output,
-        output_ids=[*first.output_ids, *drafted] if params.needs_history else (),
-        stop_ids=first.stop_ids if num_output < params.min_tokens else (),
-    )
+    output_ids = [*first.output_ids, *drafted] if params.needs_history else ()
+    stop_ids = first.stop_ids if num_output < params.min_tokens else ()
+    return _new(SampleRow, (first[0], row, *first[2:4], num_output, first[5], output_ids, stop_ids, *first[8:]))

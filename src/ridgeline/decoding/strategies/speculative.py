@@ -19,6 +19,7 @@ from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepP
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, TreeDrafter, build_drafter
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
+from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
@@ -27,7 +28,6 @@ from ridgeline.spec.spec import DecoderSpec
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
 MAX_FAILURES = 3  # in a row, after which a drafter is left alone for good
 PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than pays
-MAX_BETWEEN_STEPS_S = 0.001  # rendering and delivery; more, and more than the step, is a pause and no part of it
 
 log = get_logger("engine")
 
@@ -35,7 +35,7 @@ log = get_logger("engine")
 def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None) -> "Speculative":
     """Build the strategy; `companion` is the model of a drafter that is asked for."""
     given = config.speculation
-    control = DraftControl() if given.adaptive_speculation else None
+    control = DraftControl(peeks=given.drafter is None) if given.adaptive_speculation else None
     names = dict.fromkeys((ON_REQUEST, *given.proposers()))
     hosts = {name: build_proposer(name, given) for name in names if name in proposer_names()}
     drafter = None
@@ -94,13 +94,12 @@ class Speculative(Autoregressive):
         self._stats = {name: DraftStats() for name in (*proposers, *([drafter[0]] if drafter else []))}
         self._always = drafter is not None or any(name != ON_REQUEST for name in proposers)
         self._last: tuple[StepPlan, StepResult] | None = None  # with hidden states that nobody has seen yet
-        self._asked = False  # whether a sequence that runs is drafted for, in the step that was planned last
         self._running: Sequence[SequenceView] = ()  # as it was given last
         self._some_ask = False  # whether one of these is drafted for
         self._num_right = 0  # drafted tokens of this step that were accepted
-        self._began_s = self._asking_s = self._observed_s = 0.0
-        self._num_landed = 0  # steps since then, of which the control was not told
-        self._landed: tuple[int, int] | None = None  # sequences and drafted tokens of the last one, if all decode
+        self._window = StepWindow()  # steps of which the control was not told
+        self._asking_s: float | None = None  # of this step, where drafts were asked for
+        self._num_peeks = self._num_unseen = 0  # drafts that were looked at, and steps since the last of these
 
     @property
     def one_token(self) -> bool:
@@ -108,7 +107,7 @@ class Speculative(Autoregressive):
         return not self._drafts
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
-        plain = self._control is not None and self._control.goes_on_plain(len(running))
+        plain = self._control is not None and self._control.rests(len(running))
         return self._drafter is None and (plain or not self._any_asks(running))
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
@@ -121,33 +120,46 @@ class Speculative(Autoregressive):
             except Exception:
                 self._failures = MAX_FAILURES
                 log.exception("hidden states could not be taken in, and what drafts from them is left alone")
-        control, is_in_flight = self._control, self._asked and not self._num_landed
-        if control is not None and self._landed is not None:
-            self._tell(control, *self._landed)
-        self._landed, self._num_landed = None, 0
-        self._asked = not (control is not None and control.rests()) and self._any_asks(running)
-        if not self._asked:
+        if not self._any_asks(running):
+            self._window.stop()
             return
-        if not is_in_flight:
-            self._began_s = self._clock()
-        self._asking_s, self._num_right = 0.0, 0
-        is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
-        budget = min(room.num_tokens, room.num_rows)
-        if not is_busy and budget > 0 and (control is None or control.asks(len(running))):
+        window, control, count = self._window, self._control, len(running)
+        rests = control is not None and control.rests(count)  # who wakes now asks when what is in flight has landed
+        if control is not None and rests and self._asking_s is None and window.num_begun:
+            self._num_unseen += 1
+            if window.num_landed and control.is_peek(count, self._num_unseen):
+                self._peek(control, running, _budget(running, room))
+            if window.num_landed < control.window_steps:
+                window.num_begun += 1
+                return
+        now_s = self._clock()
+        if control is not None and window.shape is not None:
+            step_s = window.step_s(now_s)
+            control.step(*window.shape, self._num_right, step_s, self._asking_s, window.num_landed)
+        window.restart(now_s)
+        self._asking_s, self._num_right = None, 0
+        rests = rests or (control is not None and control.rests(count))
+        if not rests and (budget := _budget(running, room)) > 0:
             self._draft(running, room.num_tokens, budget)
 
-    def _tell(self, control: DraftControl, num_decodes: int, extra: int) -> None:
-        """Tell the control of the steps that landed, which took until now unless nobody wanted one since."""
-        now_s = self._clock()
-        is_pause = now_s - self._observed_s > max(MAX_BETWEEN_STEPS_S, self._observed_s - self._began_s)
-        took_s = (self._observed_s if is_pause else now_s) - self._began_s
-        control.step(num_decodes, extra, self._num_right, took_s / self._num_landed, self._asking_s)
+    def _peek(self, control: DraftControl, running: Sequence[SequenceView], budget: int) -> None:
+        """Look at the draft of the next of the sequences: what it would be worth, and how its last one fared."""
+        self._num_peeks, self._num_unseen = self._num_peeks + 1, 0
+        view = running[self._num_peeks % len(running)]
+        survival: list[float] = []
+        if (draft := self._propose(view)) is not None:
+            self._set_aside(view, draft)
+            survival = self._survival(control, view, draft)
+        control.peek(view.seq_id, survival, len(running), budget)
 
     def _draft(self, running: Sequence[SequenceView], max_catch_up: int, budget: int) -> None:
         """Make drafts for the step that begins, at most `budget` tokens."""
-        drafts: dict[int, Draft] = {}
+        began_s, drafts = self._clock(), dict[int, Draft]()
         unguessed: dict[int, DraftRequest] = {}
+        control, count = self._control, len(running)
         for view in running:
+            if control is not None and not control.is_worth_asking(view.seq_id, count):
+                continue
             if (draft := self._propose(view)) is not None:
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
@@ -163,7 +175,7 @@ class Speculative(Autoregressive):
                     self._drafts[view.seq_id] = draft.shortened(length)
                 else:
                     self._set_aside(view, draft)
-        self._asking_s = self._clock() - self._began_s
+        self._asking_s = self._clock() - began_s
         if unguessed and self._drafter is not None:
             asked = [r._replace(num_tokens=lengths[key]) for key, r in unguessed.items() if key in lengths]
             self._num_rounds += 1
@@ -197,13 +209,11 @@ class Speculative(Autoregressive):
         guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
-        return [
-            row_after(first, first_row + i, guess[:i])._replace(
-                allowed=None if masks is None else masks[i],
-                trial=Trial(guess[i], weights[i]) if i < min(len(guess), len(weights)) else None,
-            )
-            for i in range(1 + len(guess))
-        ]
+        rows = [row_after(first, first_row + i, guess[:i]) for i in range(1 + len(guess))]
+        if masks is not None:
+            rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
+        trials = [Trial(*each) for each in zip(guess, weights)]
+        return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
         num_drafted = span.num_optional
@@ -231,12 +241,10 @@ class Speculative(Autoregressive):
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Take in what a step of so many tokens takes, from steps without prompts."""
         self._last = (plan, result) if result.taps else None
-        if not self._asked:
-            return
-        decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
-        self._landed = (len(plan.spans), plan.num_tokens - len(plan.spans)) if decodes else None
-        self._num_landed += 1
-        self._observed_s = self._clock()
+        if self._window.num_begun:
+            decodes = plan.follows or all(span.num_logit_rows == span.num_tokens for span in plan.spans)
+            num_spans = len(plan.spans)
+            self._window.land((num_spans, plan.num_tokens - num_spans) if decodes else None, self._clock())
 
     def forget(self, view: SequenceView) -> None:
         self._unverified.pop(view.seq_id, None)
@@ -245,7 +253,7 @@ class Speculative(Autoregressive):
         if self._drafter is not None:
             self._drafter.forget(view)
         if self._control is not None:
-            self._control.acceptance.forget(view.seq_id)
+            self._control.forget(view.seq_id)
 
     def drafts(self) -> Mapping[str, DraftStats]:
         return dict(self._stats)
@@ -262,12 +270,16 @@ class Speculative(Autoregressive):
             draft = draft._replace(method=name)
             if self._control is None or len(self._proposers) == 1:
                 return draft
-            gain = sum(self._control.acceptance.survival(view.seq_id, draft.kind, draft.depth or len(draft.token_ids)))
+            gain = sum(self._survival(self._control, view, draft))
             better, worse = (draft, best) if gain > best_gain else (best, draft)
             best, best_gain = better, max(gain, best_gain)
             if worse is not None:
                 self._set_aside(view, worse)
         return best
+
+    def _survival(self, control: DraftControl, view: SequenceView, draft: Draft) -> list[float]:
+        """Return, for each token of a draft, the chance that it and all before it are accepted."""
+        return control.acceptance.survival(view.seq_id, draft.kind, draft.depth or len(draft.token_ids))
 
     def _any_asks(self, running: Sequence[SequenceView]) -> bool:
         """Tell whether one of `running` is drafted for."""
@@ -364,3 +376,9 @@ class Speculative(Autoregressive):
                 lengths[seq_id] = length
                 budget -= length
         return lengths
+
+
+def _budget(running: Sequence[SequenceView], room: Room) -> int:
+    """Return how many tokens may be drafted: none where prompts are computed, since that step is busy."""
+    is_busy = any(len(view.token_ids) - view.num_computed != 1 for view in running)
+    return 0 if is_busy else min(room.num_tokens, room.num_rows)
