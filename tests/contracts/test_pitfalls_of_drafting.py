@@ -147,9 +147,9 @@ def the_outcome_is_the_targets(world):
 def told_without_top_p(monkeypatch):
     below = speculative.Draft
 
-    def raw(token_ids, evidence, method="", weights=()):
+    def raw(token_ids, evidence, method="", weights=(), parents=()):
         whole = [Weights(np.arange(V), np.maximum(dense(w), w.weights_N.max() // 4)) for w in weights]
-        return below(token_ids, evidence, method, whole)
+        return below(token_ids, evidence, method, whole, parents)
 
     def dense(weights):
         found = np.zeros(V, dtype=np.int64)
