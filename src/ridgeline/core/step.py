@@ -82,9 +82,9 @@ class Span(NamedTuple):
         """Return the runs of tokens that follow one another, in order; a span without `parents` is one."""
         known = len(self.token_ids) - len(self.parents)
         begins = [0, *(i for i, parent in enumerate(self.parents, known) if parent != i - 1), len(self.token_ids)]
-        ways: list[tuple[int, ...]] = [tuple(range(i)) for i in range(known)]  # before each token
-        for parent in self.parents:
-            ways.append((*ways[parent], parent))
+        ways: dict[int, tuple[int, ...]] = {0: (), known - 1: tuple(range(known - 1))}  # before each token
+        for index, parent in enumerate(self.parents, known):
+            ways[index] = (*ways[parent], parent)
         return [Branch(begin, end, ways[begin]) for begin, end in pairwise(begins)]
 
     def way(self, behind: Callable[[int, int], int]) -> list[int]:
@@ -107,36 +107,19 @@ class Span(NamedTuple):
         known = dict(enumerate(token_ids[required:]))
         return [*range(required), *self.way(lambda _, depth: known.get(depth, -1))]
 
-    def only(self, chosen: Sequence[int]) -> "Span":
-        """Return the span with those of its optional tokens that `chosen` has, in order, and with each its parent."""
-        if len(chosen) == self.num_optional:
-            return self
-        known = len(self.token_ids) - self.num_optional
-        indices = [*range(known), *chosen]
-        place = {old: new for new, old in enumerate(indices)}
-        parents = tuple([place[self.parents[old - known]] for old in chosen]) if self.parents else ()
-        return self._replace(
-            token_ids=[self.token_ids[i] for i in indices],
-            num_logit_rows=self.num_logit_rows - self.num_optional + len(chosen),
-            num_optional=len(chosen),
-            parents=() if parents == tuple(range(known - 1, known - 1 + len(chosen))) else parents,
-        )
-
     def first_branch(self) -> "Span":
         """Return the span without what branches off."""
-        return self.only(range(len(self.token_ids) - self.num_optional, self.branches()[0].end))
+        return self.shortened(len(self.token_ids) - self.branches()[0].end)._replace(parents=())
 
     def shortened(self, count: int) -> "Span":
         """Return the span without the last `count` of its optional tokens."""
         assert count <= self.num_optional, f"{count} tokens cannot be left out of {self.num_optional}"
         if count <= 0:
             return self
-        if self.parents:
-            known = len(self.token_ids) - self.num_optional
-            return self.only(range(known, len(self.token_ids) - count))
         token_ids = self.token_ids[: len(self.token_ids) - count]
         rows, optional = self.num_logit_rows - count, self.num_optional - count
-        return self._replace(token_ids=token_ids, num_logit_rows=rows, num_optional=optional)
+        parents = self.parents[:optional]
+        return self._replace(token_ids=token_ids, num_logit_rows=rows, num_optional=optional, parents=parents)
 
     def required(self) -> "Span":
         """Return the span without its optional tokens."""

@@ -56,22 +56,15 @@ def best_ways(chances: Sequence[Sequence[float]], count: int) -> list[tuple[floa
 
 def with_tree(span: Span, token_ids: Sequence[int], parents: Sequence[int]) -> Span:
     """Return a span that ends at the newest known token with a tree behind it."""
-    known, count = span.num_tokens, len(token_ids)
-    tree = tuple([known + parent for parent in parents])
-    return span._replace(
-        token_ids=[*span.token_ids, *token_ids],
-        num_logit_rows=1 + count,
-        num_optional=count,
-        parents=() if tree == tuple(range(known - 1, known - 1 + count)) else tree,
-    )
+    tree, count = tuple([span.num_tokens + parent for parent in parents]), len(token_ids)
+    behind = [*span.token_ids, *token_ids]
+    return span._replace(token_ids=behind, num_logit_rows=1 + count, num_optional=count, parents=tree)
 
 
 def fitting(span: Span, grammar: GrammarState) -> Span:
     """Return the span with as much of its tree as the grammar allows."""
-    fits: set[int] = set()
-    for way in _ways(span):
-        fits.update(way[: len(grammar.fitting([span.token_ids[i] for i in way]))])
-    return span.only(sorted(fits))
+    ways = [grammar.fitting([span.token_ids[i] for i in way]) for way in _ways(span)]
+    return with_tree(span.required(), *tree_of([way for way in ways if way]))
 
 
 def tree_rows(span: Span, first: SampleRow, grammar: GrammarState | None) -> list[SampleRow]:

@@ -37,13 +37,14 @@ class Medusa:
         ranks = np.arange(MAX_RANKS if companion.branches else 1)
         usual_JK = np.tile(0.5 / (1 + ranks) ** 2, (companion.num_heads, 1))
         self._right_JK, self._seen_JK = 2 * usual_JK, np.full_like(usual_JK, 2.0)
+        self._ways: dict[int, list[tuple[float, tuple[int, ...]]]] = {}  # by how many; what was learnt changes them
         self._num_rounds = 0
 
     def max_tokens(self, view: SequenceView) -> int:
         return MAX_NODES if self._companion.branches else self._companion.num_heads
 
     def survival(self, view: SequenceView, num_tokens: int) -> Sequence[float]:
-        return [chance for chance, _ in best_ways(self._chances(), num_tokens)]
+        return [chance for chance, _ in self._likeliest(num_tokens)]
 
     def observe(self, running: Sequence[SequenceView], plan: StepPlan, result: StepResult) -> None:
         """Keep the hidden state of each sequence's newest computed token that came to stay."""
@@ -66,17 +67,19 @@ class Medusa:
         assert fold is not None, "heads compute with hidden states"
         for request in ready:
             self._learn(request.view)
-        chances = self._chances()
-        ways = [way for _, way in best_ways(chances, max(request.num_tokens for request in ready))]
-        num_ranks = [0] * len(chances)
+        self._ways.clear()
+        ways = [way for _, way in self._likeliest(max(request.num_tokens for request in ready))]
+        num_heads, max_ranks = self._seen_JK.shape
+        num_ranks = [0] * num_heads
         for way in ways:
             num_ranks[len(way) - 1] = max(num_ranks[len(way) - 1], way[-1] + 1)
         if self._num_rounds % LEARN_ROUNDS == 0:
-            num_ranks = [len(ranks) for ranks in chances]
+            num_ranks = [max_ranks] * num_heads
         logits = fold(np.stack([self._hidden[request.view.seq_id][1] for request in ready]))
-        found: dict[int, Drafted] = {}
-        for (view, count, _), logits_JV in zip(ready, logits.reshape(len(ready), len(chances), -1), strict=True):
-            ranked = [self._best(*each) for each in zip(logits_JV, num_ranks, strict=True)]
+        logits_BJV = logits.reshape(len(ready), num_heads, -1)
+        first_BJ, found = logits_BJV.argmax(axis=2), dict[int, Drafted]()
+        for (view, count, _), first_J, logits_JV in zip(ready, first_BJ, logits_BJV, strict=True):
+            ranked = [self._best(*each) for each in zip(first_J, logits_JV, num_ranks, strict=True)]
             self._ranked[view.seq_id] = len(view.token_ids), ranked
             token_ids, parents = tree_of([[ranked[at][rank] for at, rank in enumerate(way)] for way in ways[:count]])
             found[view.seq_id] = Drafted(token_ids, parents=parents)
@@ -86,15 +89,18 @@ class Medusa:
         self._hidden.pop(view.seq_id, None)
         self._ranked.pop(view.seq_id, None)
 
-    def _best(self, logits_V: Vectors, count: int) -> list[int]:
-        """Return a head's likeliest tokens."""
-        best_K = largest(logits_V, count)[1] if count > 1 else np.atleast_1d(logits_V.argmax())[:count]
+    def _best(self, first: np.int64, logits_V: Vectors, count: int) -> list[int]:
+        """Return a head's likeliest tokens, of which the first is known."""
+        best_K = largest(logits_V, count)[1] if count > 1 else np.array([first][:count], dtype=np.int64)
         token_ids_V = self._companion.token_ids_V
         return (best_K if token_ids_V is None else token_ids_V[best_K]).tolist()
 
-    def _chances(self) -> list[list[float]]:
-        """Return how often each head's tokens are right where those before are, [head][rank], falling."""
-        return np.minimum.accumulate(self._right_JK / self._seen_JK, axis=1).tolist()
+    def _likeliest(self, count: int) -> list[tuple[float, tuple[int, ...]]]:
+        """Return the ways of a tree of `count` tokens, by how often each head's tokens were right."""
+        if count not in self._ways:
+            falling_JK = np.minimum.accumulate(self._right_JK / self._seen_JK, axis=1)
+            self._ways[count] = best_ways(falling_JK.tolist(), count)
+        return self._ways[count]
 
     def _learn(self, view: SequenceView) -> None:
         """Compare what the heads said last with what came, of tokens that were not drafted as well."""
