@@ -18,6 +18,7 @@ from drafting import TINY, Known, TreeOracle, known_outputs, prompts_of, verifie
 from planting import World
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.probe import find_native
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import EngineConfig, SpeculationConfig
 from ridgeline.core.params import StructuredOutputsParams
@@ -84,6 +85,18 @@ def test_a_tree_changes_no_output_of_any_family(family, tmp_path):
 def test_a_tree_changes_no_output_whatever_the_cache(family, kv_dtype, block_size, tmp_path):
     model = build(family, 3, tmp_path)
     assert on_is_off(str(tmp_path), prompts_of(model), GREEDY, block_size=block_size, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16"])
+def test_a_tree_changes_no_output_at_any_level(isa, dtype, tmp_path):
+    """Also where threads share the heads of few tokens, and the experts of a mixture."""
+    if isa not in find_native().module.runnable_levels():
+        pytest.skip(f"this machine does not run {isa}")
+    for family in ("gemma3_text", "deepseek_v3"):
+        model = build(family, 3, tmp_path / family)
+        options = {"isa": isa, "dtype": dtype, "num_threads": 2}
+        assert on_is_off(str(tmp_path / family), prompts_of(model), GREEDY, preempts=False, **options)
 
 
 @pytest.mark.parametrize("sampling", SAMPLED.values(), ids=SAMPLED)
