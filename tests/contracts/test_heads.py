@@ -1,5 +1,6 @@
 """Published heads that draft: they load, guess what a plain torch implementation guesses, and change no output."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -81,7 +82,7 @@ def without_feedback(self, *args, chain=NativeExecutable.chain, **more):
     """What a step computed is not what the next one reads."""
     features = self._features
     width = self._tape.view(self._taps[-1].buffer, 1).shape[1]
-    own, self._taps = self._taps, [features._replace(buffer=self._tape.buffer("tokens", width))]
+    own, self._taps = self._taps, [replace(features, buffer=self._tape.buffer("tokens", width))]
     try:
         return chain(self, *args, **more)
     finally:

@@ -209,7 +209,7 @@ def row_before(monkeypatch):
         trials = [row.trial for row in found]
         for i in range(1, len(found)):
             if trials[i] is not None:
-                found[i] = found[i]._replace(trial=trials[i]._replace(weights=trials[i - 1].weights))
+                found[i] = found[i]._replace(trial=trials[i]._replace(weights_V=trials[i - 1].weights_V))
         return found
 
     monkeypatch.setattr(Speculative, "rows", shifted)
