@@ -14,6 +14,8 @@
 #include <stdexcept>
 
 #include "bind/bind.h"
+#include "bind/chain.h"
+#include "bind/experts.h"
 #include "bind/gil.h"
 #include "bind/latent.h"
 #include "bind/matrix.h"
@@ -30,6 +32,8 @@ namespace ridgeline {
 namespace {
 
 constexpr int64_t kPending = -1;  // PENDING of core/step.py
+
+using Trials = std::pair<Array<const int64_t, 2>, Array<const float, 2>>;
 
 template <class T>
 T* pointer(uintptr_t address) {
@@ -122,42 +126,6 @@ class TapeBuilder {
     tape_.add(std::make_unique<Attention>(spec, memory, plan, at(q), at(out)));
   }
 
-  // `group_score`: "max" or "top2_sum".
-  void route(int logits, int ids, int weights, const std::string& scoring, bool normalize, float scale,
-             int64_t num_groups, int64_t top_groups, const std::string& group_score, uintptr_t bias) {
-    require(scoring == "softmax" || scoring == "sigmoid", "experts are scored by 'softmax' or 'sigmoid'");
-    require(group_score == "max" || group_score == "top2_sum", "groups are scored by 'max' or 'top2_sum'");
-    const int64_t count = at(logits)->width, top_k = at(ids)->width;
-    require(at(weights)->width == top_k, "a token has as many weights as experts");
-    require(0 < top_groups && top_groups <= num_groups && count % num_groups == 0, "the groups do not fit the experts");
-    require(top_k <= count / num_groups * top_groups, "a token has more experts than are in its groups");
-    tape_.need_scratch(Route::scratch_bytes(count));
-    tape_.add(std::make_unique<Route>(Route::Options{top_k, scoring == "softmax", normalize, scale, num_groups,
-                                                     top_groups, group_score == "top2_sum",
-                                                     pointer<const float>(bias)},
-                                      Route::Operands{at(logits), at(ids), at(weights)}));
-  }
-
-  // The matrices and biases are those of the first expert. `limit` > 0: the clamped gate of kernels/types.h.
-  void experts(int64_t num_experts, const NativeMatrix& gate_up, const NativeMatrix& down, int x, int ids, int weights,
-               int out, const std::string& activation, float limit, float alpha, uintptr_t gate_up_bias,
-               uintptr_t down_bias) {
-    require(num_experts >= at(ids)->width, "a token has more experts than there are");
-    require(gate_up.matrix.inputs == at(x)->width && down.matrix.outputs == at(out)->width &&
-                down.matrix.inputs <= gate_up.matrix.num_panels * kPanel / 2,
-            "the experts' matrices do not fit their rows");
-    const auto product = [](const NativeMatrix& matrix, EpilogueKind kind, uintptr_t bias) {
-      return Experts::Product{matrix.matrix, {kind, {}, 0.0f, pointer<const float>(bias), nullptr, 0}};
-    };
-    Experts::Product first = product(gate_up, EpilogueKind::gate, gate_up_bias);
-    first.epilogue.activation = activation_of(activation);
-    first.epilogue.limit = limit;
-    first.epilogue.alpha = alpha;
-    tape_.add(std::make_unique<Experts>(num_experts, first, product(down, EpilogueKind::store, down_bias),
-                                        Experts::Operands{at(x), at(ids), at(weights), at(out)},
-                                        tape_.experts_memory(), tape_.deterministic()));
-  }
-
   void gate_rows(int x, int gate, int out) { row_wise(RowWise::Function::gate_rows, x, gate, out, {}); }
 
   void lora(int x, int y, int out, uintptr_t a, uintptr_t b, int64_t count, int64_t rank) {
@@ -187,14 +155,28 @@ class TapeBuilder {
   const KernelTable& kernels() const { return kernels_; }
   Buffer* buffer(int index) { return at(index); }
 
+  // What `compute(tape, step)` returns of a step whose rows are sampled.
+  template <class Compute>
+  int64_t compute(const Array<const int64_t, 1>& block, const Array<float, 2>& logits, const Compute& compute) {
+    const std::unique_lock turn = take_turn();
+    following_.reset();
+    end_started();
+    step_ = &reader_.read(block, true);
+    require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
+    step_->logits = logits.data();
+    step_->logits_stride = (int64_t)logits.shape(1);
+    return compute(tape_, *step_);
+  }
+
   // Returns the highest slot of the cache that the step writes, or 0.
   int64_t run(const Array<const int64_t, 1>& block, Array<float, 2> logits, int64_t begin, int64_t end,
-              std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds) {
+              std::optional<Array<int64_t, 1>> sampled, std::optional<Array<double, 1>> seconds,
+              const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     require(0 <= begin && begin <= end && end <= tape_.size(), "the range is not within the tape");
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds);
+    double* const times = read(block, logits, sampled, seconds, trials);
     {
       const WithoutGil unlocked;
       tape_.run(*step_, begin, end, times);
@@ -203,12 +185,12 @@ class TapeBuilder {
   }
 
   void start(const Array<const int64_t, 1>& block, Array<float, 2> logits, Array<int64_t, 1> sampled,
-             std::optional<Array<double, 1>> seconds) {
+             std::optional<Array<double, 1>> seconds, const std::optional<Trials>& trials) {
     const std::unique_lock turn = take_turn();
     following_.reset();
     end_started();
-    double* const times = read(block, logits, sampled, seconds);
-    started_.emplace(Started{block, logits, sampled, seconds});
+    double* const times = read(block, logits, sampled, seconds, trials);
+    started_.emplace(Started{block, logits, sampled, seconds, trials});
     started_tapes().insert(&tape_);
     const WithoutGil unlocked;
     tape_.start(*step_, times);
@@ -218,7 +200,7 @@ class TapeBuilder {
               std::optional<Array<double, 1>> seconds) {
     const std::unique_lock turn = take_turn();
     require(started_.has_value(), "no step was started");
-    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds}, block.data()});
+    following_.emplace(Following{{Array<const int64_t, 1>(block), logits, sampled, seconds, {}}, block.data()});
   }
 
   // Returns what `run` does, of the step that was started, and whether the one that follows it was.
@@ -245,6 +227,7 @@ class TapeBuilder {
     Array<float, 2> logits;
     Array<int64_t, 1> sampled;
     std::optional<Array<double, 1>> seconds;
+    std::optional<Trials> trials;
   };
   // One that goes on from its tokens, which are written into its block.
   struct Following {
@@ -261,11 +244,13 @@ class TapeBuilder {
 
   // Makes the step of these arguments the one that is run; returns where its times go.
   double* read(const Array<const int64_t, 1>& block, const Array<float, 2>& logits,
-               const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds) {
+               const std::optional<Array<int64_t, 1>>& sampled, const std::optional<Array<double, 1>>& seconds,
+               const std::optional<Trials>& trials = {}) {
     step_ = &reader_.read(block, sampled.has_value());
     require(!sampled || (int64_t)sampled->shape(0) == step_->num_sample_rows, "one place per row to sample is needed");
     require((int64_t)logits.shape(0) == step_->num_rows, "one row of logits per row that needs them is needed");
     require(!seconds || (int64_t)seconds->shape(0) == tape_.size(), "one place per instruction is needed");
+    if (trials) reader_.verify(trials->first, trials->second);
     step_->logits = logits.data();
     step_->logits_stride = (int64_t)logits.shape(1);
     return seconds ? seconds->data() : nullptr;
@@ -370,16 +355,13 @@ void bind_runtime(nb::module_& module) {
       .def("heads", &TapeBuilder::heads, "q"_a.none(), "k"_a, "v"_a, "memory"_a, "group"_a, "q_norm"_a, "k_norm"_a,
            "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none(), "interleaved"_a = false, "offset"_a = 0)
       .def("attention", &TapeBuilder::attention, "spec"_a, "memory"_a, "group"_a, "q"_a, "out"_a)
-      .def("route", &TapeBuilder::route, "logits"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a, "scale"_a,
-           "num_groups"_a = 1, "top_groups"_a = 1, "group_score"_a = "max", "bias"_a = 0)
-      .def("experts", &TapeBuilder::experts, "num_experts"_a, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a,
-           "out"_a, "activation"_a, "limit"_a = 0.0f, "alpha"_a = 0.0f, "gate_up_bias"_a = 0, "down_bias"_a = 0)
       .def("gate_rows", &TapeBuilder::gate_rows, "x"_a, "gate"_a, "out"_a)
       .def("sample", &TapeBuilder::sample, "vocab_size"_a)
       .def("run", &TapeBuilder::run, "block"_a.noconvert(), "logits"_a, "begin"_a, "end"_a,
-           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "Returns the highest slot written, or 0.")
+           "sampled"_a.none() = nb::none(), "seconds"_a.none() = nb::none(), "trials"_a.none() = nb::none(),
+           "Returns the highest slot written, or 0.")
       .def("start", &TapeBuilder::start, "block"_a.noconvert(), "logits"_a, "sampled"_a, "seconds"_a.none() = nb::none(),
-           "Runs the step on the pool's other threads; its memory is in use until `finish`.")
+           "trials"_a.none() = nb::none(), "Runs the step on the pool's other threads; its memory is in use until `finish`.")
       .def("follow", &TapeBuilder::follow, "block"_a.noconvert(), "logits"_a, "sampled"_a,
            "seconds"_a.none() = nb::none(),
            "Has `finish` start this step too, its pending tokens being those that the one before has sampled.")
@@ -390,6 +372,8 @@ void bind_runtime(nb::module_& module) {
       .def("workspace_bytes", &TapeBuilder::workspace_bytes, "num_tokens"_a, "num_spans"_a, "num_rows"_a, "context"_a,
            "num_threads"_a, "The most that a step within these limits may need.")
       .def("__len__", &TapeBuilder::size);
+  chain_bindings::bind(tape);
+  expert_bindings::bind(tape);
   latent_bindings::bind(tape);
   recurrent_bindings::bind(module, tape);
 }

@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
+#include "bind/step.h"
 #include "kernels/sample/types.h"
 #include "runtime/isa.h"
 
@@ -34,7 +36,10 @@ struct AlignedDelete {
 std::vector<int64_t> sample(const std::string& level, const Logits& logits, const Column<int64_t>& logit_row,
                             const Column<float>& temperature, const Column<int32_t>& top_k,
                             const Column<double>& top_p, const Column<double>& min_p, const Column<uint64_t>& seed,
-                            const Column<uint64_t>& num_output, const std::optional<Masks>& masks) {
+                            const Column<uint64_t>& num_output, const std::optional<Masks>& masks,
+                            const std::optional<Array<const int64_t, 2>>& trials,
+                            const std::optional<Array<const float, 2>>& trial_weights,
+                            const std::optional<Array<float, 2>>& told) {
   const SampleKernels& kernels = kernels_of(level).sample;
   const size_t num_rows = logit_row.size();
   const int64_t vocab_size = (int64_t)logits.shape(1);
@@ -51,7 +56,7 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
                                 std::to_string(vocab_size));
   const std::unique_ptr<void, AlignedDelete> scratch(
       ::operator new((size_t)kernels.scratch_bytes(vocab_size), std::align_val_t(64)));
-  std::vector<int64_t> tokens;
+  std::vector<SampleRow> rows;
   for (size_t i = 0; i < num_rows; i++) {
     const int64_t r = logit_row.data()[i];
     if (r < 0 || r >= (int64_t)logits.shape(0))
@@ -63,9 +68,21 @@ std::vector<int64_t> sample(const std::string& level, const Logits& logits, cons
       row.mask_words = (int64_t)masks->shape(1);
       row.mask = masks->data() + (int64_t)i * row.mask_words;
     }
-    kernels.sample(row, logits.data() + r * vocab_size, vocab_size, scratch.get());
-    tokens.push_back(row.token);
+    if (told) row.told = told->data() + i * (size_t)vocab_size;
+    rows.push_back(row);
   }
+  require(!told || (told->shape(0) == num_rows && (int64_t)told->shape(1) == vocab_size), "each row tells all weights");
+  std::vector<Trial> drafted;
+  if (trials && trial_weights) add_trials(*trials, *trial_weights, rows, drafted);
+  std::vector<int64_t> tokens;
+  for (SampleRow& row : rows) {
+    if (!row.trial)
+      kernels.sample(row, logits.data() + row.logit_row * vocab_size, vocab_size, scratch.get());
+    else if (row.trial->block >= 0)
+      kernels.verify(&row, logits.data(), vocab_size, vocab_size, scratch.get());
+    // A row of a block has been decided with the first of it.
+  }
+  for (const SampleRow& row : rows) tokens.push_back(row.token);
   return tokens;
 }
 
@@ -75,8 +92,10 @@ void bind_sample(nb::module_& module) {
   module.def("sample", &sample, "level"_a, "logits"_a.noconvert(), "logit_row"_a.noconvert(),
              "temperature"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(),
              "seed"_a.noconvert(), "num_output"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
-             "Tokens sampled from rows of float32 logits [R, V] with the columns of "
-             "backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite.");
+             "trials"_a.noconvert() = nb::none(), "trial_weights"_a.noconvert() = nb::none(),
+             "told"_a.noconvert() = nb::none(), "Tokens sampled from rows of float32 logits [R, V] with the columns of "
+             "backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite. Drafted tokens are verified as "
+             "backends.step.Trials has them; `told` [rows, V] gets what the other rows are sampled from.");
 }
 
 }  // namespace ridgeline

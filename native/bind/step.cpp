@@ -70,6 +70,29 @@ void read_sample_rows(Words& words, const int64_t* header, int64_t num_rows, std
 
 }  // namespace
 
+void add_trials(const Array<const int64_t, 2>& rows, const Array<const float, 2>& weights,
+                std::vector<SampleRow>& sample_rows, std::vector<Trial>& trials) {
+  const size_t count = rows.shape(0), width = weights.shape(1);
+  require(rows.shape(1) == 3 && weights.shape(0) == count, "a trial is a row, a token and a length, with its weights");
+  trials.clear();
+  trials.reserve(count);
+  int64_t next = -1, left = 0;  // of a block: its next row, and how many there are
+  for (size_t k = 0; k < count; k++) {
+    const int64_t* trial = rows.data() + 3 * k;
+    const float* const from = weights.data() + k * width;
+    require(trial[0] >= 0 && trial[0] < (int64_t)sample_rows.size(), "a drafted token is not one of a row to sample");
+    require(trial[1] >= 0 && trial[1] < (int64_t)width && from[trial[1]] > 0, "a drafted token has no weight");
+    require(sample_rows[(size_t)trial[0]].temperature > 0, "a greedy row has no trial");
+    require(left > 0 ? trial[0] == next && trial[2] == -1 : trial[2] >= 0 && trial[2] <= kMaxBlock,
+            "the rows that are verified together follow each other");
+    left = left > 0 ? left - 1 : trial[2] > 0 ? trial[2] - 1 : 0;
+    next = trial[0] + 1;
+    trials.push_back({trial[1], from, (int64_t)width, trial[2]});
+    sample_rows[(size_t)trial[0]].trial = &trials.back();
+  }
+  require(left == 0, "the rows that are verified together follow each other");
+}
+
 Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   Words words(block.data(), block.shape(0));
   const int64_t* header = words.take(HEADER_WORDS);
@@ -113,6 +136,10 @@ Step& StepReader::read(const Array<const int64_t, 1>& block, bool samples) {
   step_.num_sample_rows = (int64_t)sample_rows_.size();
   step_.has_masks = header[8] > 0;
   return step_;
+}
+
+void StepReader::verify(const Array<const int64_t, 2>& rows, const Array<const float, 2>& weights) {
+  add_trials(rows, weights, sample_rows_, trials_);
 }
 
 }  // namespace ridgeline

@@ -110,6 +110,8 @@ struct SampleKernels {
   // one that they share.
   void (*sample_share)(SampleRow& row, const float* logits, int64_t vocab_size, void* own, void* all,
                        const SampleTeam& team);
+  // Decides a row with a trial, and those that are verified together with it; logits have `stride` floats a row.
+  void (*verify)(SampleRow* rows, const float* logits, int64_t stride, int64_t vocab_size, void* scratch);
 };
 
 struct ProbeKernels {

@@ -167,11 +167,16 @@ void Sample::run(const Worker& worker) {
     return;
   }
   int64_t index, end;
-  while (rows_.next(worker.index, index, end)) {
-    SampleRow& row = worker.step.sample_rows[index];
-    const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
-    worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);
-  }
+  while (rows_.next(worker.index, index, end)) decide(worker, worker.step.sample_rows + index);
+}
+
+void Sample::decide(const Worker& worker, SampleRow* row) const {
+  const float* logits = worker.step.logits;
+  const int64_t stride = worker.step.logits_stride;
+  if (!row->trial)
+    worker.kernels.sample.sample(*row, logits + row->logit_row * stride, vocab_size_, worker.scratch);
+  else if (row->trial->block >= 0)
+    worker.kernels.sample.verify(row, logits, stride, vocab_size_, worker.scratch);
 }
 
 void Sample::run_shared(const Worker& worker) {
@@ -180,11 +185,12 @@ void Sample::run_shared(const Worker& worker) {
   for (int64_t index = 0; index < worker.step.num_sample_rows; index++) {
     SampleRow& row = worker.step.sample_rows[index];
     const float* logits = worker.step.logits + row.logit_row * worker.step.logits_stride;
-    if (row.temperature > 0 && (row.top_k <= 0 || row.top_k >= vocab_size_)) {
+    const bool is_wide = row.temperature > 0 && (row.top_k <= 0 || row.top_k >= vocab_size_);
+    if (is_wide && !row.trial && !row.told) {
       if (index > 0) worker.barrier();  // worker 0 has used its scratch for the row before
       worker.kernels.sample.sample_share(row, logits, vocab_size_, worker.scratch, worker.first_scratch, team);
     } else if (index % worker.count == worker.index) {
-      worker.kernels.sample.sample(row, logits, vocab_size_, worker.scratch);
+      decide(worker, &row);
     }
   }
 }

@@ -141,6 +141,7 @@ class Sample final : public Instruction {
  private:
   // Decides fewer rows than workers: all of them weigh the tokens of one.
   void run_shared(const Worker& worker);
+  void decide(const Worker& worker, SampleRow* row) const;
 
   int64_t vocab_size_;
   Claims rows_;

@@ -118,9 +118,9 @@ class Rows:
 
     def softcap(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], cap: float) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')]: ...
 
-def sample(level: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], min_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> list[int]:
+def sample(level: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], min_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], masks: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, trials: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, trial_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, told: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> list[int]:
     """
-    Tokens sampled from rows of float32 logits [R, V] with the columns of backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite.
+    Tokens sampled from rows of float32 logits [R, V] with the columns of backends.step.SamplingMetadata, and a mask for each of them; -1 where a row is not finite. Drafted tokens are verified as backends.step.Trials has them; `told` [rows, V] gets what the other rows are sampled from.
     """
 
 def read_bandwidth(level: str, num_threads: int, buffer_bytes: int, repeats: int) -> list[float]:
@@ -291,18 +291,14 @@ class Tape:
 
     def attention(self, spec: AttentionSpec, memory: KvMemory, group: int, q: int, out: int) -> None: ...
 
-    def route(self, logits: int, ids: int, weights: int, scoring: str, normalize: bool, scale: float, num_groups: int = 1, top_groups: int = 1, group_score: str = 'max', bias: int = 0) -> None: ...
-
-    def experts(self, num_experts: int, gate_up: Matrix, down: Matrix, x: int, ids: int, weights: int, out: int, activation: str, limit: float = 0.0, alpha: float = 0.0, gate_up_bias: int = 0, down_bias: int = 0) -> None: ...
-
     def gate_rows(self, x: int, gate: int, out: int) -> None: ...
 
     def sample(self, vocab_size: int) -> None: ...
 
-    def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> int:
+    def run(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], begin: int, end: int, sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None = None, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, trials: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None) -> int:
         """Returns the highest slot written, or 0."""
 
-    def start(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None) -> None:
+    def start(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sampled: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None = None, trials: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None) -> None:
         """
         Runs the step on the pool's other threads; its memory is in use until `finish`.
         """
@@ -327,6 +323,15 @@ class Tape:
         """The most that a step within these limits may need."""
 
     def __len__(self) -> int: ...
+
+    def chain(self, block: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], block_size: int, vocab_size: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, features: tuple[int, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, told: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None = None, own_vocab: int = 0) -> int:
+        """
+        Runs a step, and further ones from what each samples, as many as `lengths` says: runtime/chain.h. Returns the highest slot written, or 0.
+        """
+
+    def route(self, logits: int, ids: int, weights: int, scoring: str, normalize: bool, scale: float, num_groups: int = 1, top_groups: int = 1, group_score: str = 'max', bias: int = 0) -> None: ...
+
+    def experts(self, num_experts: int, gate_up: Matrix, down: Matrix, x: int, ids: int, weights: int, out: int, activation: str, limit: float = 0.0, alpha: float = 0.0, gate_up_bias: int = 0, down_bias: int = 0) -> None: ...
 
     def latent_write(self, latent: int, key: int, memory: KvMemory, group: int) -> None: ...
 

@@ -1,5 +1,6 @@
 """Published heads that draft: they load, guess what a plain torch implementation guesses, and change no output."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,9 +12,10 @@ from test_drafts_in_the_engine import assert_same_outputs
 from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.native.executable import NativeExecutable
+from ridgeline.backends.step import ChainEnds
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.decoding.drafters import eagle
-from ridgeline.decoding.drafters.draft import DraftModel
 from ridgeline.engine import companion
 
 pytestmark = pytest.mark.skipif(
@@ -76,18 +78,29 @@ def test_texts_that_are_equal_but_for_their_first_token_share_nothing_of_a_head(
     assert not wrong
 
 
+def without_feedback(self, *args, chain=NativeExecutable.chain, **more):
+    """What a step computed is not what the next one reads."""
+    features = self._features
+    width = self._tape.view(self._taps[-1].buffer, 1).shape[1]
+    own, self._taps = self._taps, [replace(features, buffer=self._tape.buffer("tokens", width))]
+    try:
+        return chain(self, *args, **more)
+    finally:
+        self._taps = own
+
+
 PLANTED = {
-    "ids of the draft vocabulary are taken for the model's": (companion, "_translated", lambda token, ids: token),
+    "ids of the draft vocabulary are taken for the model's": (
+        companion,
+        "ChainEnds",
+        lambda size, ids: ChainEnds(size),
+    ),
     "hidden states are those of the token behind": (
         eagle._Hidden,
         "rows",
         lambda self, start, end, rows=eagle._Hidden.rows: np.roll(rows(self, start, end), 1, axis=0),
     ),
-    "a draft goes on with the model's hidden state": (
-        DraftModel,
-        "_run",
-        lambda self, *args, run=DraftModel._run: run(self, *args[:-1], np.ones_like(args[-1])),
-    ),
+    "a draft does not go on with the head's hidden state": (NativeExecutable, "chain", without_feedback),
 }
 
 
@@ -142,9 +155,9 @@ def test_a_head_on_the_reference_backend_and_with_rejection(target, tmp_path):
     drafter_of(llm).draft = telling
     llm.generate(prompts_of(target), SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True), use_tqdm=False)
     assert len(told) > 60
-    for token_id, weights in told:
-        assert weights.token_ids_N.tolist() == head.ids.tolist()
-        assert weights.weights_N[head.ids.tolist().index(token_id)] > 0
+    for token_id, weights_V in told:
+        assert np.flatnonzero(weights_V).tolist() == sorted(head.ids.tolist())
+        assert weights_V[token_id] > 0
     drafted = {token for _, tokens in found for token in tokens}
     assert drafted <= set(head.ids.tolist())
     assert len(drafted) > 10

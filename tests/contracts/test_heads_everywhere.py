@@ -101,7 +101,7 @@ def often_right(llm, known):
         ]
         return result._replace(samples=tuple(tokens))
 
-    drafter._run, drafter._companion.compute = watched, computed
+    drafter._run, drafter._companion.compute, drafter._companion.chain = watched, computed, None
 
 
 def drafting(model, speculate, known, **options):

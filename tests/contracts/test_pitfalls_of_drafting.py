@@ -22,7 +22,7 @@ from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import EngineConfig, SpeculationConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.core.step import DraftStats, SampledToken, SampleRow, StepPlan, StepResult, Weights
+from ridgeline.core.step import DraftStats, SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.drafters.draft import DraftModel
@@ -115,7 +115,7 @@ def joint(params=SAMPLED):
     sampled, _ = Sampler().sample(StepOutput(TARGET.copy()), rows)
     after = np.zeros((V, V))
     for last, token in enumerate(sampled):
-        after[last, token.weights.token_ids_N] = token.weights.weights_N / token.weights.weights_N.sum()
+        after[last] = token.weights / token.weights.astype(np.float64).sum()
     return np.einsum("a,ab,bc->abc", after[0], after, after)
 
 
@@ -148,13 +148,8 @@ def told_without_top_p(monkeypatch):
     below = speculative.Draft
 
     def raw(token_ids, evidence, method="", weights=(), parents=()):
-        whole = [Weights(np.arange(V), np.maximum(dense(w), w.weights_N.max() // 4)) for w in weights]
+        whole = [np.maximum(weights_V, weights_V.max() // 4) for weights_V in weights]
         return below(token_ids, evidence, method, whole, parents)
-
-    def dense(weights):
-        found = np.zeros(V, dtype=np.int64)
-        found[weights.token_ids_N] = weights.weights_N
-        return found
 
     monkeypatch.setattr(speculative, "Draft", raw)
 
@@ -214,7 +209,7 @@ def row_before(monkeypatch):
         trials = [row.trial for row in found]
         for i in range(1, len(found)):
             if trials[i] is not None:
-                found[i] = found[i]._replace(trial=trials[i]._replace(weights=trials[i - 1].weights))
+                found[i] = found[i]._replace(trial=trials[i]._replace(weights_V=trials[i - 1].weights_V))
         return found
 
     monkeypatch.setattr(Speculative, "rows", shifted)

@@ -140,6 +140,7 @@ def head_outputs(world, known, right):
         return draft(asked, max_catch_up)
 
     drafter._companion.compute, drafter.draft, drafter._run = forced, watched_draft, watched_run
+    drafter._companion.chain = None
     outputs = llm.generate(prompts_of(model), GREEDY, use_tqdm=False)
     return found, outputs, llm
 
@@ -195,7 +196,7 @@ def itself_after_wrong_rounds(model, off, known):
             whole.append(drafted == said[tuple(view.request.prompt_ids)][done : done + len(drafted)])
         return drafts
 
-    drafter.draft, drafter._companion.compute = watched, spoilt
+    drafter.draft, drafter._companion.compute, drafter._companion.chain = watched, spoilt, None
     assert completions(llm.generate(prompts_of(model), GREEDY, use_tqdm=False)) == completions(off)
     assert len(whole) > 10
     assert all(whole)
@@ -514,7 +515,7 @@ def a_shorter_context_silences_the_drafter(world):
         spans.extend(plan.spans)
         return compute(plan)
 
-    drafter_of(llm)._companion.compute = watched
+    drafter_of(llm)._companion.compute, drafter_of(llm)._companion.chain = watched, None
     assert completions(llm.generate(prompts_of(model), GREEDY, use_tqdm=False)) == completions(off)
     strategy = llm.engine.loop.scheduler.strategy
     assert strategy._failures == 0

@@ -31,7 +31,7 @@ def test_it_is_the_same_as_the_options(given, proposers, form):
 @pytest.mark.parametrize("key", KNOWN)
 def test_every_key_that_is_known_is_taken(key):
     values = {"method": "ngram", "model": "[ngram]", "adaptive": False, "suffix_decoding_min_token_prob": 0.25}
-    values |= {"draft_sample_method": "probabilistic", "lookahead_ngram": 4}
+    values |= {"draft_sample_method": "probabilistic", "rejection_sample_method": "block", "lookahead_ngram": 4}
     value = values.get(key, NEUTRAL.get(key, True if key in WITHOUT_MEANING else 3))
     before = EngineConfig.of("any", speculate="ngram").speculation
     after = EngineConfig.of("any", speculative_config={"method": "ngram", key: value}).speculation
@@ -53,12 +53,12 @@ def test_one_bound_of_a_lookup_moves_the_other():
         ({"method": "mtp", "model": "x"}, "method must be one of ngram, .*, got 'mtp'"),
         ({"method": "eagle3"}, "method eagle3 needs model"),
         ({"method": "medusa"}, "method medusa needs model"),
-        ({"method": "medusa", "model": "x", "rejection_sample_method": "typical"}, "must be 'standard', got 'typical'"),
+        ({"method": "medusa", "model": "x", "rejection_sample_method": "typical"}, "must be .*block.*, got 'typical'"),
         ({"method": "draft_model"}, "draft_model needs model"),
         ({"num_speculative_tokens": 4}, "lacks its method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be between 1 and 64, got 0"),
         ({"method": "ngram", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1, got 2"),
-        ({"method": "ngram", "rejection_sample_method": "synthetic"}, "must be 'standard', got 'synthetic'"),
+        ({"method": "ngram", "rejection_sample_method": "synthetic"}, "'synthetic' accepts wrong tokens"),
         ({"method": ["ngram"]}, "method must be one of"),
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline import SamplingParams
 from ridgeline.backends.step import StepOutput
-from ridgeline.core.step import SampleRow, Span, Trial, Weights
+from ridgeline.core.step import SampleRow, Span, Trial
 from ridgeline.decoding import rejection
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.random_sample import random_word
@@ -26,14 +26,12 @@ RARE = 1e-6  # a fair rule fails a test once in so many seeds, and the seeds are
 
 def weights(values):
     values = np.asarray(values, dtype=np.float64)
-    whole = np.floor(values / values.max() * 2**44).astype(np.int64)
-    (inside,) = np.nonzero(whole)
-    return Weights(inside, whole[inside])
+    return np.floor((values / values.max() * 2**44).astype(np.float32))
 
 
 def shares(some, size):
     dense = np.zeros(size)
-    dense[some.token_ids_N] = some.weights_N / some.weights_N.sum()
+    dense[: len(some)] = some / some.astype(np.float64).sum()
     return dense
 
 
@@ -103,9 +101,9 @@ def without_residual(target, trial, seed, num_output):
 def upside_down(target, trial, seed, num_output):
     """Accepts with q / p."""
     swapped = Trial(trial.token_id, target)
-    if rejection._is_accepted(trial.weights, swapped, random_word(seed ^ rejection.ACCEPTANCE, num_output)):
+    if rejection._is_accepted(trial.weights_V, swapped, random_word(seed ^ rejection.ACCEPTANCE, num_output)):
         return trial.token_id
-    residual = rejection.residual_weights(target, trial.weights)
+    residual = rejection.residual_weights(target, trial.weights_V)
     return rejection.sample(residual, random_word(seed ^ rejection.RESIDUAL, num_output))
 
 
@@ -113,7 +111,7 @@ def word_used_twice(target, trial, seed, num_output):
     """Accepts by the word that the draft was sampled with."""
     if rejection._is_accepted(target, trial, random_word(seed ^ rejection.PROPOSAL, num_output)):
         return trial.token_id
-    residual = rejection.residual_weights(target, trial.weights)
+    residual = rejection.residual_weights(target, trial.weights_V)
     return rejection.sample(residual, random_word(seed ^ rejection.RESIDUAL, num_output))
 
 
@@ -121,7 +119,7 @@ def two_sided_residual(target, trial, seed, num_output):
     """Samples from |p - q|, over the tokens of p."""
     if rejection._is_accepted(target, trial, random_word(seed ^ rejection.ACCEPTANCE, num_output)):
         return trial.token_id
-    p_V, q_V = shares(target, 64), shares(trial.weights, 64)
+    p_V, q_V = shares(target, 64), shares(trial.weights_V, 64)
     return rejection.sample(weights(np.abs(p_V - q_V)), random_word(seed ^ rejection.RESIDUAL, num_output))
 
 
@@ -204,7 +202,7 @@ def test_three_tokens_of_a_round_have_the_targets_joint_distribution():
 
 def first_rows_weights(rows, told):
     """q of the wrong row."""
-    return [rows[0], rows[1]._replace(trial=rows[1].trial._replace(weights=told[0])), rows[2]]
+    return [rows[0], rows[1]._replace(trial=rows[1].trial._replace(weights_V=told[0])), rows[2]]
 
 
 def bonus_from_the_row_before(rows, told):

@@ -162,7 +162,10 @@ static inline int64_t decide(const SampleRow& row, const Look& found, int64_t vo
   return draw(row, found, n, total, scratch);
 }
 
+static inline void sample_and_tell(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory);
+
 static inline void sample(SampleRow& row, const float* logits, int64_t vocab_size, void* scratch_memory) {
+  if (row.told) return sample_and_tell(row, logits, vocab_size, scratch_memory);
   const SampleScratch scratch(scratch_memory, vocab_size);
   const Look found = look(row, logits, vocab_size, scratch);
   row.token = found.token;

@@ -5,6 +5,18 @@
 
 namespace ridgeline {
 
+// The most rows that are verified together.
+inline constexpr int64_t kMaxBlock = 64;
+
+// A drafted token, and the whole numbers [size] that it was sampled from; later tokens have 0. `block`: 0 where it is
+// verified alone, else how many rows are from this one on, -1 in all but the first of these.
+struct Trial {
+  int64_t token;
+  const float* weights;
+  int64_t size;
+  int64_t block;
+};
+
 // Options of one row. `token` is the decision, -1 where the logits are not finite: NaN or +inf anywhere, or nothing
 // above -inf.
 struct SampleRow {
@@ -18,6 +30,8 @@ struct SampleRow {
   int64_t token;
   const uint64_t* mask = nullptr;  // bit i % 64 of word i / 64 allows token i; null: all are allowed
   int64_t mask_words = 0;          // tokens past the last word are not allowed
+  const Trial* trial = nullptr;    // null: the token is sampled
+  float* told = nullptr;           // [V] gets what the token is sampled from; null: nobody asks
 };
 
 // The workers that decide a row together; all wait at the barrier.

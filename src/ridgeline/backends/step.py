@@ -88,12 +88,24 @@ class SamplingMetadata:
     masks_MW: npt.NDArray[np.uint64]  # bit i % 64 of word i // 64 allows token i
 
 
+class Trials(NamedTuple):
+    """Drafted tokens that rows of `SamplingMetadata` verify, by the rules of `ridgeline.decoding.rejection`.
+
+    Each is the row, the token, and how many rows from this one on are verified together: 0 for a token of its own, -1
+    in all but the first of these rows, which follow each other.
+    """
+
+    rows_K3: IntArray
+    weights_KV: npt.NDArray[np.float32]  # what each was sampled from
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """Spans laid end to end, as views into `block`. `kv_length_S` is each sequence's length once the step has run.
 
     What is stored of a token may be stored a second time, for another span to find among its own: `echo_rows_E` are
     such tokens, in order, and each group has their slots. It is in place before anything of that span is.
+    `trials` lie beside the block.
     """
 
     block: IntArray
@@ -109,6 +121,7 @@ class StepBatch:
     copies_C3: IntArray  # (group, source block, target block), copied in this order before anything is written
     sampling: SamplingMetadata
     echo_rows_E: IntArray
+    trials: Trials | None = None
 
     @classmethod
     def lay_out(cls, memory: IntArray, shape: StepShape) -> "StepBatch":
@@ -254,5 +267,35 @@ class Overlapping(Executable, Protocol):
         """Return what was computed in the step that was started, and how long its parts took where that was asked.
 
         The last value tells whether the step that follows was started.
+        """
+        ...
+
+
+class ChainEnds(NamedTuple):
+    """Says what the sampled ids mean: `token_ids_V` instead of themselves; a token from `vocab_size` on ends a row."""
+
+    vocab_size: int
+    token_ids_V: IntArray | None = None
+
+
+class Chained(NamedTuple):
+    """What a chain of steps has sampled, -1 from where a row's tokens end, and what from where that was asked."""
+
+    token_ids_KD: IntArray
+    weights_KDV: npt.NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Chaining(Executable, Protocol):
+    """An Executable that goes on by itself with the tokens that it samples."""
+
+    def chain(
+        self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
+    ) -> Chained:
+        """Compute a step, then further ones from what each samples.
+
+        The rows to sample are of the last tokens of some spans, in order. `lengths_D`: of how many tokens each is the
+        first, the longest first; the tables have blocks for all. `features_TW` are for the first step, later steps
+        read its taps.
         """
         ...

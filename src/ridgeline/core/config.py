@@ -19,6 +19,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"]
 Task = Literal["auto", "generate", "embed"]
 DraftSampleMethod = Literal["match", "probabilistic"]
+RejectionSampleMethod = Literal["standard", "block"]
 InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
@@ -188,6 +189,10 @@ class SpeculationConfig:
         "How a draft model's tokens are accepted: match keeps outputs as they are without drafts; probabilistic "
         "samples drafts apart and rejects, which accepts more of requests without a seed.",
     )
+    rejection_sample_method: RejectionSampleMethod = option(
+        "standard",
+        "How probabilistic drafts are accepted: standard one by one; block together, never fewer on average.",
+    )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)
     suffix_decoding_max_tree_depth: int = option(24, "Matching tokens that suffix tells from fewer.", low=2, high=256)
@@ -356,6 +361,7 @@ class EngineOptions(TypedDict, total=False):
     num_speculative_tokens: int
     adaptive_speculation: bool
     draft_sample_method: DraftSampleMethod
+    rejection_sample_method: RejectionSampleMethod
     prompt_lookup_min: int
     prompt_lookup_max: int
     suffix_decoding_max_tree_depth: int

@@ -10,13 +10,13 @@ from ridgeline.core.errors import ConfigError
 SAME = (
     *("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
-    *("draft_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
+    *("draft_sample_method", "rejection_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
 )
 METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"}
 WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
-NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard"}
+NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1}
 KNOWN = ("method", "model", "adaptive", *SAME, *WITHOUT_MEANING, *NEUTRAL)
 
 
@@ -30,6 +30,9 @@ def speculation_options(given: str | Mapping[str, object]) -> dict[str, Any]:
             raise ConfigError(f"speculative_config: unknown key {name!r}; {hint}")
         if name in NEUTRAL and value not in (None, NEUTRAL[name]):
             raise ConfigError(f"speculative_config: {name} must be {NEUTRAL[name]!r}, got {value!r}")
+    if keys.get("rejection_sample_method") == "synthetic":
+        fix = "drafts that are right at a given rate are measured by python -m benchmarks.speculation.oracle"
+        raise ConfigError(f"speculative_config: rejection_sample_method 'synthetic' accepts wrong tokens; {fix}")
     options: dict[str, Any] = {name: keys[name] for name in SAME if keys.get(name) is not None}
     if "prompt_lookup_max" in options and "prompt_lookup_min" not in options:
         options["prompt_lookup_min"] = min(2, options["prompt_lookup_max"])

@@ -145,18 +145,19 @@ class BlockCopy:
     target: int
 
 
-class Weights(NamedTuple):
-    """Holds a distribution after all processors: a whole number of each token id [N], ascending; others have 0."""
-
-    token_ids_N: IntArray
-    weights_N: IntArray
+Weights = npt.NDArray[np.float32]
+"""A distribution after all processors [V]: a whole number of each token; tokens past the end have 0."""
 
 
 class Trial(NamedTuple):
-    """A drafted token that was sampled from `weights`, where its own is above 0."""
+    """A drafted token that was sampled from `weights_V`, where its own is above 0.
+
+    `joint`: it is verified together with those of the sequence's other rows that are.
+    """
 
     token_id: int
-    weights: Weights
+    weights_V: Weights
+    joint: bool = False
 
 
 class SampleRow(NamedTuple):

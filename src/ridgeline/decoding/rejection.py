@@ -2,65 +2,100 @@
 
 A token x that was sampled from q is accepted with probability min(1, p(x) / q(x)); otherwise one is sampled from what p
 has more than q, max(p - q, 0). Either way the outcome is distributed as p, and the chance to accept, 1 - TV(p, q), is
-the largest that there is (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+the largest that there is (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
+
+Block verification (Sun et al., 2403.10444) accepts x_1 .. x_k together, never fewer of them on average: what p likes
+more in one place makes up for what it likes less in another.
+
+    a_0 = 1, a_i = min(a_(i-1) p_i(x_i) / q_i(x_i), 1)       S_i = sum of max(a_i p_(i+1) - q_(i+1), 0)
+    b_i = S_i / (S_i + 1 - a_i), b_k = a_k                   t = the last i with u_i < b_i, or 0
+    then a token from p_(k+1) where t = k, otherwise from max(a_t p_(t+1) - q_(t+1), 0)
 
 p and q are whole numbers, those that `random_sample` takes a token from, after all processors. The three random numbers
 of a position are words of streams of their own, so that none is used for two purposes:
 
     proposal  word(seed ^ PROPOSAL, n)    accept  word(seed ^ ACCEPTANCE, n)    residual  word(seed ^ RESIDUAL, n)
+
+`native/kernels/sample/verify.h` computes the same numbers.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ridgeline.core.step import Trial, Weights
+from ridgeline.core.step import IntArray, Trial, Weights
 from ridgeline.decoding.random_sample import random_word
 
 PROPOSAL: Final = 0x5851F42D4C957F2D
 ACCEPTANCE: Final = 0xD1342543DE82EF95
 RESIDUAL: Final = 0xAF251AF3B0F025B5
 _RESIDUAL_ONE = 2.0**44
+_MASS_ONE = 2**62
 
 
-def sample(weights: Weights, word: int) -> int:
-    """Return the token that `word`, 64 random bits, takes from `weights`; at least one of them is above 0."""
-    cdf_N = np.cumsum(weights.weights_N)
-    target = word * int(cdf_N[-1]) >> 64
-    return int(weights.token_ids_N[np.searchsorted(cdf_N, target, side="right")])
+def sample(weights_V: Weights | IntArray, word: int) -> int:
+    """Return the token that `word`, 64 random bits, takes from `weights_V`; at least one of them is above 0."""
+    cdf_V = np.cumsum(weights_V.astype(np.int64))
+    target = word * int(cdf_V[-1]) >> 64
+    return int(np.searchsorted(cdf_V, target, side="right"))
 
 
-def verify(target: Weights, trial: Trial, seed: int, num_output: int) -> int:
+def verify(target_V: Weights, trial: Trial, seed: int, num_output: int) -> int:
     """Return the drafted token if it is accepted, else one from the residual distribution: never the drafted one."""
-    if _is_accepted(target, trial, random_word(seed ^ ACCEPTANCE, num_output)):
+    if _is_accepted(target_V, trial, random_word(seed ^ ACCEPTANCE, num_output)):
         return trial.token_id
-    residual = residual_weights(target, trial.weights)
-    if not residual.weights_N.any():  # p and q differ by less than the rounding
+    residual_V = residual_weights(target_V, trial.weights_V)
+    if not residual_V.any():  # p and q differ by less than the rounding
         return trial.token_id
-    return sample(residual, random_word(seed ^ RESIDUAL, num_output))
+    return sample(residual_V, random_word(seed ^ RESIDUAL, num_output))
 
 
-def residual_weights(target: Weights, proposal: Weights) -> Weights:
-    """Return max(p - q, 0) over the tokens of `target`, in 44 bits."""
-    share_N = target.weights_N / int(target.weights_N.sum())
-    place_N = np.searchsorted(proposal.token_ids_N, target.token_ids_N)
-    place_N = np.minimum(place_N, len(proposal.token_ids_N) - 1)
-    is_same_N = proposal.token_ids_N[place_N] == target.token_ids_N
-    drafted_N = np.where(is_same_N, proposal.weights_N[place_N] / int(proposal.weights_N.sum()), 0.0)
-    more_N = np.maximum(share_N - drafted_N, 0.0)
-    most = more_N.max()
-    scaled_N = more_N * (_RESIDUAL_ONE / most) if most > 0 else more_N
-    return Weights(target.token_ids_N, scaled_N.astype(np.int64))
+def verify_block(targets: Sequence[Weights], trials: Sequence[Trial], seed: int, num_output: int) -> list[int]:
+    """Return a token for each of `trials`, verified together; those behind the first that was not drafted are void."""
+    count, accepted, kept = len(trials), 0, [1.0]
+    for i, (target_V, trial) in enumerate(zip(targets, trials, strict=True)):
+        mass = int((_excess(target_V, trial.weights_V, kept[i]) * _MASS_ONE).astype(np.int64).sum())
+        if i and is_block_accepted(kept[i], mass, random_word(seed ^ ACCEPTANCE, num_output + i - 1)):
+            accepted = i
+        p, q = (whole_V[trial.token_id] / _total(whole_V) for whole_V in (target_V, trial.weights_V))
+        kept.append(min(kept[i] * float(p) / float(q), 1.0))
+    if random_word(seed ^ ACCEPTANCE, num_output + count - 1) < int(kept[-1] * _MASS_ONE) << 2:
+        accepted = count
+    tokens = [trial.token_id for trial in trials]
+    for i in range(accepted, count):
+        residual_V = residual_weights(targets[i], trials[i].weights_V, kept[i])
+        if residual_V.any():  # else p and q differ by less than the rounding
+            tokens[i] = sample(residual_V, random_word(seed ^ RESIDUAL, num_output + i))
+            break
+    return tokens
 
 
-def _is_accepted(target: Weights, trial: Trial, word: int) -> bool:
+def is_block_accepted(kept: float, mass: int, word: int) -> bool:
+    """Tell whether tokens of which `kept` is accepted are, where the residual behind them sums up to `mass` / 2^62."""
+    return kept >= 1 or word * (mass + _MASS_ONE - int(kept * _MASS_ONE)) < mass << 64
+
+
+def residual_weights(target_V: Weights, proposal_V: Weights, kept: float = 1.0) -> IntArray:
+    """Return max(kept * p - q, 0) in 44 bits."""
+    more_V = _excess(target_V, proposal_V, kept)
+    most = more_V.max()
+    return (more_V * (_RESIDUAL_ONE / most) if most > 0 else more_V).astype(np.int64)
+
+
+def _excess(target_V: Weights, proposal_V: Weights, kept: float) -> npt.NDArray[np.float64]:
+    """Return max(kept * p - q, 0), as shares."""
+    more_V = kept * (target_V.astype(np.float64) / _total(target_V))
+    more_V[: len(proposal_V)] -= proposal_V.astype(np.float64) / _total(proposal_V)
+    return np.maximum(more_V, 0.0)
+
+
+def _is_accepted(target_V: Weights, trial: Trial, word: int) -> bool:
     """Compare word / 2^64 with p(x) / q(x), in whole numbers of any size."""
-    p, q = _weight(target, trial.token_id), _weight(trial.weights, trial.token_id)
-    p_total, q_total = int(target.weights_N.sum()), int(trial.weights.weights_N.sum())
-    return word * q * p_total < (p * q_total << 64)
+    p, q = int(target_V[trial.token_id]), int(trial.weights_V[trial.token_id])
+    return word * q * _total(target_V) < (p * _total(trial.weights_V) << 64)
 
 
-def _weight(weights: Weights, token_id: int) -> int:
-    place = int(np.searchsorted(weights.token_ids_N, token_id))
-    found = place < len(weights.token_ids_N) and int(weights.token_ids_N[place]) == token_id
-    return int(weights.weights_N[place]) if found else 0
+def _total(weights_V: Weights) -> int:
+    return int(weights_V.astype(np.int64).sum())

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ridgeline.backends.step import SamplingMetadata, StepOutput
+from ridgeline.backends.step import SamplingMetadata, StepOutput, Trials
 from ridgeline.core.arrays import Array
 from ridgeline.core.step import Mask, PromptLogprobRow, SampledToken, SampleRow, TokenLogprob, Weights
 from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
 from ridgeline.decoding.random_sample import integer_weights, random_sample, random_word
-from ridgeline.decoding.rejection import sample, verify
+from ridgeline.decoding.rejection import sample, verify, verify_block
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
@@ -40,6 +40,7 @@ class _InStep:
     sampling: SamplingMetadata
     bare: bool  # all are plain, and of none more than its token is wanted
     masks: list[Mask]  # of the plain rows that have one
+    drafted: list[list[int]]  # the plain rows with a trial, in groups that are verified together
     before: Sequence[SampleRow] = ()  # the rows that `rows` follow
 
 
@@ -75,7 +76,9 @@ class Sampler:
             sampling = _metadata([rows[i] for i in plain])
         masks = [mask for i in plain if (mask := rows[i].allowed) is not None]
         bare = len(plain) == len(rows) and all(row.params.logprobs is None for row in rows)
-        self._last = self._recent[len(rows)] = _InStep(rows, [row.seq_id for row in rows], plain, sampling, bare, masks)
+        drafted = _together(rows, [i for i in plain if rows[i].trial is not None])
+        of_rows = ([row.seq_id for row in rows], plain, sampling, bare, masks, drafted)
+        self._last = self._recent[len(rows)] = _InStep(rows, *of_rows)
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return sampling
@@ -84,6 +87,19 @@ class Sampler:
         """Write what the rows whose metadata were asked for last may be, into theirs or a copy."""
         if self._last is not None and self._last.masks:
             np.stack(self._last.masks, out=sampling.masks_MW)
+
+    def trials(self) -> Trials | None:
+        """Return the drafted tokens of the rows whose metadata were asked for last, where the backend verifies some."""
+        if self._last is None or not self._last.drafted:
+            return None
+        rows, plain, drafted = self._last.rows, self._last.plain, self._last.drafted
+        place = {i: at for at, i in enumerate(plain)}
+        rows_K3: list[tuple[int, int, int]] = []
+        for group in drafted:
+            lengths = [len(group), *[-1] * (len(group) - 1)] if _is_joint(rows[group[0]]) else [0]
+            rows_K3 += [(place[i], trial.token_id, n) for i, n in zip(group, lengths) if (trial := rows[i].trial)]
+        weights = [trial.weights_V for group in drafted for i in group if (trial := rows[i].trial)]
+        return Trials(np.array(rows_K3, dtype=np.int64), np.stack(weights))
 
     @property
     def in_step(self) -> bool:
@@ -124,7 +140,11 @@ class Sampler:
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
         """Return the indices of the rows that need nothing but their logits and the parameters of SamplingMetadata."""
         others = self._not_in_step
-        return [i for i, row in enumerate(rows) if not _is_weighed(row) and not any(p.uses(row) for p in others)]
+        plain = [i for i, row in enumerate(rows) if not row.tells_weights and not any(p.uses(row) for p in others)]
+        if len(plain) == len(rows) or not any(map(_is_joint, rows)):
+            return plain
+        apart = {row.seq_id for row in rows if any(p.uses(row) for p in others)}  # what is verified together stays so
+        return [i for i in plain if rows[i].seq_id not in apart]
 
     def _decide_all(
         self, logits_RV: Array, rows: Sequence[SampleRow], pending: Sequence[int], token_ids: list[int]
@@ -133,15 +153,20 @@ class Sampler:
         weights: dict[int, Weights] = {}
         with np.errstate(all="ignore"):  # what is not finite is found in the outcome
             sound = _sound(logits_RV, rows, pending)
-            for i in [i for i in sound if _is_weighed(rows[i])]:
-                row, found = rows[i], self._weigh(logits_RV, rows[i])
-                if found is None:
-                    continue
-                if row.trial is not None:
-                    token_ids[i] = verify(found, row.trial, row.seed, row.num_output)
+            weighed = [i for i in sound if _is_weighed(rows[i])]
+            found = {i: weights_V for i in weighed if (weights_V := self._weigh(logits_RV, rows[i])) is not None}
+            for i in found:
+                if rows[i].tells_weights:
+                    token_ids[i], weights[i] = sample(found[i], random_word(rows[i].seed, rows[i].num_output)), found[i]
+            for group in _together(rows, [i for i in found if rows[i].trial is not None]):
+                first, trials = rows[group[0]], [trial for i in group if (trial := rows[i].trial) is not None]
+                given = (first.seed, first.num_output)
+                if _is_joint(first):
+                    decided = verify_block([found[i] for i in group], trials, *given)
                 else:
-                    token_ids[i] = sample(found, random_word(row.seed, row.num_output))
-                    weights[i] = found
+                    decided = [verify(found[group[0]], trials[0], *given)]
+                for i, token_id in zip(group, decided, strict=True):
+                    token_ids[i] = token_id
             for group in _same_path(rows, [i for i in sound if not _is_weighed(rows[i])]):
                 for i, token_id in zip(group, self._decide(logits_RV, [rows[i] for i in group])):
                     token_ids[i] = token_id
@@ -158,8 +183,9 @@ class Sampler:
         logits_1C = _apply(_used(self._truncations, [row]), logits_1C, [row])
         if not np.isfinite(logits_1C.max()):
             return None
-        weights_C = integer_weights(logits_1C)[0, :]
-        return Weights(token_ids_C[weights_C > 0], weights_C[weights_C > 0])
+        weights_V = np.zeros(logits_RV.shape[1], dtype=np.float32)
+        weights_V[token_ids_C] = integer_weights(logits_1C)[0, :]
+        return weights_V
 
     def _decide(self, logits_RV: Array, rows: Sequence[SampleRow]) -> list[int]:
         """Return the token ids of `rows`, all of one path; _NO_TOKEN where processing left nothing finite."""
@@ -255,6 +281,21 @@ def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int
 def _is_weighed(row: SampleRow) -> bool:
     """Tell whether a row's token is decided by the distribution as such."""
     return row.trial is not None or row.tells_weights
+
+
+def _is_joint(row: SampleRow) -> bool:
+    return row.trial is not None and row.trial.joint
+
+
+def _together(rows: Sequence[SampleRow], drafted: Sequence[int]) -> list[list[int]]:
+    """Group the indices of `drafted` rows by what is verified together: rows of a sequence that follow each other."""
+    groups: list[list[int]] = []
+    for i in drafted:
+        if groups and _is_joint(rows[i]) and i == groups[-1][-1] + 1 and rows[i].seq_id == rows[i - 1].seq_id:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
 
 
 def _is_narrow(row: SampleRow) -> bool:

@@ -13,14 +13,14 @@ import numpy as np
 
 from ridgeline.backends.base import Backend, BackendPlan, ModelSource
 from ridgeline.backends.select import select
-from ridgeline.backends.step import Executable
+from ridgeline.backends.step import ChainEnds, Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice, EngineConfig, SpeculationConfig
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
-from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors, Weights
-from ridgeline.decoding.drafters import Companion
+from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
+from ridgeline.decoding.drafters import Companion, translated
 from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
@@ -77,6 +77,7 @@ class CompanionPlan:
         opened = self.plan.open(for_context(self.model.program, sizing.max_model_len), sizing.layout, executable)
         executor = InlineExecutor(opened, Sampler(), sizing.layout, clock)
         compute, fold, source = executor.compute, None, self.source
+        chain = partial(executor.chain, ChainEnds(self.vocab_size, source.token_ids_V if source else None))
         if source is not None:
             if source.fold is not None and self.fold is not None:
                 opened = self.fold.open(source.fold, nothing, executable)
@@ -87,7 +88,8 @@ class CompanionPlan:
         of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, self.branches)
+        of_target = (self.branches, chain)
+        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *of_target)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
         length = own.max_model_len
@@ -181,12 +183,8 @@ def _renamed(compute: Callable[[StepPlan], StepResult], token_ids_V: IntArray, p
 
 def _translated(token: SampledToken, token_ids_V: IntArray) -> SampledToken:
     """Return the token by its id in the model, with what it was sampled from."""
-    weights = token.weights
-    if weights is not None:
-        ids_N = token_ids_V[weights.token_ids_N]
-        order = np.argsort(ids_N)
-        weights = Weights(ids_N[order], weights.weights_N[order])
-    return token._replace(token_id=int(token_ids_V[token.token_id]), weights=weights)
+    weights_V = None if token.weights is None else translated(token.weights, token_ids_V)
+    return token._replace(token_id=int(token_ids_V[token.token_id]), weights=weights_V)
 
 
 def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> Mapping[str, Array]:

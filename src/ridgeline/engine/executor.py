@@ -5,13 +5,13 @@ something else; other executors put a device, a process or a gang of machines be
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ridgeline.backends.step import Executable, Overlapping, StepBatch, StepOutput
+from ridgeline.backends.step import Chained, ChainEnds, Chaining, Executable, Overlapping, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.clock import Clock
 from ridgeline.core.config import Choice
@@ -99,6 +99,7 @@ class InlineExecutor:
     def __init__(self, executable: Executable, sampler: Sampler, layout: CacheLayout, clock: Clock) -> None:
         self.observer: StepObserver | None = None
         self._executable = executable
+        self._chaining = executable if isinstance(executable, Chaining) else None  # to ask takes as long as to plan
         self._sampler = sampler
         self._layout = layout
         self._batches = BatchBuilder(layout)
@@ -130,13 +131,31 @@ class InlineExecutor:
             self._forget()
             raise
 
+    def chain(self, ends: ChainEnds, plan: StepPlan, lengths: Sequence[int], *, tells: bool) -> Chained | None:
+        """Compute a plan and those that follow from what each samples, as `Chaining` has it; its rows sample plainly.
+
+        None, with nothing done, where some rows need more than that, or the executable does not go on by itself.
+        """
+        if self._chaining is None:
+            return None
+        sampling = self._sampler.sampling_metadata(plan.samples)
+        if not self._sampler.in_step:
+            return None
+        try:
+            batch = self._batches.build(plan, sampling)
+            return self._chaining.chain(batch, np.array(lengths), ends, plan.features_TW, tells=tells)
+        except Exception:
+            self._forget()
+            raise
+
     @property
     def _times_ops(self) -> bool:
         return self.observer is not None and self.observer.times_ops
 
     def _built(self, plan: StepPlan) -> StepBatch:
         sampling = self._sampler.sampling_metadata(plan.samples, follows=self._batches.goes_on(plan))
-        return self._batches.build(plan, sampling)
+        batch, trials = self._batches.build(plan, sampling), self._sampler.trials()
+        return batch if trials is None else replace(batch, trials=trials)
 
     def _forget(self) -> None:
         """Forget how a step was laid out that failed: it may be half written, and is not to be built upon."""

@@ -15,7 +15,7 @@ from ridgeline.backends.native.settings import NativeSettings
 from ridgeline.backends.native.timings import TapeTimings
 from ridgeline.backends.native.warm_cache import CacheWarmer
 from ridgeline.backends.native.weights import NativeWeights, Store
-from ridgeline.backends.step import IntArray, StepBatch, StepOutput
+from ridgeline.backends.step import Chained, ChainEnds, IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice
 from ridgeline.core.dtypes import Array
@@ -150,7 +150,7 @@ class NativeExecutable:
         self._following = None
         self._copy_blocks(step)
         self._started = started = self._laid(step, timed)
-        self._tape.start(step.block, *started[1:])
+        self._tape.start(step.block, *started[1:], step.trials)
 
     def follow(self, step: StepBatch, *, timed: bool = False) -> bool:
         """Make `finish` start this step as well; return False where results in the tape's buffers would be lost."""
@@ -176,6 +176,22 @@ class NativeExecutable:
         ops = () if seconds is None else self._timings.of(seconds.tolist())
         return self._output(step, logits, sampled_token_ids), ops, goes_on
 
+    def chain(
+        self, step: StepBatch, lengths_D: IntArray, ends: ChainEnds, features_TW: Array | None, *, tells: bool
+    ) -> Chained:
+        """Compute a step and those that follow from what each samples, as `Chaining` has it, in one call."""
+        self._copy_blocks(step)
+        token_ids_KD = np.empty((lengths_D[0], len(lengths_D)), dtype=np.int64)
+        weights_KDV = np.empty((*token_ids_KD.shape, self._program.vocab_size), dtype=np.float32) if tells else None
+        features = None
+        if self._features is not None and features_TW is not None:
+            features = (self._features.buffer, self._taps[-1].buffer, features_TW)
+        logits, size = self._room(len(step.logit_rows_R)), self._layout.block_size
+        of_tokens = (ends.vocab_size, ends.token_ids_V, features, weights_KDV, self._program.vocab_size)
+        highest_slot = self._tape.chain(step.block, logits, lengths_D, token_ids_KD, size, *of_tokens)
+        self._warmer.stay_ahead(highest_slot)
+        return Chained(token_ids_KD, weights_KDV)
+
     def _laid(self, step: StepBatch, timed: bool) -> Started:
         """Return the step with room for its results."""
         sampled_token_ids = np.empty(len(step.sampling.logit_row), np.int64)
@@ -186,7 +202,9 @@ class NativeExecutable:
         self._copy_blocks(step)
         logits = self._room(len(step.logit_rows_R))
         sampled_token_ids = np.empty(len(step.sampling.logit_row), dtype=np.int64)
-        highest_slot = self._tape.run(step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds)
+        highest_slot = self._tape.run(
+            step.block, logits, 0, self._sample_at + 1, sampled_token_ids, seconds, step.trials
+        )
         self._warmer.stay_ahead(highest_slot)
         return self._output(step, logits, sampled_token_ids)
 

@@ -9,10 +9,22 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
+import numpy as np
+
+from ridgeline.backends.step import Chained
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.config import Choice
 from ridgeline.core.step import IntArray, StepPlan, StepResult, Vectors, Weights
 from ridgeline.decoding.strategy import SequenceView
+
+
+class Chain(Protocol):
+    """Computes a plan, and those that follow from what each samples: tokens of so many for each row to sample.
+
+    None, with nothing done, where it takes a step at a time.
+    """
+
+    def __call__(self, plan: StepPlan, lengths: Sequence[int], *, tells: bool) -> Chained | None: ...
 
 
 @dataclass(slots=True)
@@ -34,6 +46,7 @@ class Companion:
     num_heads: int = 0
     token_ids_V: IntArray | None = None  # None: those of the target
     branches: bool = True  # whether the target verifies trees
+    chain: Chain | None = None
 
 
 class DraftRequest(NamedTuple):
@@ -89,6 +102,13 @@ class TreeDrafter(Drafter, Protocol):
         """Return the chance that each of so many tokens is accepted, with all on its way: the likeliest first, in
         which order they are drafted."""
         ...
+
+
+def translated(weights_V: Weights, token_ids_V: IntArray) -> Weights:
+    """Return a head's distribution by the ids of the model."""
+    found_V = np.zeros(token_ids_V.max() + 1, dtype=np.float32)
+    found_V[token_ids_V] = weights_V[: len(token_ids_V)]
+    return found_V
 
 
 def build_drafter(name: str, companion: Companion) -> Drafter:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ridgeline.core import step
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest
+from ridgeline.decoding.drafters import Companion, Drafted, DraftRequest, translated
 from ridgeline.decoding.rejection import PROPOSAL
 from ridgeline.decoding.strategy import SequenceView, row_after, sample_row
 
@@ -73,6 +73,7 @@ class DraftModel:
         """Do nothing: the text says it all."""
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
+        asked = sorted(asked, key=lambda request: -request.num_tokens)  # as chains want them
         members = {request.view.seq_id for request in asked}
         spans: list[step.Span] = []
         copies: list[step.BlockCopy] = []
@@ -91,14 +92,21 @@ class DraftModel:
         if not spans:
             return {}
         tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
-        self._run(spans, copies, chains, [chain.row for chain in chains], tables, 0, self._features(spans))
+        rows, features_TW = [chain.row for chain in chains], self._features(spans)
+        is_whole = self._chain(spans, copies, chains, rows, tables, features_TW)
+        if not is_whole:
+            self._run(spans, copies, chains, rows, tables, 0, features_TW)
         by_id = {request.view.seq_id: self._text(request.view) for request in asked}
         for span in spans:
             resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
             resident.num_computed = final
             resident.drafted.extend(span.token_ids[final - span.start :])
             self._cache.commit(span.seq_id, by_id[span.seq_id], final)
-        self._follow(chains)
+        if is_whole:
+            for chain in chains:  # what they computed of what they sampled
+                self._residents[chain.view.seq_id].drafted.extend(chain.token_ids[: chain.num_tokens - 1])
+        else:
+            self._follow(chains)
         return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
 
     def forget(self, view: SequenceView) -> None:
@@ -184,6 +192,36 @@ class DraftModel:
         self._silent.add(view.seq_id)
         return False
 
+    def _chain(
+        self,
+        spans: Sequence[step.Span],
+        copies: Sequence[step.BlockCopy],
+        chains: Sequence[_Chain],
+        rows: Sequence[step.SampleRow],
+        tables: tuple[tuple[step.BlockTable, ...], ...],
+        features_TW: step.Vectors | None,
+    ) -> bool:
+        """Compute a step and all that follows of `chains` in one call; False, with nothing done, if it cannot be."""
+        if self._companion.chain is None or not chains:
+            return False
+        tells = any(row.tells_weights for row in rows)
+        plain = [row._replace(tells_weights=False) for row in rows] if tells else rows
+        plan = step.StepPlan(self._step + 1, spans, tables, tuple(copies), plain, features_TW=features_TW)
+        chained = self._companion.chain(plan, [chain.num_tokens for chain in chains], tells=tells)
+        if chained is None:
+            return False
+        self._step += 1
+        for index, (chain, token_ids) in enumerate(zip(chains, chained.token_ids_KD.T.tolist(), strict=True)):
+            chain.token_ids += token_ids[: token_ids.index(-1)] if -1 in token_ids else token_ids
+            if chained.weights_KDV is not None and chain.row.tells_weights:
+                chain.weights += map(self._common, chained.weights_KDV[: len(chain.token_ids), index])
+        return True
+
+    def _common(self, weights_V: step.Weights) -> step.Weights:
+        """Return a distribution by the ids of the target, given that the token is in the common vocabulary."""
+        ids_V = self._companion.token_ids_V
+        return (weights_V if ids_V is None else translated(weights_V, ids_V))[: self._companion.vocab_size]
+
     def _follow(self, chains: list[_Chain]) -> None:
         """Compute a token of every chain a step, until all are as long as asked."""
         followed, block_size = 0, self._cache.layout.block_size
@@ -232,7 +270,7 @@ class DraftModel:
             if token.error is None and token.token_id < self._companion.vocab_size:
                 chain.token_ids.append(token.token_id)
                 if token.weights is not None:
-                    chain.weights.append(_below(token.weights, self._companion.vocab_size))
+                    chain.weights.append(token.weights[: self._companion.vocab_size])
             else:
                 chain.num_tokens = 0
         return plan.step
@@ -247,9 +285,3 @@ class DraftModel:
     def _release(self, seq_id: int) -> None:
         if self._residents.pop(seq_id, None) is not None:
             self._cache.release(seq_id)
-
-
-def _below(weights: step.Weights, vocab_size: int) -> step.Weights:
-    """Return the distribution given that the token is in the common vocabulary."""
-    num_common = int(np.searchsorted(weights.token_ids_N, vocab_size))
-    return step.Weights(weights.token_ids_N[:num_common], weights.weights_N[:num_common])

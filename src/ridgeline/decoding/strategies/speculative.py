@@ -44,7 +44,8 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
         assert companion is not None, f"{name} drafts with a model"
         drafter = name, build_drafter(name, companion)
     rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
-    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, rejects=rejects)
+    together = given.rejection_sample_method == "block"
+    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, rejects=rejects, together=together)
 
 
 class _Guess(NamedTuple):
@@ -61,7 +62,8 @@ class Speculative(Autoregressive):
 
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
     The `drafter`, with its name, drafts for the sequences of which nobody has a guess; with `rejects` its tokens are
-    verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`).
+    verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`), those of a
+    draft `together` or one by one.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
@@ -78,12 +80,13 @@ class Speculative(Autoregressive):
         drafter: tuple[str, Drafter] | None = None,
         *,
         rejects: bool = False,
+        together: bool = False,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._method, self._drafter = drafter or ("", None)
         self._trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
-        self._rejects = rejects
+        self._rejects, self._together = rejects, together
         self._failures = 0  # of the drafter, in a row
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
@@ -212,7 +215,7 @@ class Speculative(Autoregressive):
         rows = [row_after(first, first_row + i, guess[:i]) for i in range(1 + len(guess))]
         if masks is not None:
             rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
-        trials = [Trial(*each) for each in zip(guess, weights)]
+        trials = [Trial(*each, self._together) for each in zip(guess, weights)]
         return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
