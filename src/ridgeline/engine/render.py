@@ -102,7 +102,7 @@ class Renderer:
             return
         try:
             if (detokenizer := self._open.get(key)) is None:
-                detokenizer = self._open[key] = _detokenizer(self._tokenizer, request)
+                detokenizer = self._open[key] = detokenizer_of(self._tokenizer, request)
             delta.text += detokenizer.push(token_id)
             if detokenizer.stop_found is not None:
                 rendered.stopped[key] = None
@@ -137,7 +137,8 @@ class Renderer:
         return event
 
 
-def _detokenizer(tokenizer: Tokenizer, request: Request) -> IncrementalDetokenizer:
+def detokenizer_of(tokenizer: Tokenizer, request: Request) -> IncrementalDetokenizer:
+    """Return what makes the text of one of the request's outputs."""
     params = request.params
     return IncrementalDetokenizer(
         tokenizer,

@@ -173,6 +173,7 @@ class Service:
         room = self.info.max_num_seqs + self.settings.max_queued_requests
         if num_outputs > room:
             raise RequestError(f"{num_outputs} outputs in one request; this server takes {room} at once", param="n")
+        num_outputs = max(0, num_outputs)  # n below 0 is refused when it is read
         client, wanted = note.client.number, max(1, num_outputs)
         if self._slots_of[client] + wanted + 8 * (self.num_slots + wanted) > 9 * room:
             raise OverloadedError(f"the queue is full ({room} outputs); retry later", self._turns.next_s(client))

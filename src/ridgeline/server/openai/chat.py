@@ -16,6 +16,7 @@ from ridgeline.core.errors import RequestError
 from ridgeline.core.params import MAX_LOGPROBS, StructuredOutputsParams
 from ridgeline.core.step import TokenLogprob
 from ridgeline.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+from ridgeline.server.openai.beams import beam_penalty
 from ridgeline.server.openai.dialogue import dialogue_of, text_of
 from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -92,7 +93,8 @@ def prepared(
             prediction=None if body.prediction is None else text_of(body.prediction.content, "prediction.content"),
             shown=dialogue.form.markers,
         )
-    return Reply(service, note, chat_id, model, [request], usage, dialogue.form, named)
+    penalty = beam_penalty(body, params)
+    return Reply(service, note, chat_id, model, [request], usage, dialogue.form, named, length_penalty=penalty)
 
 
 def _max_tokens(body: ChatRequest, default: int, room: int) -> int:

@@ -18,6 +18,7 @@ from ridgeline.core.step import TokenLogprob
 from ridgeline.decoding.request import Request
 from ridgeline.engine.intake import Prompt
 from ridgeline.engine.outputs import RequestOutput
+from ridgeline.server.openai.beams import beam_penalty
 from ridgeline.server.openai.fields import refuse_unsupported, sampling_params, usage_chunks, with_parameters
 from ridgeline.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs
 from ridgeline.server.openai.protocol import CompletionChoice, CompletionRequest
@@ -100,7 +101,10 @@ def _prepare(service: Service, note: RequestNote, body: CompletionRequest) -> "_
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param="prompt") from error
     echoes = [_echo(service, prompt, request) for prompt, request in zip(prompts, requests)] if body.echo else None
-    reply = Reply(service, note, completion_id, model, requests, usage, constraint=field_of(body))
+    penalty = beam_penalty(body, params)
+    reply = Reply(
+        service, note, completion_id, model, requests, usage, constraint=field_of(body), length_penalty=penalty
+    )
     return _Completion(reply, body, echoes, TokenNames(service.tokenizer))
 
 

@@ -83,6 +83,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, msgspec.Meta(ge=-10, le=10)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None

@@ -16,6 +16,7 @@ from ridgeline.core.errors import EngineError, OverloadedError, RequestError
 from ridgeline.decoding.request import Request
 from ridgeline.engine.outputs import Finish, OutputDelta, RequestOutput
 from ridgeline.engine.request import FinishReason, Timings
+from ridgeline.server.openai.beams import search
 from ridgeline.server.openai.protocol import Choice, CompletionBody, ObjectName, TimingsBody, UsageBody, UsageChunks
 from ridgeline.server.openai.structured import blamed_on
 from ridgeline.server.service import RequestNote, Service
@@ -38,6 +39,7 @@ class Reply:
     usage_chunks: UsageChunks
     form: OutputFormat = field(default_factory=OutputFormat)  # what the outputs may hold
     constraint: str = "structured_outputs"  # the field of the body that says what they must be
+    length_penalty: float | None = None  # of a beam search; None: the outputs are sampled
     frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])  # of `text_event`
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -68,19 +70,39 @@ class Reply:
                 if num_new and num_before:
                     metrics.itl.observe(now_s - before_s)
                 if delta.finish is not None:
-                    self._finish(delta.index, delta.finish)
-                    metrics.finished(self.requests[index], num_before + num_new, delta.finish)
-                    self.note.engine_s = max(self.note.engine_s or 0.0, delta.finish.timings.latency_s)
+                    self._ended(index, delta.index, num_before + num_new, delta.finish)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish is not None:
                     yield index, delta
 
     async def outputs(self) -> list[RequestOutput]:
         """Return all outputs, whole."""
+        if self.length_penalty is not None:
+            admitted = self.service.admit(self.note, self.requests, whole=True)
+            return [await self._best(index, request, self.length_penalty) for index, request in enumerate(admitted)]
         outputs = [RequestOutput.begun(request) for request in self.requests]
         async with aclosing(self.deltas(whole=True)) as deltas:
             async for index, delta in deltas:
                 outputs[index].extend(delta)
         return outputs
+
+    async def _best(self, index: int, request: Request, length_penalty: float) -> RequestOutput:
+        """Return the outputs of a beam search from a prompt, counted."""
+        found, metrics, num_prompt = (
+            await search(self, request, length_penalty),
+            self.service.metrics,
+            len(request.prompt_ids),
+        )
+        metrics.prompt_tokens.inc(num_prompt)
+        self.note.prompt_tokens += num_prompt
+        for one in found.outputs:
+            assert one.timings is not None and one.finish_reason is not None
+            metrics.generation_tokens.inc(len(one.token_ids))
+            self.note.completion_tokens += len(one.token_ids)
+            end = Finish(
+                reason=FinishReason(one.finish_reason), timings=one.timings, num_cached_tokens=found.num_cached_tokens
+            )
+            self._ended(index, one.index, len(one.token_ids), end)
+        return found
 
     @property
     def usage(self) -> UsageBody:
@@ -125,7 +147,8 @@ class Reply:
             usage=usage,
         )
 
-    def _finish(self, output: int, finish: Finish) -> None:
+    def check(self, finish: Finish) -> None:
+        """Raise what an end is that is no output's."""
         match finish.reason:
             case FinishReason.STOP | FinishReason.LENGTH:
                 pass
@@ -138,12 +161,18 @@ class Reply:
                 raise RequestError(finish.error or "", param="structured_outputs", code="grammar_gave_up")
             case FinishReason.ERROR | FinishReason.ABORT:
                 raise EngineError(finish.error or "the request was ended by the engine")
+
+    def _ended(self, index: int, output: int, num_tokens: int, finish: Finish) -> None:
+        """Count an output of `num_tokens`. Raises as `check` does."""
+        self.check(finish)
         drafted = finish.timings.drafted
         self.note.predicted_tokens += drafted.predicted
         self.note.accepted_prediction_tokens += drafted.predicted_accepted
         if output == 0:
             self.note.cached_tokens += finish.num_cached_tokens
             self.service.metrics.cached_tokens.inc(finish.num_cached_tokens)
+        self.service.metrics.finished(self.requests[index], num_tokens, finish)
+        self.note.engine_s = max(self.note.engine_s or 0.0, finish.timings.latency_s)
 
 
 class ResponseBody(Protocol):
