@@ -18,6 +18,7 @@ from ridgeline.program.passes.liveness import liveness
 from ridgeline.quality.corpus import split, standard_library
 from ridgeline.quality.texts import Texts
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import ModelFolder
 
 BATCH = 8  # windows that run together
 LAYER = re.compile(r"layers\.(\d+)\.")
@@ -29,6 +30,14 @@ def default_texts() -> Texts:
     """Return the training split of the standard library, of which nothing is in the held-out texts."""
     train, _ = split(standard_library())
     return Texts("training modules of the standard library", {file.path: file.text for file in train})
+
+
+def tokenizer_of(folder: ModelFolder) -> Tokenizer:
+    """Return a model's tokenizer. Raises ConfigError where it has none."""
+    tokenizer = folder.tokenizer()
+    if tokenizer is None:
+        raise ConfigError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json into its folder")
+    return tokenizer
 
 
 def windows(texts: Texts, tokenizer: Tokenizer, count: int, length: int, seed: int) -> list[torch.Tensor]:

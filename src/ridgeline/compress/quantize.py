@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from ridgeline import __version__
 from ridgeline.backends.reference.tensors import DTYPES as TORCH_DTYPES
 from ridgeline.backends.reference.tensors import as_array, as_tensor
-from ridgeline.compress.calibrate import Flow, layers_of, windows
+from ridgeline.compress.calibrate import Flow, layers_of, tokenizer_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
@@ -46,13 +46,12 @@ from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
-from ridgeline.weights.save import stored_tensors
+from ridgeline.weights.save import copy_beside, new_folder, publish, stored_tensors
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 REPORTS = "{}.reports.json"  # beside a shard until all are done
-COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # beside the weights: tokenizer, generation defaults
-NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE, INDEX)
+NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", "training.json", QUALITY_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,7 @@ class QuantizeJob:
     def __init__(self, folder: ModelFolder, recipe: Recipe, texts: Texts, out: Path) -> None:
         """Check everything that can be checked before work begins. Raises ConfigError and ModelLoadError."""
         self._folder, self._recipe, self._texts = folder, recipe, texts
-        self.out, self.partial = out, out.with_name(out.name + ".partial")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} exists already; give --out another name, or delete it")
+        self.out, self.partial = out, new_folder(out)
         self._form, self._method = recipe.form(), load(recipe.method)
         self._spec = read_spec(folder.config)
         program = lower(self._spec)
@@ -128,9 +125,7 @@ class QuantizeJob:
         """Let the folder appear under its own name."""
         for path in (self.partial / STATE, *self.partial.glob(REPORTS.format("*"))):
             path.unlink()
-        if self.out.exists():
-            self.out.rmdir()
-        self.partial.rename(self.out)
+        publish(self.partial, self.out)
 
     def discard(self) -> None:
         """Remove all that was made but the report on its quality, which stays in the folder."""
@@ -193,13 +188,8 @@ class QuantizeJob:
         return found
 
     def _windows(self) -> list[torch.Tensor]:
-        tokenizer = self._folder.tokenizer()
-        if tokenizer is None:
-            raise ConfigError(
-                f"{self._folder.name} has no tokenizer, so it cannot be calibrated; method rtn needs none"
-            )
-        recipe = self._recipe
-        return windows(self._texts, tokenizer, recipe.samples, self._program.context_length, recipe.seed)
+        recipe, length = self._recipe, self._program.context_length
+        return windows(self._texts, tokenizer_of(self._folder), recipe.samples, length, recipe.seed)
 
     def _shard(self, index: int) -> Path:
         return self.partial / f"model-{index + 1:05}-of-{len(self._layers) + 1:05}.safetensors"
@@ -251,10 +241,7 @@ class QuantizeJob:
         config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
         config[QUANTIZATION] = self._quantization_config()
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
-        if self._folder.path.is_dir():
-            for path in {path for pattern in COPIED for path in self._folder.path.glob(pattern)}:
-                if path.name not in NOT_COPIED:
-                    shutil.copyfile(path, self.partial / path.name)
+        copy_beside(self._folder.path, self.partial, *NOT_COPIED)
 
     def _quantization_config(self) -> dict[str, object]:
         """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's."""

@@ -1,7 +1,8 @@
-"""Recipe: how a model is quantized, as options of a command. Help waits for neither torch nor numpy."""
+"""How a model is quantized, pruned and distilled, as options of commands. Help waits for neither torch nor numpy."""
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ridgeline.core.config import scheme_names
 from ridgeline.core.errors import ConfigError
@@ -14,8 +15,20 @@ GROUP_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Says how a model is quantized, and on how many windows of text the method is calibrated."""
+class Calibration:
+    """Says on how many windows of text a method looks at a model."""
+
+    samples: int = option(128, "Number of calibration windows.", low=1)
+    length: int = option(512, "Tokens of a calibration window.", low=16)
+    seed: int = option(0, "Seed that draws the calibration windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Calibration):
+    """Says how a model is quantized."""
 
     PANEL: ClassVar[str] = "Method"
 
@@ -40,12 +53,9 @@ class Recipe:
         above=4,
         high=9,
     )
-    samples: int = option(128, "Number of calibration windows.", low=1)
-    length: int = option(512, "Tokens of a calibration window.", low=16)
-    seed: int = option(0, "Seed that draws the calibration windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        Calibration.__post_init__(self)
         form = self.form()
         least = form.bits + 16 / form.group if form.group else 8
         if self.mean_bits is not None and (self.bits == 8 or self.mean_bits < least):
@@ -74,3 +84,51 @@ class Recipe:
         return StoredFormat(
             "uniform", 8 if self.bits == 8 else 4, group_size, "points" if self.zero_points else "fixed"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneRecipe(Calibration):
+    """Says how small a model is to become, and in which directions."""
+
+    PANEL: ClassVar[str] = "Pruning"
+
+    params: str | None = option(None, "Parameters that may stay, such as 4.5M or 1200000.", metavar="NUMBER")
+    latency: float | None = option(
+        None, "Share of the least time of a decode step that may stay, by the cost model, such as 0.6.", above=0, high=1
+    )
+    hardware: str = option("this", "What --latency is of: the machine here, or a datasheet, NAME or NAME:COUNT.")
+    axes: Literal["both", "width", "depth"] = option(
+        "both", "What is cut: width (hidden channels, neurons, heads), depth (layers), or both."
+    )
+    candidates: int = option(16, "Number of shapes that are compared on text.", low=1)
+
+    def __post_init__(self) -> None:
+        Calibration.__post_init__(self)
+        if (self.params is None) == (self.latency is None):
+            raise ConfigError("give either --params or --latency: what the pruned model may have")
+        if self.params is not None and self.num_parameters is None:
+            raise ConfigError(f"params must be a number such as 4.5M, 3B or 1200000, got {self.params[:80]!r}")
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Return the number that `params` spells; None where it spells none."""
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMB]?)", self.params or "", re.IGNORECASE)
+        scale = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+        return int(float(found[1]) * scale[found[2].upper()]) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillRecipe:
+    """Says how a student learns from its teacher."""
+
+    PANEL: ClassVar[str] = "Distillation"
+
+    tokens: int = option(1 << 20, "Number of tokens to train on.", low=1)
+    rate: float = option(1e-3, "Learning rate at its peak.", above=0, high=1)
+    temperature: float = option(1.0, "Divides the logits of both models before they are compared.", above=0, high=100)
+    hidden_loss: bool = option(False, "Compare what layers give as well, through a learned projection.")
+    batch_tokens: int = option(8192, "Tokens of a training step.", low=16)
+    seed: int = option(0, "Seed that draws the training windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))

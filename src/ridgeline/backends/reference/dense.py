@@ -91,10 +91,15 @@ def dense_logits(
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
     key]) say otherwise.
     """
-    batch, num_tokens = token_ids_BT.shape
-    memory = DenseMemory(program.states, batch, num_tokens, visible_TT)
+    memory = DenseMemory(program.states, *token_ids_BT.shape, visible_TT)
     values = interpret(program, weights, dense_inputs(token_ids_BT, positions_T), memory)
-    return values[program.result].unflatten(0, (batch, num_tokens))
+    return values[program.result].unflatten(0, token_ids_BT.shape)
+
+
+def dense_values(program: Program, weights: Mapping[str, Tensor], token_ids_BT: Tensor) -> dict[str, Tensor]:
+    """Compute the result of the program and its taps, of all tokens [BT, ..]."""
+    memory = DenseMemory(program.states, *token_ids_BT.shape)
+    return interpret(program, weights, dense_inputs(token_ids_BT), memory)
 
 
 def dense_inputs(token_ids_BT: Tensor, positions_T: Tensor | None = None) -> dict[str, Tensor]:
