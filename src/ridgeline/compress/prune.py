@@ -1,4 +1,4 @@
-"""Prune a model folder into an ordinary one: importance on text, candidates within a budget, the nearest one written."""
+"""Prune a model folder into an ordinary one: importance on text, candidates in a budget, the nearest one written."""
 
 import json
 from collections.abc import Callable

@@ -9,7 +9,7 @@ passes through it, 1 - cos. What is left is an ordinary model of the same family
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 

@@ -124,7 +124,7 @@ class DistillRecipe:
     PANEL: ClassVar[str] = "Distillation"
 
     tokens: int = option(1 << 20, "Number of tokens to train on.", low=1)
-    rate: float = option(1e-3, "Learning rate at its peak.", above=0, high=1)
+    rate: float = option(3e-3, "Learning rate at its peak.", above=0, high=1)
     temperature: float = option(1.0, "Divides the logits of both models before they are compared.", above=0, high=100)
     hidden_loss: bool = option(False, "Compare what layers give as well, through a learned projection.")
     batch_tokens: int = option(8192, "Tokens of a training step.", low=16)
