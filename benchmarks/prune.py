@@ -1,6 +1,6 @@
 """Half of a model: pruned, pruned and distilled, and trained from scratch on the same tokens, and on three times them.
 
-usage: python -m benchmarks.prune [--model python-9m] [--params 4.5M] [--tokens 65536] [--axes width depth both]
+usage: python -m benchmarks.prune [--model python-9m] [--params 4500000] [--tokens 65536] [--axes width depth both]
                                   [--minutes 20] [--out FOLDER]
 
 For each of the axes the model is pruned as `ridgeline prune` does it and distilled as `ridgeline distill` does it. A
@@ -24,8 +24,8 @@ from rich.table import Table
 
 from ridgeline.backends.reference.tensors import as_arrays
 from ridgeline.bench.report import Report
-from ridgeline.compress.calibrate import default_texts
-from ridgeline.compress.distill import SEQUENCE_LENGTHS, Trainable, distill, token_stream
+from ridgeline.compress.calibrate import Loaded, default_texts
+from ridgeline.compress.distill import SEQUENCE_LENGTHS, distill, token_stream
 from ridgeline.compress.presets import load_preset
 from ridgeline.compress.prune import prune
 from ridgeline.compress.recipe import DistillRecipe, PruneRecipe
@@ -85,15 +85,15 @@ class Maker:
         return compare(documents, model.logits, other.logits, lambda done: None)
 
     def pruned(self, axes: str) -> tuple[Arm, dict[str, int]]:
-        out, folder = self.root / axes, ModelFolder.open(self.options.model)
+        out, model = self.root / axes, Loaded.open(self.options.model)
         recipe = PruneRecipe(params=self.options.params, axes=axes, samples=self.options.samples)
-        partial, found = prune(folder, recipe, default_texts(), out, lambda done, total: None)
+        partial, shape, _ = prune(model, recipe, default_texts(), out, lambda done, total: None)
         publish(partial, out)
-        return self.arm(axes, "pruned", 0, out), asdict(found[0].shape)
+        return self.arm(axes, "pruned", 0, out), asdict(shape)
 
     def distilled(self, axes: str) -> Arm:
         out = self.root / f"{axes}-distilled"
-        student, teacher = Trainable.open(self.root / axes), Trainable.open(self.options.model)
+        student, teacher = Loaded.open(self.root / axes), Loaded.open(self.options.model)
         texts = (default_texts(), read_texts([]))
         publish(distill(student, teacher, self.distill_recipe(), texts, out, lambda progress: None), out)
         return self.arm(axes, "pruned and distilled", self.options.tokens, out)
@@ -103,13 +103,10 @@ class Maker:
             print(f"{axes}, from scratch on {times} x the tokens: left out", flush=True)
             return None
         out = self.root / f"{axes}-scratch-{times}"
-        shape, recipe = Trainable.open(self.root / axes), self.scratch_recipe(times)
+        shape, recipe = Loaded.open(self.root / axes), self.scratch_recipe(times)
         out.mkdir()
         copy_beside(shape.folder.path, out)
-        model = None
-        for _, model in train(shape.spec, recipe, token_stream(default_texts(), shape.folder), lambda model: 0.0):
-            pass
-        assert model is not None
+        *_, (_, model) = train(shape.spec, recipe, token_stream(default_texts(), shape.folder), lambda model: 0.0)
         save_weights(out, shape.spec, as_arrays(model.named_weights()), BFLOAT16)
         return self.arm(axes, f"from scratch, {times} x the tokens", times * self.options.tokens, out)
 
@@ -134,7 +131,7 @@ class Maker:
             what=what,
             folder=folder.name,
             num_tokens=num_tokens,
-            num_parameters=Trainable.open(folder).program.num_parameters,
+            num_parameters=Loaded.open(folder).program.num_parameters,
             comparison=found,
             below={},
         )
@@ -196,7 +193,7 @@ def main() -> None:
     """Read the options, measure, show and save."""
     parser = option_parser(__doc__)
     parser.add_argument("--model", default="python-9m", help="folder or bundled model: llama or qwen3")
-    parser.add_argument("--params", default="4.5M", help="of the pruned models, at most")
+    parser.add_argument("--params", type=int, default=4_500_000, help="of the pruned models, at most")
     parser.add_argument("--axes", nargs="+", choices=("width", "depth", "both"), default=["width", "depth", "both"])
     parser.add_argument("--tokens", type=int, default=65_536, help="to train on")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="of a training step")

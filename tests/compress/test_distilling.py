@@ -9,7 +9,8 @@ import torch
 
 from ridgeline.backends.reference.dense import DenseModel, dense_logits
 from ridgeline.backends.reference.tensors import as_arrays
-from ridgeline.compress.distill import Distillation, Trainable, distill
+from ridgeline.compress.calibrate import Loaded
+from ridgeline.compress.distill import Distillation, distill
 from ridgeline.compress.recipe import DistillRecipe
 from ridgeline.compress.train import initial_weights
 from ridgeline.core.dtypes import FLOAT32
@@ -38,7 +39,7 @@ def open_model(path, config, seed=0, *, loud=1.0):
     weights = initial_weights(read_spec(config), seed)
     weights["embed.weight"] *= loud
     save_weights(path, read_spec(config), as_arrays(weights), FLOAT32)
-    return Trainable.open(path)
+    return Loaded.open(path)
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_student_comes_nearer_and_the_same_seed_gives_the_same_student(pair, t
     ]
     assert folders[0].name == "a.partial"
     assert (folders[0] / "model.safetensors").read_bytes() == (folders[1] / "model.safetensors").read_bytes()
-    assert kl_to(teacher, Trainable.open(folders[0])) < 0.7 * before
+    assert kl_to(teacher, Loaded.open(folders[0])) < 0.7 * before
     assert {"config.json", "tokenizer.json"} <= {path.name for path in folders[0].iterdir()}
 
 
@@ -119,7 +120,7 @@ def test_wrong_pairs_are_refused_and_nothing_is_written(pair, tmp_path):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="another vocabulary"):
-        distill(student, Trainable.open(folder), RECIPE, (TEXTS, TEXTS), tmp_path / "out", report)
+        distill(student, Loaded.open(folder), RECIPE, (TEXTS, TEXTS), tmp_path / "out", report)
     with pytest.raises(ConfigError, match="nothing can be learned"):
         distill(student, student, RECIPE, (Texts("here", {"a": ""}), TEXTS), tmp_path / "out", report)
     (tmp_path / "out").mkdir()

@@ -32,6 +32,14 @@ ThreadsOption = Annotated[
 ]
 
 
+def use_threads(num_threads: int | None) -> None:
+    """Let torch compute with so many threads, where any number was asked for."""
+    import torch
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+
 def both_texts(text: list[Path] | None, eval_text: list[Path] | None) -> "tuple[Texts, Texts]":
     """Read the text that a model is made with, and the held-out one. Raises ConfigError for one that is both."""
     from ridgeline.compress.calibrate import default_texts

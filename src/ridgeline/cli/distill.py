@@ -27,23 +27,18 @@ def distill(
     It begins with the weights that it has, such as those of ridgeline prune, and becomes an ordinary folder. Until then
     DIR.partial has its weights as of the last evaluation.
     """
-    import torch
-
-    from ridgeline.cli._measured import both_texts, measured
+    from ridgeline.cli._measured import both_texts, measured, use_threads
     from ridgeline.cli.train import reporter
-    from ridgeline.compress.distill import Trainable, write_card
+    from ridgeline.compress.calibrate import Loaded
     from ridgeline.compress.distill import distill as distilled
+    from ridgeline.compress.distill import write_card
     from ridgeline.weights.save import publish
 
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    texts = both_texts(text, eval_text)
-    partial = distilled(
-        Trainable.open(student), Trainable.open(teacher), recipe, texts, out, reporter(Console(stderr=True))
-    )
+    use_threads(num_threads)
+    texts, pair = both_texts(text, eval_text), (Loaded.open(student), Loaded.open(teacher))
+    partial = distilled(*pair, recipe, texts, out, reporter(Console(stderr=True)))
     if eval_tokens:
-        facts = {"method": "distill", "source": student, "teacher": teacher, **asdict(recipe)}
-        facts |= {"text": texts[0].source, "text_sha256": texts[0].sha256}
+        facts = {"method": "distill", "source": student, "teacher": teacher, **asdict(recipe), "text": texts[0].source}
         found = measured(partial, teacher, texts[1], eval_tokens, num_threads, facts)
         write_card(partial, found, facts)
     publish(partial, out)

@@ -20,32 +20,22 @@ def prune(
     eval_tokens: EvalTokensOption = 1 << 16,
     num_threads: ThreadsOption = None,
 ) -> None:
-    """Prune a model into a smaller one: ridgeline prune MODEL --params 4.5M --out DIR
+    """Make a model smaller: ridgeline prune MODEL --params 4500000 --out DIR
 
     Layers, hidden channels, heads and neurons that matter least to a text are left out. What stays is an ordinary
     folder, which has forgotten much until it is trained: ridgeline distill DIR --teacher MODEL.
     """
-    import torch
-
-    from ridgeline.cli._measured import both_texts, measured
+    from ridgeline.cli._measured import both_texts, measured, use_threads
     from ridgeline.cli._tables import counting
-    from ridgeline.compress.prune import facts
+    from ridgeline.compress.calibrate import Loaded
     from ridgeline.compress.prune import prune as pruned
-    from ridgeline.weights.folder import ModelFolder
     from ridgeline.weights.save import publish
 
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    use_threads(num_threads)
     texts, held_out = both_texts(text, eval_text)
-    folder = ModelFolder.open(model)
     with counting(Console(stderr=True), "comparing shapes") as report:
-        partial, found = pruned(folder, recipe, texts, out, report)
+        partial, shape, facts = pruned(Loaded.open(model), recipe, texts, out, report)
     if eval_tokens:
-        measured(partial, model, held_out, eval_tokens, num_threads, facts(folder, recipe, texts, found))
+        measured(partial, model, held_out, eval_tokens, num_threads, facts)
     publish(partial, out)
-    shape = found[0].shape
-    heads = f"{shape.kv_heads * shape.group} heads on {shape.kv_heads} of keys and values"
-    typer.echo(
-        f"{out}: {shape.layers} layers of {shape.hidden} channels, {heads}, MLPs of {shape.ffn}; now train it: "
-        f"ridgeline distill {out} --teacher {model}"
-    )
+    typer.echo(f"{out}: {shape}; now train it: ridgeline distill {out} --teacher {model}")

@@ -46,12 +46,11 @@ from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
-from ridgeline.weights.save import copy_beside, new_folder, publish, stored_tensors
+from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 REPORTS = "{}.reports.json"  # beside a shard until all are done
-NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", "training.json", QUALITY_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,7 @@ class QuantizeJob:
         self._folder, self._recipe, self._texts = folder, recipe, texts
         self.out, self.partial = out, new_folder(out)
         self._form, self._method = recipe.form(), load(recipe.method)
+        self._written: str | None = getattr(self._method, "FORMAT", None)
         self._spec = read_spec(folder.config)
         program = lower(self._spec)
         self._program = for_context(program, min(recipe.length, program.context_length))
@@ -201,8 +201,11 @@ class QuantizeJob:
             keys: list[Key] = [(target, source.expert) for target in source.rename.targets]
             if keys[0] in made.matrices:
                 stored = _together(source, self._program, [made.matrices[key] for key in keys])
-                writer = bitsandbytes if self._form.code == "nf4" else compressed_tensors
-                tensors |= writer.packed_tensors(name.removesuffix(".weight"), stored, dtype)
+                layer = name.removesuffix(".weight")
+                if self._form.code == "nf4":
+                    tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
+                else:
+                    tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
                 continue
             plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else weights[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
@@ -241,7 +244,7 @@ class QuantizeJob:
         config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
         config[QUANTIZATION] = self._quantization_config()
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
-        copy_beside(self._folder.path, self.partial, *NOT_COPIED)
+        copy_beside(self._folder.path, self.partial, "config.json", *NOT_COPIED)
 
     def _quantization_config(self) -> dict[str, object]:
         """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's."""
@@ -256,7 +259,8 @@ class QuantizeJob:
         ignored = sorted({*plain, "lm_head"})
         if self._form.code == "nf4":
             return bitsandbytes.quantization_config(self._form, ignored)
-        return compressed_tensors.quantization_config(self._form, ignored, {INT8: sorted(wide)} if wide else {})
+        others = {INT8: sorted(wide)} if wide else {}
+        return compressed_tensors.quantization_config(self._form, ignored, others, self._written)
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:

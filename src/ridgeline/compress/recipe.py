@@ -1,6 +1,5 @@
 """How a model is quantized, pruned and distilled, as options of commands. Help waits for neither torch nor numpy."""
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -35,7 +34,7 @@ class Recipe(Calibration):
     method: str = option(
         "gptq",
         "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as bitsandbytes "
-        "does; fp8, to 8-bit floats.",
+        "does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well.",
         metavar="NAME",
     )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
@@ -73,6 +72,10 @@ class Recipe(Calibration):
             if self.bits not in (4, form.bits) or self.mean_bits is not None:
                 raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits and mean_bits out")
             return form
+        if self.method == "smoothquant":
+            if self.group_size or self.zero_points or self.mean_bits is not None:
+                raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
+            return StoredFormat("uniform", 8, 0, scale="float32")
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
@@ -92,7 +95,7 @@ class PruneRecipe(Calibration):
 
     PANEL: ClassVar[str] = "Pruning"
 
-    params: str | None = option(None, "Parameters that may stay, such as 4.5M or 1200000.", metavar="NUMBER")
+    params: int | None = option(None, "Number of parameters that may stay.", low=1)
     latency: float | None = option(
         None, "Share of the least time of a decode step that may stay, by the cost model, such as 0.6.", above=0, high=1
     )
@@ -106,15 +109,6 @@ class PruneRecipe(Calibration):
         Calibration.__post_init__(self)
         if (self.params is None) == (self.latency is None):
             raise ConfigError("give either --params or --latency: what the pruned model may have")
-        if self.params is not None and self.num_parameters is None:
-            raise ConfigError(f"params must be a number such as 4.5M, 3B or 1200000, got {self.params[:80]!r}")
-
-    @property
-    def num_parameters(self) -> int | None:
-        """Return the number that `params` spells; None where it spells none."""
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMB]?)", self.params or "", re.IGNORECASE)
-        scale = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
-        return int(float(found[1]) * scale[found[2].upper()]) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

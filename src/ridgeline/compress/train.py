@@ -57,7 +57,7 @@ class Progress:
 
 
 class Loss(torch.nn.Module):
-    """What a model learns from windows of int64 [B, T + 1]; its own parameters are trained with the model's."""
+    """Tells a model how wrong it is on windows of int64 [B, T + 1]; its own parameters are trained with the model's."""
 
     def forward(self, model: DenseModel, window_BT: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         raise NotImplementedError

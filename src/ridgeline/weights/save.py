@@ -16,6 +16,9 @@ from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import SINGLE
 from ridgeline.weights.renames import Source, expand
 
+# What is beside a model's weights and says what they are, or how good: it is not true of others made of them.
+NOT_COPIED = ("training.json", "quantize_config.json", "hf_quant_config.json", "ridgeline_quality.json")
+
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
     """Write program weights as `model.safetensors` in `dtype`, under the names and shapes of the model's family.

@@ -91,14 +91,15 @@ def dense_logits(
     Tokens are at positions 0, 1, ... and see those before them, unless `positions_T` and `visible_TT` (bool, [query,
     key]) say otherwise.
     """
-    memory = DenseMemory(program.states, *token_ids_BT.shape, visible_TT)
+    batch, num_tokens = token_ids_BT.shape
+    memory = DenseMemory(program.states, batch, num_tokens, visible_TT)
     values = interpret(program, weights, dense_inputs(token_ids_BT, positions_T), memory)
-    return values[program.result].unflatten(0, token_ids_BT.shape)
+    return values[program.result].unflatten(0, (batch, num_tokens))
 
 
 def dense_values(program: Program, weights: Mapping[str, Tensor], token_ids_BT: Tensor) -> dict[str, Tensor]:
     """Compute the result of the program and its taps, of all tokens [BT, ..]."""
-    memory = DenseMemory(program.states, *token_ids_BT.shape)
+    memory = DenseMemory(program.states, len(token_ids_BT), token_ids_BT.shape[1])
     return interpret(program, weights, dense_inputs(token_ids_BT), memory)
 
 
