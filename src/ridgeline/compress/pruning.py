@@ -1,4 +1,4 @@
-"""Say how important a model's parts are by what flows through them (Minitron, arXiv 2407.14679), and make models of those that are.
+"""Say how important a model's parts are by what flows through them, and make smaller models (arXiv 2407.14679).
 
 Legend: L layers · H hidden channels · F neurons of an MLP · K key-value heads · Q query heads of each
 
