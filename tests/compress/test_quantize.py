@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.backends.reference.dense import dense_logits
+from ridgeline.backends.reference.dense import DenseMemory, dense_inputs, dense_logits
+from ridgeline.backends.reference.interpreter import compute
 from ridgeline.backends.reference.tensors import as_arrays, as_tensor, as_tensors
 from ridgeline.compress import methods, mix
 from ridgeline.compress.calibrate import statistics_of
@@ -29,7 +30,7 @@ TEXTS = Texts(
     "here", {f"{i}.py": f"def f{i}(x):\n    return [x * {i} for _ in range({i * i})]\n" * 9 for i in range(12)}
 )
 FLOATS = ["mxfp4", "nvfp4"]  # methods of a format of their own
-METHODS = [name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8")]
+METHODS = [name for name in methods.names() if name not in (*FLOATS, "nf4", "fp8", "smoothquant")]
 FORMS = [{"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 64, "zero_points": True}, {"bits": 8}]
 SIZES = {
     "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -85,6 +86,26 @@ def logits(folder):
     ids = folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]
     with torch.inference_mode():
         return dense_logits(program, weights, torch.tensor([ids]))[0]
+
+
+def logits_of_rounded(folder):
+    """Logits with the inputs of every linear layer and expert rounded to 8 bits, a token by its own scale."""
+    spec = read_spec(folder.config)
+    program = lower(spec)
+    weights = as_tensors(load_weights(folder, spec, program, FLOAT32))
+    ids = torch.tensor([folder.tokenizer().encode(TEXTS.by_name["3.py"])[:64]])
+    values, memory = dense_inputs(ids), DenseMemory(program.states, *ids.shape)
+    with torch.inference_mode():
+        for op in program.ops:
+            if op.kind in ("linear", "experts"):
+                x_TK = values[op.inputs[0]]
+                scale_T1 = x_TK.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+                rounded = {**values, op.inputs[0]: (x_TK / scale_T1).round() * scale_T1}
+                compute(op, weights, rounded, memory)
+                values |= {name: rounded[name] for name in op.outputs}
+            else:
+                compute(op, weights, values, memory)
+    return values[program.result]
 
 
 def kl(base_TV, other_TV):
@@ -162,7 +183,7 @@ def test_statistics_that_say_little_give_finite_weights(name, x_TK):
 def test_gptq_of_columns_that_know_nothing_of_each_other_is_rounding_with_its_scales():
     """With H the identity no column makes up for another."""
     grid, weight = Grid(Recipe(group_size=32).form(), torch.bfloat16), matrix(16, 64)
-    statistics = methods.Statistics(torch.eye(64), torch.ones(64), 64)
+    statistics = methods.Statistics(torch.eye(64), torch.ones(64), torch.ones(64), 64)
     found = gptq.quantize(weight, statistics, grid)
     w_NGS = grid.grouped(weight)
     scale, zero = grid.fit(w_NGS, torch.ones(2, 32))
@@ -182,7 +203,9 @@ def test_awq_rescues_the_inputs_that_matter():
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ConfigError, match=r"method must be one of awq, fp8, gptq, mxfp4, nf4, nvfp4, rtn, got 'best'"):
+    with pytest.raises(
+        ConfigError, match=r"method must be one of awq, fp8, gptq, mxfp4, nf4, nvfp4, rtn, smoothquant, got 'best'"
+    ):
         methods.load("best")
 
 
@@ -215,9 +238,8 @@ def test_eight_bits_of_a_family_say_what_the_model_says(tmp_path, family, method
     assert np.mean(ratios or [1]) <= 1.02  # awq weighs matrices of one input together
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "qwen3_moe"])
-def test_planted_outliers_cost_awq_less_than_rounding(tmp_path, family):
-    """Some channels of every norm are 40 times as large, and the weights that read them as much smaller."""
+def planting(family):
+    """Make some channels of every norm 40 times as large, and the weights that read them as much smaller."""
 
     def plant(weights):
         offset = 1.0 if family == "gemma" else 0.0
@@ -227,7 +249,12 @@ def test_planted_outliers_cost_awq_less_than_rounding(tmp_path, family):
             elif name.endswith(("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "router.weight")):
                 weight[..., ::16] /= 40
 
-    folder = folder_of(tmp_path / "model", CONFIGS[family], change=plant)
+    return plant
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "qwen3_moe"])
+def test_planted_outliers_cost_awq_less_than_rounding(tmp_path, family):
+    folder = folder_of(tmp_path / "model", CONFIGS[family], change=planting(family))
     base = logits(folder)
     found = {m: kl(base, logits(quantized(folder, tmp_path / m, method=m, group_size=32)[1])) for m in ("rtn", "awq")}
     assert found["awq"] < 0.7 * found["rtn"]
@@ -455,6 +482,49 @@ def test_fp8_in_the_format_of_the_library(tmp_path):
         assert torch.equal(theirs, torch.from_numpy(checkpoint.read(f"{layer}.weight", 0, (slice(None),)))), layer
     base, integers = logits(folder), quantized(folder, tmp_path / "int4", method="rtn", group_size=32)[1]
     assert kl(base, logits(made)) < 0.2 * kl(base, logits(integers))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "qwen3_moe"])
+def test_smoothquant_rescues_inputs_of_eight_bits_from_planted_outliers(tmp_path, family):
+    """The codes are the library's, inputs are to be rounded, and rounding them costs less than of the plain model."""
+    folder = folder_of(tmp_path / "model", CONFIGS[family], change=planting(family))
+    job, made = quantized(folder, tmp_path / "smooth", method="smoothquant")
+    assert not job.left_out
+    settings = made.config["quantization_config"]
+    (group,) = settings["config_groups"].values()
+    inputs = {key: group["input_activations"][key] for key in ("num_bits", "type", "strategy", "dynamic")}
+    assert inputs == {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    assert settings["format"] == group["format"] == "int-quantized"
+    base = logits(folder)
+    assert kl(base, logits(made)) < 0.02  # weights alone
+    plain = quantized(folder, tmp_path / "plain", method="rtn", bits=8)[1]
+    assert kl(base, logits_of_rounded(made)) < 0.5 * kl(base, logits_of_rounded(plain))
+
+
+def test_smoothquant_in_the_format_of_the_library(tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    made = quantized(folder_of(tmp_path / "model", CONFIGS["llama"]), tmp_path / "out", method="smoothquant")[1]
+    spec = read_spec(made.config)
+    checkpoint, _ = open_checkpoint(made, spec, lower(spec), FLOAT32)
+    (scheme,) = QuantizationConfig.model_validate(made.config["quantization_config"]).config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry("int-quantized")
+    raw = {key: tensor for path in made.path.glob("*.safetensors") for key, tensor in load_file(path).items()}
+    layers = [name.removesuffix(".weight_scale") for name in raw if name.endswith(".weight_scale")]
+    assert len(layers) == 14
+    for layer in layers:
+        parts = {"weight": raw[f"{layer}.weight"], "weight_scale": raw[f"{layer}.weight_scale"].float()}
+        theirs = compressor.decompress(parts, scheme)["weight"]
+        assert torch.equal(theirs, torch.from_numpy(checkpoint.read(f"{layer}.weight", 0, (slice(None),)))), layer
+
+
+@pytest.mark.parametrize("options", [{"group_size": 32}, {"zero_points": True}, {"mean_bits": 5.0}], ids=str)
+def test_smoothquant_has_one_form(options):
+    with pytest.raises(ConfigError):
+        Recipe(method="smoothquant", **options)
 
 
 # ---- mixed precision

@@ -1,10 +1,14 @@
 """Train one of the bundled models from the source of Python's standard library."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from ridgeline.compress.train import Progress
 
 
 def train(
@@ -26,13 +30,19 @@ def train(
     import torch
 
     from ridgeline.compress.bundle import train_bundled
-    from ridgeline.compress.train import Progress
 
     console = Console()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
 
-    def report(progress: Progress) -> None:
+    facts = train_bundled(preset, out, reporter(console), tokenizer_folder=tokenizer, num_tokens=tokens)
+    console.print(f"{out}: {facts.num_parameters:,} parameters, {facts.held_out_bits_per_byte:.3f} bits/byte held out")
+
+
+def reporter(console: Console) -> "Callable[[Progress], None]":
+    """Return what prints every tenth step of a training run, and every evaluation."""
+
+    def report(progress: "Progress") -> None:
         if progress.step % 10 and progress.held_out_bits is None:
             return
         line = f"step {progress.step}/{progress.num_steps}  loss {progress.loss:.3f}"
@@ -41,5 +51,4 @@ def train(
             line += f"  held out {progress.held_out_bits:.3f} bits/byte"
         console.print(line, highlight=False)
 
-    facts = train_bundled(preset, out, report, tokenizer_folder=tokenizer, num_tokens=tokens)
-    console.print(f"{out}: {facts.num_parameters:,} parameters, {facts.held_out_bits_per_byte:.3f} bits/byte held out")
+    return report

@@ -1,1 +1,1 @@
-"""Offline work on models: training now; quantizing, pruning and distilling share its data and loop."""
+"""Offline work on models: training, quantizing, pruning and distilling share texts, calibration and loop."""

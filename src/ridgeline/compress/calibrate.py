@@ -5,19 +5,28 @@ A program is data, so every family is calibrated by the same code: what an op re
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from ridgeline.backends.reference.dense import DenseMemory, dense_inputs
 from ridgeline.backends.reference.interpreter import compute
+from ridgeline.backends.reference.tensors import as_tensors
 from ridgeline.compress.methods import Statistics
+from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import lower
 from ridgeline.program.op import Op, Program
 from ridgeline.program.passes.liveness import liveness
 from ridgeline.quality.corpus import split, standard_library
 from ridgeline.quality.texts import Texts
+from ridgeline.spec.families import read_spec
+from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.load import load_weights
 
 BATCH = 8  # windows that run together
 LAYER = re.compile(r"layers\.(\d+)\.")
@@ -29,6 +38,34 @@ def default_texts() -> Texts:
     """Return the training split of the standard library, of which nothing is in the held-out texts."""
     train, _ = split(standard_library())
     return Texts("training modules of the standard library", {file.path: file.text for file in train})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that continues text, with its weights in float32."""
+
+    folder: ModelFolder
+    spec: DecoderSpec
+    program: Program
+    weights: dict[str, torch.Tensor]
+
+    @classmethod
+    def open(cls, name: str | Path) -> "Loaded":
+        """Load it. Raises ConfigError for one that predicts no next token, and as a folder does."""
+        folder = ModelFolder.open(name)
+        spec = read_spec(folder.config)
+        if spec.head is None or spec.diffusion is not None:
+            raise ConfigError(f"{folder.name} predicts no next token: it is an encoder, or fills in masks")
+        program = lower(spec)
+        return cls(folder, spec, program, as_tensors(load_weights(folder, spec, program, FLOAT32)))
+
+
+def tokenizer_of(folder: ModelFolder) -> Tokenizer:
+    """Return a model's tokenizer. Raises ConfigError where it has none."""
+    tokenizer = folder.tokenizer()
+    if tokenizer is None:
+        raise ConfigError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json into its folder")
+    return tokenizer
 
 
 def windows(texts: Texts, tokenizer: Tokenizer, count: int, length: int, seed: int) -> list[torch.Tensor]:
@@ -113,11 +150,13 @@ def statistics_of(rows: Sequence[torch.Tensor]) -> Statistics | None:
     if num_rows == 0:
         return None
     hessian_KK = torch.zeros(rows[0].shape[1], rows[0].shape[1])
-    total_K = torch.zeros(rows[0].shape[1])
+    total_K, largest_K = torch.zeros(rows[0].shape[1]), torch.zeros(rows[0].shape[1])
     for x_TK in rows:
         hessian_KK.addmm_(x_TK.T, x_TK)
         total_K += x_TK.abs().sum(0)
-    return Statistics(hessian_KK / num_rows, total_K / num_rows, num_rows)
+        if len(x_TK):
+            largest_K = torch.maximum(largest_K, x_TK.abs().amax(0))
+    return Statistics(hessian_KK / num_rows, total_K / num_rows, largest_K, num_rows)
 
 
 def readers(program: Program, name: str) -> list[Op]:

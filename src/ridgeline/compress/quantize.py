@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from ridgeline import __version__
 from ridgeline.backends.reference.tensors import DTYPES as TORCH_DTYPES
 from ridgeline.backends.reference.tensors import as_array, as_tensor
-from ridgeline.compress.calibrate import Flow, layers_of, windows
+from ridgeline.compress.calibrate import Flow, layers_of, tokenizer_of, windows
 from ridgeline.compress.grid import Grid
 from ridgeline.compress.layer import Key, LayerQuantizer, MatrixReport, QuantizedLayer
 from ridgeline.compress.methods import load
@@ -46,13 +46,11 @@ from ridgeline.weights.folder import QUANTIZATION, ModelFolder
 from ridgeline.weights.formats import bitsandbytes, compressed_tensors, unpacked
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.renames import Source, expand, followed, spelled_as_in
-from ridgeline.weights.save import stored_tensors
+from ridgeline.weights.save import NOT_COPIED, copy_beside, new_folder, publish, stored_tensors
 
 INT8 = StoredFormat("uniform", 8, 0, scale="float32")
 STATE = "state.json"
 REPORTS = "{}.reports.json"  # beside a shard until all are done
-COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # beside the weights: tokenizer, generation defaults
-NOT_COPIED = ("config.json", "quantize_config.json", "hf_quant_config.json", QUALITY_FILE, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,9 @@ class QuantizeJob:
     def __init__(self, folder: ModelFolder, recipe: Recipe, texts: Texts, out: Path) -> None:
         """Check everything that can be checked before work begins. Raises ConfigError and ModelLoadError."""
         self._folder, self._recipe, self._texts = folder, recipe, texts
-        self.out, self.partial = out, out.with_name(out.name + ".partial")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} exists already; give --out another name, or delete it")
+        self.out, self.partial = out, new_folder(out)
         self._form, self._method = recipe.form(), load(recipe.method)
+        self._written: str | None = getattr(self._method, "FORMAT", None)
         self._spec = read_spec(folder.config)
         program = lower(self._spec)
         self._program = for_context(program, min(recipe.length, program.context_length))
@@ -128,9 +125,7 @@ class QuantizeJob:
         """Let the folder appear under its own name."""
         for path in (self.partial / STATE, *self.partial.glob(REPORTS.format("*"))):
             path.unlink()
-        if self.out.exists():
-            self.out.rmdir()
-        self.partial.rename(self.out)
+        publish(self.partial, self.out)
 
     def discard(self) -> None:
         """Remove all that was made but the report on its quality, which stays in the folder."""
@@ -193,13 +188,8 @@ class QuantizeJob:
         return found
 
     def _windows(self) -> list[torch.Tensor]:
-        tokenizer = self._folder.tokenizer()
-        if tokenizer is None:
-            raise ConfigError(
-                f"{self._folder.name} has no tokenizer, so it cannot be calibrated; method rtn needs none"
-            )
-        recipe = self._recipe
-        return windows(self._texts, tokenizer, recipe.samples, self._program.context_length, recipe.seed)
+        recipe, length = self._recipe, self._program.context_length
+        return windows(self._texts, tokenizer_of(self._folder), recipe.samples, length, recipe.seed)
 
     def _shard(self, index: int) -> Path:
         return self.partial / f"model-{index + 1:05}-of-{len(self._layers) + 1:05}.safetensors"
@@ -211,8 +201,11 @@ class QuantizeJob:
             keys: list[Key] = [(target, source.expert) for target in source.rename.targets]
             if keys[0] in made.matrices:
                 stored = _together(source, self._program, [made.matrices[key] for key in keys])
-                writer = bitsandbytes if self._form.code == "nf4" else compressed_tensors
-                tensors |= writer.packed_tensors(name.removesuffix(".weight"), stored, dtype)
+                layer = name.removesuffix(".weight")
+                if self._form.code == "nf4":
+                    tensors |= bitsandbytes.packed_tensors(layer, stored, dtype)
+                else:
+                    tensors |= compressed_tensors.packed_tensors(layer, stored, dtype, self._written)
                 continue
             plain = [as_array(made.changed[key[0]]) if key[0] in made.changed else weights[key[0]] for key in keys]
             parts = [to_dtype(part if key[1] is None else part[key[1]], dtype) for part, key in zip(plain, keys)]
@@ -251,10 +244,7 @@ class QuantizeJob:
         config = {key: value for key, value in self._folder.config.items() if key != "quantization"}
         config[QUANTIZATION] = self._quantization_config()
         _write_text(self.partial / "config.json", json.dumps(config, indent=2))
-        if self._folder.path.is_dir():
-            for path in {path for pattern in COPIED for path in self._folder.path.glob(pattern)}:
-                if path.name not in NOT_COPIED:
-                    shutil.copyfile(path, self.partial / path.name)
+        copy_beside(self._folder.path, self.partial, "config.json", *NOT_COPIED)
 
     def _quantization_config(self) -> dict[str, object]:
         """Return config.json's, with the names of linear layers that stay plain or have 8 bits as the checkpoint's."""
@@ -269,7 +259,8 @@ class QuantizeJob:
         ignored = sorted({*plain, "lm_head"})
         if self._form.code == "nf4":
             return bitsandbytes.quantization_config(self._form, ignored)
-        return compressed_tensors.quantization_config(self._form, ignored, {INT8: sorted(wide)} if wide else {})
+        others = {INT8: sorted(wide)} if wide else {}
+        return compressed_tensors.quantization_config(self._form, ignored, others, self._written)
 
 
 def _weights_of(program: Program, ops: range) -> list[str]:

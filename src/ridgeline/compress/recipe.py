@@ -1,7 +1,7 @@
-"""Recipe: how a model is quantized, as options of a command. Help waits for neither torch nor numpy."""
+"""How a model is quantized, pruned and distilled, as options of commands. Help waits for neither torch nor numpy."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ridgeline.core.config import scheme_names
 from ridgeline.core.errors import ConfigError
@@ -14,15 +14,27 @@ GROUP_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Says how a model is quantized, and on how many windows of text the method is calibrated."""
+class Calibration:
+    """Says on how many windows of text a method looks at a model."""
+
+    samples: int = option(128, "Number of calibration windows.", low=1)
+    length: int = option(512, "Tokens of a calibration window.", low=16)
+    seed: int = option(0, "Seed that draws the calibration windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Calibration):
+    """Says how a model is quantized."""
 
     PANEL: ClassVar[str] = "Method"
 
     method: str = option(
         "gptq",
         "How weights are rounded: gptq, awq, or rtn, to nearest; mxfp4 or nvfp4, to 4-bit floats; nf4, as bitsandbytes "
-        "does; fp8, to 8-bit floats.",
+        "does; fp8, to 8-bit floats; smoothquant, to 8 bits for inputs that are rounded as well.",
         metavar="NAME",
     )
     bits: int = option(4, "Bits of a weight.", choices=(4, 8))
@@ -40,12 +52,9 @@ class Recipe:
         above=4,
         high=9,
     )
-    samples: int = option(128, "Number of calibration windows.", low=1)
-    length: int = option(512, "Tokens of a calibration window.", low=16)
-    seed: int = option(0, "Seed that draws the calibration windows.", low=0)
 
     def __post_init__(self) -> None:
-        check(self, lambda name, message: ConfigError(message))
+        Calibration.__post_init__(self)
         form = self.form()
         least = form.bits + 16 / form.group if form.group else 8
         if self.mean_bits is not None and (self.bits == 8 or self.mean_bits < least):
@@ -63,6 +72,10 @@ class Recipe:
             if self.bits not in (4, form.bits) or self.mean_bits is not None:
                 raise ConfigError(f"method {self.method} has {form.bits} bits; leave bits and mean_bits out")
             return form
+        if self.method == "smoothquant":
+            if self.group_size or self.zero_points or self.mean_bits is not None:
+                raise ConfigError("method smoothquant has 8 bits and a scale per output; leave other options out")
+            return StoredFormat("uniform", 8, 0, scale="float32")
         group_size = self.group_size if self.group_size is not None else 128 if self.bits == 4 else 0
         if self.bits == 8 and self.zero_points:
             raise ConfigError("8 bits have no zero points here; leave them out, or take 4 bits")
@@ -74,3 +87,42 @@ class Recipe:
         return StoredFormat(
             "uniform", 8 if self.bits == 8 else 4, group_size, "points" if self.zero_points else "fixed"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneRecipe(Calibration):
+    """Says how small a model is to become, and in which directions."""
+
+    PANEL: ClassVar[str] = "Pruning"
+
+    params: int | None = option(None, "Number of parameters that may stay.", low=1)
+    latency: float | None = option(
+        None, "Share of the least time of a decode step that may stay, by the cost model, such as 0.6.", above=0, high=1
+    )
+    hardware: str = option("this", "What --latency is of: the machine here, or a datasheet, NAME or NAME:COUNT.")
+    axes: Literal["both", "width", "depth"] = option(
+        "both", "What is cut: width (hidden channels, neurons, heads), depth (layers), or both."
+    )
+    candidates: int = option(16, "Number of shapes that are compared on text.", low=1)
+
+    def __post_init__(self) -> None:
+        Calibration.__post_init__(self)
+        if (self.params is None) == (self.latency is None):
+            raise ConfigError("give either --params or --latency: what the pruned model may have")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillRecipe:
+    """Says how a student learns from its teacher."""
+
+    PANEL: ClassVar[str] = "Distillation"
+
+    tokens: int = option(1 << 20, "Number of tokens to train on.", low=1)
+    rate: float = option(3e-3, "Learning rate at its peak.", above=0, high=1)
+    temperature: float = option(1.0, "Divides the logits of both models before they are compared.", above=0, high=100)
+    hidden_loss: bool = option(False, "Compare what layers give as well, through a learned projection.")
+    batch_tokens: int = option(8192, "Tokens of a training step.", low=16)
+    seed: int = option(0, "Seed that draws the training windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))

@@ -19,7 +19,7 @@ from ridgeline.compress.diffusion import diffusion_loss
 from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec
 
-TokenStream = npt.NDArray[np.uint16]
+TokenStream = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,29 @@ class Progress:
     held_out_bits: float | None
 
 
+class Loss(torch.nn.Module):
+    """Tells a model how wrong it is on windows of int64 [B, T + 1]; its own parameters are trained with the model's."""
+
+    def forward(self, model: DenseModel, window_BT: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class TextLoss(Loss):
+    """Predicts the next token, or the masked ones for a model that fills in masks."""
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._diffusion, self._dtype = spec.diffusion, dtype
+
+    def forward(self, model: DenseModel, window_BT: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Return the mean loss of a token, nats."""
+        with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
+            if self._diffusion is not None:
+                return diffusion_loss(model, window_BT[:, :-1], self._diffusion.mask_id, rng)
+            logits = model(window_BT[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), window_BT[:, 1:].flatten())
+
+
 def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
     """Draw fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
     generator = torch.Generator().manual_seed(seed)
@@ -78,9 +101,11 @@ def train(
     tokens: TokenStream,
     bits_per_byte: Callable[[DenseModel], float],
     start: Mapping[str, torch.Tensor] | None = None,
+    loss_of: Loss | None = None,
 ) -> Iterator[tuple[Progress, DenseModel]]:
     """Train on one long token stream, yielding after every step; the last model is the result.
 
+    `loss_of`: what is learned, with what it learns itself; None: the next token, or the masked ones.
     `start`: weights of a model of the same shape, which may know fewer tokens; None: random ones.
     """
     weights = initial_weights(spec, recipe.seed)
@@ -88,14 +113,15 @@ def train(
         weights[name][:] = begun.mean(0)  # a token that is new begins as the mean of the others
         weights[name][: len(begun)] = begun
     model = DenseModel(lower(spec), weights)
-    optimizers = _optimizers(model, recipe)
+    loss_of = loss_of or TextLoss(spec, recipe.dtype)
+    optimizers = _optimizers(model, recipe, list(loss_of.parameters()))
     base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     rng = np.random.default_rng(recipe.seed)
     for step in range(recipe.num_steps):
         started = time.perf_counter()
         for optimizer, rate in zip(optimizers, base_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _schedule(step, recipe)
-        loss = _loss(model, spec, _batch(tokens, step, recipe, rng), recipe.dtype, rng)
+        loss = loss_of(model, _batch(tokens, step, recipe, rng), rng)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
         for optimizer in optimizers:
@@ -119,14 +145,14 @@ def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype:
     return nats / math.log(2) / num_bytes
 
 
-def _optimizers(model: DenseModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def _optimizers(model: DenseModel, recipe: Recipe, more: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
     matrices = [w for name, w in model.named_weights().items() if w.ndim == 2 and name.startswith("layers.")]
     others = [w for name, w in model.named_weights().items() if w.ndim != 2 or not name.startswith("layers.")]
     return [
         torch.optim.Muon(
             matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW([*others, *more], lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -144,14 +170,3 @@ def _batch(tokens: TokenStream, step: int, recipe: Recipe, rng: np.random.Genera
     length = min(recipe.sequence_lengths[1 if long else 0], len(tokens) - 1)
     starts = rng.integers(0, len(tokens) - length, size=max(1, recipe.batch_tokens // length))
     return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
-
-
-def _loss(
-    model: DenseModel, spec: DecoderSpec, window: torch.Tensor, dtype: torch.dtype, rng: np.random.Generator
-) -> torch.Tensor:
-    """Return the loss of the next token, or of the masked ones for a model that fills in masks."""
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        if spec.diffusion is not None:
-            return diffusion_loss(model, window[:, :-1], spec.diffusion.mask_id, rng)
-        logits = model(window[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())

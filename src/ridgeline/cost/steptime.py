@@ -13,7 +13,7 @@ from ridgeline.cost.hardware import InputKind
 from ridgeline.cost.prices import GroupPrice, price_groups
 from ridgeline.cost.roofline import Ceilings, Roofline
 from ridgeline.program.op import Program
-from ridgeline.program.passes.fuse import Group
+from ridgeline.program.passes.fuse import Group, fuse
 from ridgeline.program.pricing import ElementBytes, Load, OpCost
 
 # Where nothing was fitted: what the kernels reach on the CPUs of docs/performance.md, and Python around them.
@@ -111,6 +111,14 @@ class StepTime:
             found = PRIOR.predict(compute_s, moving_s)
         assert found is not None, "the prior knows all limits"
         return found
+
+
+def pieces_of(program: Program, element: ElementBytes, inputs: InputKind) -> Sequence[OpTiming]:
+    """Return the program as an engine nobody measured would compute it: its groups, with operands of one size."""
+    return [
+        OpTiming(group.label, group.kind, tuple(op.label for op in group.ops), 0.0, element, inputs)
+        for group in fuse(program)
+    ]
 
 
 def _memory_bytes(cost: OpCost) -> float:

@@ -18,7 +18,7 @@ from ridgeline.cost.account import weight_bytes
 from ridgeline.cost.datasheets import Datasheet, datasheet
 from ridgeline.cost.efficiency import OpTiming
 from ridgeline.cost.roofline import bytes_per_weight
-from ridgeline.cost.steptime import StepTime
+from ridgeline.cost.steptime import StepTime, pieces_of
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.engine.engine import setup_of
 from ridgeline.engine.model import embeds, open_model
@@ -29,7 +29,6 @@ from ridgeline.explain.exploration import Provenance
 from ridgeline.explain.pricing import spec_of
 from ridgeline.program.lower import lower
 from ridgeline.program.op import Program, RecurrentState, State
-from ridgeline.program.passes.fuse import fuse
 from ridgeline.program.pricing import ElementBytes
 from ridgeline.quant.kv import ENTRY_BYTES
 
@@ -151,9 +150,7 @@ class _SheetPlan:
         return 0
 
     def pieces(self) -> Sequence[OpTiming]:
-        inputs = "f32" if self._is_wide else "bf16"
-        groups = [(group, tuple(op.label for op in group.ops)) for group in fuse(self._program)]
-        return [OpTiming(group.label, group.kind, ops, 0.0, self._element, inputs) for group, ops in groups]
+        return pieces_of(self._program, self._element, "f32" if self._is_wide else "bf16")
 
     def open(self, program: Program, layout: CacheLayout, beside: "Executable | None" = None) -> "Executable":
         """Raise: there is nothing to load."""

@@ -10,11 +10,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ridgeline.core.dtypes import Array, contiguous, to_dtype
-from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.spec import families
 from ridgeline.spec.spec import DecoderSpec, Rename
 from ridgeline.weights.checkpoint import SINGLE
 from ridgeline.weights.renames import Source, expand
+
+# What is beside a model's weights and says what they are, or how good: it is not true of others made of them.
+NOT_COPIED = ("training.json", "quantize_config.json", "hf_quant_config.json", "ridgeline_quality.json")
 
 
 def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
@@ -39,10 +42,30 @@ def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) ->
     """Write tensors, by their names in a checkpoint, with all that the folder of `model` has beside its weights."""
     if not model.is_dir():
         raise ModelLoadError(f"{model} is one file, and its tensors come with it: give a folder of new weights")
-    for file in model.iterdir():
-        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name:
-            shutil.copy(file, folder)
+    copy_beside(model, folder)
     _write(folder, {name: contiguous(tensor) for name, tensor in tensors.items()})
+
+
+def copy_beside(model: Path, folder: Path, *left_out: str) -> None:
+    """Copy what a model's folder has beside its weights (config, tokenizer, generation defaults), but `left_out`."""
+    for file in model.iterdir() if model.is_dir() else ():
+        is_beside = file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name
+        if is_beside and file.is_file() and file.name not in left_out:
+            shutil.copyfile(file, folder / file.name)
+
+
+def new_folder(out: Path) -> Path:
+    """Return where a folder is written until it is whole, beside `out`. Raises ConfigError where `out` is in use."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already; give --out another name, or delete it")
+    return out.with_name(out.name + ".partial")
+
+
+def publish(partial: Path, out: Path) -> None:
+    """Let a folder that is whole appear under its own name."""
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
 
 
 def _write(folder: Path, tensors: dict[str, Array]) -> None:

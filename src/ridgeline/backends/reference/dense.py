@@ -97,6 +97,12 @@ def dense_logits(
     return values[program.result].unflatten(0, (batch, num_tokens))
 
 
+def dense_values(program: Program, weights: Mapping[str, Tensor], token_ids_BT: Tensor) -> dict[str, Tensor]:
+    """Compute the result of the program and its taps, of all tokens [BT, ..]."""
+    memory = DenseMemory(program.states, len(token_ids_BT), token_ids_BT.shape[1])
+    return interpret(program, weights, dense_inputs(token_ids_BT), memory)
+
+
 def dense_inputs(token_ids_BT: Tensor, positions_T: Tensor | None = None) -> dict[str, Tensor]:
     """Return the inputs of a step that computes whole sequences, at positions 0, 1, ... unless others are given."""
     batch, num_tokens = token_ids_BT.shape

@@ -17,15 +17,17 @@ from ridgeline.quant.stored import StoredMatrix
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Holds what T rows of inputs x [T, K] say: `hessian_KK` is the mean of x xᵀ, `mean_abs_K` that of |x|."""
+    """Holds what T rows of inputs x [T, K] say: `hessian_KK` is the mean of x xᵀ, the others are of |x|."""
 
     hessian_KK: torch.Tensor
     mean_abs_K: torch.Tensor
+    max_abs_K: torch.Tensor
     num_rows: int
 
     def divided(self, s_K: torch.Tensor) -> "Statistics":
         """Return those of inputs divided by `s_K`."""
-        return Statistics(self.hessian_KK / torch.outer(s_K, s_K), self.mean_abs_K / s_K, self.num_rows)
+        hessian_KK = self.hessian_KK / torch.outer(s_K, s_K)
+        return Statistics(hessian_KK, self.mean_abs_K / s_K, self.max_abs_K / s_K, self.num_rows)
 
     def loss(self, error_NK: torch.Tensor) -> float:
         """Return the mean square by which a matrix with this error changes its outputs, summed over outputs."""
@@ -33,7 +35,10 @@ class Statistics:
 
 
 class Method(Protocol):
-    """Describes a file of this folder. `NEEDS_STATISTICS`: it looks at a model's inputs."""
+    """Describes a file of this folder. `NEEDS_STATISTICS`: it looks at a model's inputs.
+
+    One whose inputs are to be rounded as well has a FORMAT, that of compressed-tensors which says so.
+    """
 
     NEEDS_STATISTICS: bool
 

@@ -41,8 +41,9 @@ REFUSED = {
     "sparse-bitmask": "sparse matrices", "mxfp6-pack-quantized": "6-bit floats",
 }  # fmt: skip
 WRITTEN = "pack-quantized"
+BOTH_INTEGERS = "int-quantized"  # weights, and inputs where they are used
 FORMATS = (
-    WRITTEN, "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    WRITTEN, BOTH_INTEGERS, "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense",
 )  # fmt: skip
 BY_CLASS, BY_PATTERN, BY_NAME = 1, 2, 3
@@ -220,8 +221,13 @@ def _read_scheme(group: ConfigReader) -> _Scheme | None:
     return _Scheme(targets, type_, num_bits, symmetric, Blocks(*shared))
 
 
-def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """Return the tensors of a layer. `dtype` holds the scales of integers exactly, or they would mean other weights."""
+def packed_tensors(
+    layer: str, stored: StoredMatrix, dtype: np.dtype[Any], written: str | None = None
+) -> dict[str, Array]:
+    """Return the tensors of a layer, in the format `written` or the one that its weights alone have.
+
+    `dtype` holds the scales of integers exactly, or they would mean other weights.
+    """
     bits = stored.format.bits
     if stored.format.code == "e2m1":
         codes = {f"{layer}.weight_packed": stored.codes[:, ::2] | stored.codes[:, 1::2] << np.uint8(4)}
@@ -233,6 +239,8 @@ def packed_tensors(layer: str, stored: StoredMatrix, dtype: np.dtype[Any]) -> di
     if stored.format.code == "e4m3":
         return {f"{layer}.weight": stored.codes.view(FLOAT8_E4M3), f"{layer}.weight_scale": scales}
     assert np.array_equal(float32(scales), stored.scales), f"{dtype} does not hold the scales of {layer}"
+    if written == BOTH_INTEGERS:
+        return {f"{layer}.weight": (stored.codes ^ np.uint8(128)).view(np.int8), f"{layer}.weight_scale": scales}
     tensors: dict[str, Array] = {
         f"{layer}.weight_packed": _words(stored.codes, bits),
         f"{layer}.weight_scale": scales,
@@ -253,16 +261,21 @@ def _words(codes: Bytes, bits: int) -> Array:
 
 
 def quantization_config(
-    form: StoredFormat, ignored: Sequence[str], others: Mapping[StoredFormat, Sequence[str]]
+    form: StoredFormat,
+    ignored: Sequence[str],
+    others: Mapping[StoredFormat, Sequence[str]],
+    written: str | None = None,
 ) -> dict[str, object]:
     """Return config.json's quantization_config of a model of which all linear layers but `ignored` are so stored.
 
-    `others` are the layers that are stored in other formats.
+    `others` are the layers that are stored in other formats, `written` as in `packed_tensors`.
     """
-    groups = [_group(form, ["Linear"]), *(_group(other, layers) for other, layers in others.items())]
+    written = written or _written(form)
+    groups = [_group(form, ["Linear"], written)]
+    groups += [_group(other, layers, _written(other)) for other, layers in others.items()]
     return {
         "quant_method": "compressed-tensors",
-        "format": _written(form),
+        "format": written,
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": list(ignored),
@@ -276,7 +289,7 @@ def _written(form: StoredFormat) -> str:
     return {"e8m0": "mxfp4-pack-quantized", "e4m3": "nvfp4-pack-quantized"}.get(form.scale, WRITTEN)
 
 
-def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
+def _group(form: StoredFormat, targets: Sequence[str], written: str) -> dict[str, object]:
     weights: dict[str, object] = {
         "num_bits": form.bits,
         "type": "int" if form.code == "uniform" else "float",
@@ -289,9 +302,9 @@ def _group(form: StoredFormat, targets: Sequence[str]) -> dict[str, object]:
         "observer": "minmax",
         "observer_kwargs": {},
     }
-    by_token = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    by_token = {"num_bits": 8, "type": weights["type"], "symmetric": True, "strategy": "token", "dynamic": True}
     inputs: dict[str, object] = {
-        "input_activations": by_token if form.code == "e4m3" else None,
+        "input_activations": by_token if written in (BOTH_INTEGERS, "float-quantized") else None,
         "output_activations": None,
     }
-    return {"targets": list(targets), "weights": weights, **inputs, "format": _written(form)}
+    return {"targets": list(targets), "weights": weights, **inputs, "format": written}
