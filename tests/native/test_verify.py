@@ -214,7 +214,7 @@ def test_python_rounds_of_a_block_have_it_too():
 def residual_of_the_whole(monkeypatch):
     """The residual is that of p, not of what is left of it."""
     residual = rejection.residual_weights
-    monkeypatch.setattr(rejection, "residual_weights", lambda p, q, kept=1.0: residual(p, q))
+    monkeypatch.setattr(rejection, "residual_weights", lambda p, q, factor=1.0: residual(p, q))
 
 
 def word_used_twice(monkeypatch):

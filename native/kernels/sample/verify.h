@@ -48,12 +48,12 @@ static inline uint64_t total_of(const Trial& trial) {
   return total;
 }
 
-// Writes max(kept * p - q, 0) of every candidate to `more`; returns the largest.
-static inline double write_excess(const Weighed& p, const Trial& trial, double kept, double* more) {
+// Writes max(factor * p - q, 0) of every candidate to `more`; returns the largest.
+static inline double write_excess(const Weighed& p, const Trial& trial, double factor, double* more) {
   const double p_total = (double)(int64_t)p.total, q_total = (double)(int64_t)total_of(trial);
   double most = 0;
   const auto put = [&](int64_t i, double q) {
-    const double excess = kept * (whole(p.weight[i]) / p_total) - q;
+    const double excess = factor * (whole(p.weight[i]) / p_total) - q;
     more[i] = excess > 0 ? excess : 0.0;
     most = more[i] > most ? more[i] : most;
   };
@@ -66,9 +66,9 @@ static inline double write_excess(const Weighed& p, const Trial& trial, double k
   return most;
 }
 
-// The token that `word` takes from max(kept * p - q, 0), in 44 bits; -1 where that is nothing.
-static inline int64_t draw_residual(const Weighed& p, const Trial& trial, double kept, uint64_t word, double* more) {
-  const double most = write_excess(p, trial, kept, more);
+// The token that `word` takes from max(factor * p - q, 0), in 44 bits; -1 where that is nothing.
+static inline int64_t draw_residual(const Weighed& p, const Trial& trial, double factor, uint64_t word, double* more) {
+  const double most = write_excess(p, trial, factor, more);
   if (!(most > 0)) return -1;
   const double scale = kResidualOne / most;
   uint64_t total = 0;
@@ -95,16 +95,16 @@ static inline int64_t verify_one(const SampleRow& row, const Weighed& p, double*
   return token < 0 ? row.trial->token : token;
 }
 
-// Whether so many tokens are accepted together, of which `kept` is accepted, where max(kept * p - q, 0) of the row
-// behind them sums up to `mass` of 2^62.
-static inline bool is_block_accepted(double kept, uint64_t mass, uint64_t word) {
-  const uint64_t rest = (uint64_t)kMassOne - (uint64_t)(kept * kMassOne);
-  return kept >= 1 || (UInt128)word * (mass + rest) < (UInt128)mass << 64;
+// Whether so many tokens are accepted together, whose factor is the share accepted so far, where max(factor * p - q, 0)
+// of the row behind them sums up to `mass` of 2^62.
+static inline bool is_block_accepted(double factor, uint64_t mass, uint64_t word) {
+  const uint64_t rest = (uint64_t)kMassOne - (uint64_t)(factor * kMassOne);
+  return factor >= 1 || (UInt128)word * (mass + rest) < (UInt128)mass << 64;
 }
 
-static inline double kept_after(double kept, const Weighed& p, const Trial& trial) {
+static inline double factor_after(double factor, const Weighed& p, const Trial& trial) {
   const double p_share = (double)(int64_t)p.of(trial.token) / (double)(int64_t)p.total;
-  const double ratio = kept * p_share / (whole(trial.weights[trial.token]) / (double)(int64_t)total_of(trial));
+  const double ratio = factor * p_share / (whole(trial.weights[trial.token]) / (double)(int64_t)total_of(trial));
   return ratio < 1 ? ratio : 1.0;
 }
 
@@ -112,7 +112,7 @@ static inline double kept_after(double kept, const Weighed& p, const Trial& tria
 static inline void verify_block(SampleRow* rows, int64_t count, const float* logits, int64_t stride, int64_t vocab_size,
                                 const SampleScratch& scratch) {
   double* const more = (double*)scratch.cut.x;
-  double all_kept[kMaxBlock + 1] = {1.0};
+  double factors[kMaxBlock + 1] = {1.0};
   const auto weighed = [&](int64_t i) {
     return weigh(rows[i], logits + rows[i].logit_row * stride, vocab_size, scratch);
   };
@@ -125,22 +125,22 @@ static inline void verify_block(SampleRow* rows, int64_t count, const float* log
       count = i;
       break;
     }
-    const double kept = all_kept[i];
+    const double factor = factors[i];
     if (i > 0) {
-      write_excess(p, *rows[i].trial, kept, more);
+      write_excess(p, *rows[i].trial, factor, more);
       uint64_t mass = 0;
       for (int64_t j = 0; j < p.n; j++) mass += (uint64_t)(int64_t)(more[j] * kMassOne);
-      if (is_block_accepted(kept, mass, word(i - 1, kAcceptance))) accepted = i;
+      if (is_block_accepted(factor, mass, word(i - 1, kAcceptance))) accepted = i;
     }
-    all_kept[i + 1] = kept_after(kept, p, *rows[i].trial);
+    factors[i + 1] = factor_after(factor, p, *rows[i].trial);
     rows[i].token = rows[i].trial->token;
   }
-  if (count > 0 && (all_kept[count] >= 1 ||
-                    word(count - 1, kAcceptance) < (uint64_t)(all_kept[count] * kMassOne) << 2))
+  if (count > 0 && (factors[count] >= 1 ||
+                    word(count - 1, kAcceptance) < (uint64_t)(factors[count] * kMassOne) << 2))
     accepted = count;
   for (; accepted < count; accepted++) {
     const Weighed p = weighed(accepted);
-    const int64_t token = draw_residual(p, *rows[accepted].trial, all_kept[accepted], word(accepted, kResidual), more);
+    const int64_t token = draw_residual(p, *rows[accepted].trial, factors[accepted], word(accepted, kResidual), more);
     if (token < 0) continue;
     rows[accepted].token = token;
     return;

@@ -279,7 +279,7 @@ class ChainEnds(NamedTuple):
 
 
 class Chained(NamedTuple):
-    """What a chain of steps has sampled, -1 from where a row's tokens end, and what from where that was asked."""
+    """Holds what a chain of steps has sampled, -1 from where a row's tokens end, and what from where that was asked."""
 
     token_ids_KD: IntArray
     weights_KDV: npt.NDArray[np.float32] | None = None

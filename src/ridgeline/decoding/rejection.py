@@ -54,39 +54,39 @@ def verify(target_V: Weights, trial: Trial, seed: int, num_output: int) -> int:
 
 def verify_block(targets: Sequence[Weights], trials: Sequence[Trial], seed: int, num_output: int) -> list[int]:
     """Return a token for each of `trials`, verified together; those behind the first that was not drafted are void."""
-    count, accepted, kept = len(trials), 0, [1.0]
+    count, accepted, factors = len(trials), 0, [1.0]
     for i, (target_V, trial) in enumerate(zip(targets, trials, strict=True)):
-        mass = int((_excess(target_V, trial.weights_V, kept[i]) * _MASS_ONE).astype(np.int64).sum())
-        if i and is_block_accepted(kept[i], mass, random_word(seed ^ ACCEPTANCE, num_output + i - 1)):
+        mass = int((_excess(target_V, trial.weights_V, factors[i]) * _MASS_ONE).astype(np.int64).sum())
+        if i and is_block_accepted(factors[i], mass, random_word(seed ^ ACCEPTANCE, num_output + i - 1)):
             accepted = i
         p, q = (whole_V[trial.token_id] / _total(whole_V) for whole_V in (target_V, trial.weights_V))
-        kept.append(min(kept[i] * float(p) / float(q), 1.0))
-    if random_word(seed ^ ACCEPTANCE, num_output + count - 1) < int(kept[-1] * _MASS_ONE) << 2:
+        factors.append(min(factors[i] * float(p) / float(q), 1.0))
+    if random_word(seed ^ ACCEPTANCE, num_output + count - 1) < int(factors[-1] * _MASS_ONE) << 2:
         accepted = count
     tokens = [trial.token_id for trial in trials]
     for i in range(accepted, count):
-        residual_V = residual_weights(targets[i], trials[i].weights_V, kept[i])
+        residual_V = residual_weights(targets[i], trials[i].weights_V, factors[i])
         if residual_V.any():  # else p and q differ by less than the rounding
             tokens[i] = sample(residual_V, random_word(seed ^ RESIDUAL, num_output + i))
             break
     return tokens
 
 
-def is_block_accepted(kept: float, mass: int, word: int) -> bool:
-    """Tell whether tokens of which `kept` is accepted are, where the residual behind them sums up to `mass` / 2^62."""
-    return kept >= 1 or word * (mass + _MASS_ONE - int(kept * _MASS_ONE)) < mass << 64
+def is_block_accepted(factor: float, mass: int, word: int) -> bool:
+    """Tell whether tokens with this factor are accepted, where the residual behind them sums up to `mass` / 2^62."""
+    return factor >= 1 or word * (mass + _MASS_ONE - int(factor * _MASS_ONE)) < mass << 64
 
 
-def residual_weights(target_V: Weights, proposal_V: Weights, kept: float = 1.0) -> IntArray:
-    """Return max(kept * p - q, 0) in 44 bits."""
-    more_V = _excess(target_V, proposal_V, kept)
+def residual_weights(target_V: Weights, proposal_V: Weights, factor: float = 1.0) -> IntArray:
+    """Return max(factor * p - q, 0) in 44 bits."""
+    more_V = _excess(target_V, proposal_V, factor)
     most = more_V.max()
     return (more_V * (_RESIDUAL_ONE / most) if most > 0 else more_V).astype(np.int64)
 
 
-def _excess(target_V: Weights, proposal_V: Weights, kept: float) -> npt.NDArray[np.float64]:
-    """Return max(kept * p - q, 0), as shares."""
-    more_V = kept * (target_V.astype(np.float64) / _total(target_V))
+def _excess(target_V: Weights, proposal_V: Weights, factor: float) -> npt.NDArray[np.float64]:
+    """Return max(factor * p - q, 0), as shares."""
+    more_V = factor * (target_V.astype(np.float64) / _total(target_V))
     more_V[: len(proposal_V)] -= proposal_V.astype(np.float64) / _total(proposal_V)
     return np.maximum(more_V, 0.0)
 

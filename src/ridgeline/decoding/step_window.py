@@ -17,7 +17,7 @@ class StepWindow:
         self._took_s: list[float] = []  # from one landing to the next
 
     def restart(self, now_s: float) -> None:
-        """Begin with the step that begins."""
+        """Start anew with the step that begins."""
         self.num_begun, self.num_landed, self.shape, self._began_s = 1, 0, None, now_s
         self._took_s.clear()
 

@@ -54,7 +54,7 @@ def beam_penalty(fields: SamplingFields, params: SamplingParams) -> float | None
     for what in ["stream"] * bool(fields.stream) + unlike[:1]:
         raise RequestError(f"use_beam_search goes without {what}: leave one of them out", param="use_beam_search")
     if params.n > MAX_BEAMS:
-        raise RequestError(f"n={params.n} beams; at most {MAX_BEAMS} are kept", param="n")
+        raise RequestError(f"n={params.n} beams; at most {MAX_BEAMS} are searched", param="n")
     return 1.0 if fields.length_penalty is None else fields.length_penalty
 
 
