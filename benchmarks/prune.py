@@ -29,7 +29,7 @@ from ridgeline.compress.distill import SEQUENCE_LENGTHS, distill, token_stream
 from ridgeline.compress.presets import load_preset
 from ridgeline.compress.prune import prune
 from ridgeline.compress.recipe import DistillRecipe, PruneRecipe
-from ridgeline.compress.train import Recipe, train
+from ridgeline.compress.train import Recipe, TextLoss, initial_model, train
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.dtypes import BFLOAT16
 from ridgeline.quality.comparison import Comparison, Estimate, compare
@@ -106,7 +106,9 @@ class Maker:
         shape, recipe = Loaded.open(self.root / axes), self.scratch_recipe(times)
         out.mkdir()
         copy_beside(shape.folder.path, out)
-        *_, (_, model) = train(shape.spec, recipe, token_stream(default_texts(), shape.folder), lambda model: 0.0)
+        model, text = initial_model(shape.spec, recipe.seed), token_stream(default_texts(), shape.folder)
+        for _ in train(model, recipe, text, lambda model: 0.0, TextLoss(shape.spec, recipe.dtype)):
+            pass
         save_weights(out, shape.spec, as_arrays(model.named_weights()), BFLOAT16)
         return self.arm(axes, f"from scratch, {times} x the tokens", times * self.options.tokens, out)
 

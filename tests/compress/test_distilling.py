@@ -15,6 +15,7 @@ from ridgeline.compress.recipe import DistillRecipe
 from ridgeline.compress.train import initial_weights
 from ridgeline.core.dtypes import FLOAT32
 from ridgeline.core.errors import ConfigError
+from ridgeline.program.lower import lower
 from ridgeline.quality.texts import Texts
 from ridgeline.spec.families import read_spec
 from ridgeline.weights.folder import ModelFolder
@@ -36,7 +37,7 @@ def open_model(path, config, seed=0, *, loud=1.0):
     (path / "config.json").write_text(json.dumps(config))
     for file in ModelFolder.open("python-1m").path.glob("tokenizer*"):
         shutil.copyfile(file, path / file.name)
-    weights = initial_weights(read_spec(config), seed)
+    weights = initial_weights(lower(read_spec(config)).weights, seed)
     weights["embed.weight"] *= loud
     save_weights(path, read_spec(config), as_arrays(weights), FLOAT32)
     return Loaded.open(path)

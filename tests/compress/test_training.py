@@ -12,7 +12,7 @@ from ridgeline.compress import presets
 from ridgeline.compress.bpe import END_OF_TEXT, train_bpe
 from ridgeline.compress.bundle import train_bundled
 from ridgeline.compress.diffusion import diffusion_bits
-from ridgeline.compress.train import Recipe, bits_per_byte, initial_weights, train
+from ridgeline.compress.train import Recipe, TextLoss, bits_per_byte, initial_model, train
 from ridgeline.core.errors import ConfigError
 from ridgeline.quality import corpus
 from ridgeline.spec.families import read_spec
@@ -58,8 +58,10 @@ def test_a_pattern_is_learned_and_the_same_seed_gives_the_same_model():
         return bits_per_byte(model, tokens[:512], 512, torch.float32)
 
     def run():
-        steps = list(train(read_spec(TINY), recipe, tokens, held_out_bits))
-        return [progress.loss for progress, _ in steps], steps[-1][0].held_out_bits
+        spec = read_spec(TINY)
+        model = initial_model(spec, recipe.seed)
+        steps = list(train(model, recipe, tokens, held_out_bits, TextLoss(spec, recipe.dtype)))
+        return [progress.loss for progress in steps], steps[-1].held_out
 
     losses, bits = run()
     assert losses[0] == pytest.approx(np.log(64), rel=0.1)
@@ -96,17 +98,21 @@ def test_masks_are_learned_and_the_bound_is_that_of_the_process():
     def held_out_bits(model):
         return diffusion_bits(model, tokens[:512], 512, 64, torch.float32)
 
-    steps = list(train(read_spec(config), recipe, tokens, held_out_bits))
-    assert steps[0][0].loss == pytest.approx(np.log(65), rel=0.25)
-    assert steps[-1][0].held_out_bits < 3.0  # 4 bits for who sees only that there are 16 tokens
-    assert held_out_bits(steps[-1][1]) == steps[-1][0].held_out_bits
+    spec = read_spec(config)
+    model = initial_model(spec, recipe.seed)
+    steps = list(train(model, recipe, tokens, held_out_bits, TextLoss(spec, recipe.dtype)))
+    assert steps[0].loss == pytest.approx(np.log(65), rel=0.25)
+    assert steps[-1].held_out < 3.0  # 4 bits for who sees only that there are 16 tokens
+    assert held_out_bits(model) == steps[-1].held_out
 
 
 def test_training_goes_on_from_given_weights_and_a_new_token_begins_as_the_mean():
     tokens = np.tile(np.arange(64, dtype=np.uint16), 20)
     still = Recipe(num_tokens=64, batch_tokens=64, matrix_rate=0.0, vector_rate=0.0, dtype=torch.float32)
-    given = initial_weights(read_spec(TINY), seed=5)
-    ((_, model),) = train(read_spec({**TINY, "vocab_size": 66}), still, tokens, lambda model: 0.0, given)
+    given = initial_model(read_spec(TINY), seed=5).named_weights()
+    wider = read_spec({**TINY, "vocab_size": 66})
+    model = initial_model(wider, 0, given)
+    assert len(list(train(model, still, tokens, lambda model: 0.0, TextLoss(wider, still.dtype)))) == 1
     for name, weight in model.named_weights().items():
         assert torch.equal(weight[: len(given[name])], given[name])
     assert torch.equal(model.named_weights()["embed.weight"][65], given["embed.weight"].mean(0))

@@ -24,7 +24,7 @@ from ridgeline.compress.bpe import save_tokenizer, train_bpe
 from ridgeline.compress.card import TrainingFacts, write_card
 from ridgeline.compress.diffusion import diffusion_bits
 from ridgeline.compress.presets import Preset, load_preset
-from ridgeline.compress.train import Progress, TokenStream, bits_per_byte, train
+from ridgeline.compress.train import Progress, TextLoss, TokenStream, bits_per_byte, initial_model, train
 from ridgeline.core.dtypes import BFLOAT16, FLOAT32
 from ridgeline.core.errors import ConfigError
 from ridgeline.program.lower import lower
@@ -71,9 +71,10 @@ def train_bundled(
     started = time.monotonic()
     quick_bits = partial(_held_out_bits, spec=spec, tokens=quick, num_bytes=quick_bytes, dtype=recipe.dtype)
     begun = None if start is None else _weights(start)
-    for progress, model in train(spec, recipe, train_tokens, quick_bits, begun):
+    model = initial_model(spec, recipe.seed, begun)
+    for progress in train(model, recipe, train_tokens, quick_bits, TextLoss(spec, recipe.dtype)):
         report(progress)
-        if progress.held_out_bits is not None:
+        if progress.held_out is not None:
             save_weights(out, spec, as_arrays(model.named_weights()), STORED_DTYPE)
     training_s, program = time.monotonic() - started, lower(spec)
     stored = DenseModel(program, _weights(ModelFolder.open(out)))

@@ -94,9 +94,10 @@ def distill(
     copy_beside(folder.path, partial, *NOT_COPIED)
     dtype = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), FLOAT32)
     loss_of = Distillation(student.program, teacher, recipe, run.dtype)
-    for progress, model in train(student.spec, run, training, bits, student.weights, loss_of):
+    model = DenseModel(student.program, {name: weight.clone() for name, weight in student.weights.items()})
+    for progress in train(model, run, training, bits, loss_of):
         report(progress)
-        if progress.held_out_bits is not None:
+        if progress.held_out is not None:
             save_weights(partial, student.spec, as_arrays(model.named_weights()), dtype)
     return partial
 

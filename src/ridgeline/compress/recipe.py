@@ -1,4 +1,4 @@
-"""How a model is quantized, pruned and distilled, as options of commands. Help waits for neither torch nor numpy."""
+"""How models are quantized, pruned and distilled, and heads trained, as options. Help needs neither torch nor numpy."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -122,6 +122,24 @@ class DistillRecipe:
     temperature: float = option(1.0, "Divides the logits of both models before they are compared.", above=0, high=100)
     hidden_loss: bool = option(False, "Compare what layers give as well, through a learned projection.")
     batch_tokens: int = option(8192, "Tokens of a training step.", low=16)
+    seed: int = option(0, "Seed that draws the training windows.", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, lambda name, message: ConfigError(message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRecipe:
+    """Says how a head learns to draft for a model; a bundled model's preset says all but the number of tokens."""
+
+    PANEL: ClassVar[str] = "Training, of heads"
+
+    tokens: int | None = option(None, "Number of tokens to train on. Default: the preset's; 4194304 for heads.", low=1)
+    draft_tokens: int = option(3, "Tokens that are drafted one after the other while it learns.", low=1, high=8)
+    draft_vocab_size: int = option(0, "Most frequent tokens of the text that it drafts, and no others; 0: all.", low=0)
+    rate: float = option(2e-3, "Learning rate at its peak.", above=0, high=1)
+    batch_tokens: int = option(4096, "Tokens of a training step.", low=16)
+    window_tokens: int = option(256, "Tokens of a training window.", low=16)
     seed: int = option(0, "Seed that draws the training windows.", low=0)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from ridgeline.program.lower import lower
 from ridgeline.spec.spec import DecoderSpec
 
 TokenStream = npt.NDArray[np.integer]
+TABLES = ("embed.weight", "head.weight")  # with a row for each token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Says what a training step reports; `held_out_bits` is bits per byte, measured every `eval_every_steps`."""
+    """Says what a training step reports; `held_out` is what is measured every `eval_every_steps`."""
 
     step: int
     num_steps: int
     loss: float
     tokens_per_s: float
-    held_out_bits: float | None
+    held_out: float | None
 
 
 class Loss(torch.nn.Module):
@@ -79,12 +80,11 @@ class TextLoss(Loss):
         return F.cross_entropy(logits.flatten(0, 1).float(), window_BT[:, 1:].flatten())
 
 
-def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
+def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
     """Draw fp32 weights: normal with deviation 0.5 / sqrt(inputs), norms 1, biases and outputs to the residual 0."""
     generator = torch.Generator().manual_seed(seed)
-    program = lower(spec)
     weights: dict[str, torch.Tensor] = {}
-    for name, shape in program.weights.items():
+    for name, shape in shapes.items():
         if name.endswith((".bias", ".attn.o.weight", ".ffn.down.weight")):
             weights[name] = torch.zeros(shape)
         elif len(shape) == 1:
@@ -95,25 +95,23 @@ def initial_weights(spec: DecoderSpec, seed: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def train(
-    spec: DecoderSpec,
-    recipe: Recipe,
-    tokens: TokenStream,
-    bits_per_byte: Callable[[DenseModel], float],
-    start: Mapping[str, torch.Tensor] | None = None,
-    loss_of: Loss | None = None,
-) -> Iterator[tuple[Progress, DenseModel]]:
-    """Train on one long token stream, yielding after every step; the last model is the result.
-
-    `loss_of`: what is learned, with what it learns itself; None: the next token, or the masked ones.
-    `start`: weights of a model of the same shape, which may know fewer tokens; None: random ones.
-    """
-    weights = initial_weights(spec, recipe.seed)
+def initial_model(spec: DecoderSpec, seed: int, start: Mapping[str, torch.Tensor] | None = None) -> DenseModel:
+    """Return a model to train, with random weights, or with those of `start`, which may know fewer tokens."""
+    program = lower(spec)
+    weights = initial_weights(program.weights, seed)
     for name, begun in (start or {}).items():
         weights[name][:] = begun.mean(0)  # a token that is new begins as the mean of the others
         weights[name][: len(begun)] = begun
-    model = DenseModel(lower(spec), weights)
-    loss_of = loss_of or TextLoss(spec, recipe.dtype)
+    return DenseModel(program, weights)
+
+
+def train(
+    model: DenseModel, recipe: Recipe, tokens: TokenStream, measure: Callable[[DenseModel], float], loss_of: Loss
+) -> Iterator[Progress]:
+    """Train on one long token stream, yielding after every step.
+
+    `loss_of` says what is learned, with what it learns itself; `measure` what is reported every `eval_every_steps`.
+    """
     optimizers = _optimizers(model, recipe, list(loss_of.parameters()))
     base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     rng = np.random.default_rng(recipe.seed)
@@ -129,8 +127,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         elapsed = time.perf_counter() - started
         due = (step + 1) % recipe.eval_every_steps == 0 or step + 1 == recipe.num_steps
-        bits = bits_per_byte(model) if due else None
-        yield Progress(step + 1, recipe.num_steps, loss.item(), recipe.batch_tokens / elapsed, bits), model
+        held_out = measure(model) if due else None
+        yield Progress(step + 1, recipe.num_steps, loss.item(), recipe.batch_tokens / elapsed, held_out)
 
 
 def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype: torch.dtype) -> float:
@@ -146,8 +144,9 @@ def bits_per_byte(model: DenseModel, tokens: TokenStream, num_bytes: int, dtype:
 
 
 def _optimizers(model: DenseModel, recipe: Recipe, more: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
-    matrices = [w for name, w in model.named_weights().items() if w.ndim == 2 and name.startswith("layers.")]
-    others = [w for name, w in model.named_weights().items() if w.ndim != 2 or not name.startswith("layers.")]
+    weights = model.named_weights()
+    inner = {name for name, w in weights.items() if w.ndim == 2 and not name.endswith(TABLES)}
+    matrices, others = ([w for name, w in weights.items() if (name in inner) == is_inner] for is_inner in (True, False))
     return [
         torch.optim.Muon(
             matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"

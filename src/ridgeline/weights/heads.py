@@ -1,7 +1,7 @@
 """Open EAGLE heads of every version: a folder with config.json and a safetensors file, for engine/companion.py."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
     modules = {PREFIX.sub("", stored): stored for stored in checkpoint.entries}
     if "fc.weight" not in modules:
         raise ModelLoadError(f"{folder.path} is no EAGLE head: it has no fc.weight")
-    head, num_tokens = _read(ConfigReader(folder.config), len(target.layers), modules)
+    head, num_tokens = read_eagle(ConfigReader(folder.config), len(target.layers), modules)
     num_inputs = checkpoint.entries[modules["fc.weight"]].shape[1]
     hidden_size = num_inputs // (len(head.layers) if head.is_version_3 else 2)
     check_sizes(folder.path, hidden_size, num_tokens, target, target_name)
@@ -92,8 +92,11 @@ def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:
     return source
 
 
-def _read(config: ConfigReader, num_layers: int, modules: Mapping[str, str]) -> tuple[EagleHead, int]:
-    """Read a head for a model of `num_layers` layers, and the number of tokens that it knows."""
+def read_eagle(config: ConfigReader, num_layers: int, modules: Collection[str]) -> tuple[EagleHead, int]:
+    """Read a head for a model of `num_layers` layers, and the number of tokens that it knows.
+
+    `modules` are the names of its tensors. Raises ConfigError for a key that is not understood.
+    """
     nested, section = config.section("transformer_layer_config"), config.section("eagle_config")
     layer, aux = nested or config, section or config
     is_version_3 = "hidden_norm.weight" in modules

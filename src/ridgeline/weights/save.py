@@ -35,7 +35,7 @@ def save_weights(folder: Path, spec: DecoderSpec, weights: Mapping[str, Array], 
     unnamed = sorted(set(weights) - written)
     if unnamed:
         raise ModelLoadError(f"{spec.model_type} has no tensor name for {', '.join(unnamed[:10])}")
-    _write(folder, tensors)
+    write_tensors(folder, tensors)
 
 
 def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) -> None:
@@ -43,7 +43,7 @@ def write_checkpoint(model: Path, tensors: Mapping[str, Array], folder: Path) ->
     if not model.is_dir():
         raise ModelLoadError(f"{model} is one file, and its tensors come with it: give a folder of new weights")
     copy_beside(model, folder)
-    _write(folder, {name: contiguous(tensor) for name, tensor in tensors.items()})
+    write_tensors(folder, {name: contiguous(tensor) for name, tensor in tensors.items()})
 
 
 def copy_beside(model: Path, folder: Path, *left_out: str) -> None:
@@ -68,10 +68,11 @@ def publish(partial: Path, out: Path) -> None:
     partial.rename(out)
 
 
-def _write(folder: Path, tensors: dict[str, Array]) -> None:
+def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
+    """Write `model.safetensors`, which appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (SINGLE + ".partial")
-    save_file(tensors, partial, metadata={"format": "pt"})
+    save_file(dict(tensors), partial, metadata={"format": "pt"})
     partial.replace(folder / SINGLE)
 
 
