@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)
     prefixes = config.cache.prefix_caching and not info.embeds  # all are pooled
     cache = CacheManager(sizing.layout, prefix_caching=prefixes)
-    executor = open_executor(executable, sizing.layout, clock, ahead=cache.plans_ahead and companion is None)
+    executor = open_executor(executable, sizing.layout, clock, ahead=cache.plans_ahead)
     kinds = cache.kinds_without_rollback()
     strategy = choose_strategy(spec, config, clock, embeds=info.embeds, without_rollback=kinds, companion=companion)
     setup = setup_of(config, sizing, strategy, choices, executor.depth)

@@ -45,7 +45,8 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
         drafter = name, build_drafter(name, companion)
     rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
     together = given.rejection_sample_method == "block"
-    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, rejects=rejects, together=together)
+    how = {"rejects": rejects, "together": together, "reads_hidden": companion is not None and companion.fold is not None}
+    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, **how)
 
 
 class _Guess(NamedTuple):
@@ -63,7 +64,7 @@ class Speculative(Autoregressive):
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
     The `drafter`, with its name, drafts for the sequences of which nobody has a guess; with `rejects` its tokens are
     verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`), those of a
-    draft `together` or one by one.
+    draft `together` or one by one. One that `reads_hidden` states sees every step's before the next one begins.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
@@ -81,12 +82,13 @@ class Speculative(Autoregressive):
         *,
         rejects: bool = False,
         together: bool = False,
+        reads_hidden: bool = False,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._method, self._drafter = drafter or ("", None)
         self._trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
-        self._rejects, self._together = rejects, together
+        self._rejects, self._together, self._reads_hidden = rejects, together, reads_hidden
         self._failures = 0  # of the drafter, in a row
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
@@ -111,7 +113,7 @@ class Speculative(Autoregressive):
 
     def ahead(self, running: Sequence[SequenceView]) -> bool:
         plain = self._control is not None and self._control.rests(len(running))
-        return self._drafter is None and (plain or not self._any_asks(running))
+        return not self._reads_hidden and (plain or not self._any_asks(running))
 
     def begin(self, running: Sequence[SequenceView], room: Room) -> None:
         """Ask for drafts of the sequences that decode, unless some still compute a prompt: that step is busy."""
