@@ -24,8 +24,8 @@ InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
-OWN_DRAFTER = "mtp"  # whose weights are in the model's own files
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
+OWN_DRAFTER = "mtp"  # whose weights are in the model's own files
 NATIVE = "ridgeline._native"
 NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
 DEAR_PROPOSERS = ("lookahead",)  # auto goes without them: they have the model compute what gains nothing yet

@@ -65,6 +65,8 @@ def _speculate(keys: Mapping[str, Any]) -> str:
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"speculative_config: method must be one of {', '.join(known)}, got {method!r:.100}")
     if method in METHODS:
+        if model not in (None, "[ngram]"):
+            raise ConfigError(f"speculative_config: method {method} needs no model; leave model {model!r:.100} out")
         return METHODS[method]
     if not isinstance(model, str) or not model:
         raise ConfigError(f"speculative_config: method {method} needs model, the model or the head that drafts")

@@ -72,16 +72,18 @@ class HeadSource:
 
 def open_predictor(model: ModelFolder, spec: DecoderSpec, base: Program) -> HeadSource:
     """Open the predictor in a model's own files. Raises ConfigError where there is none, ModelLoadError as loading."""
-    if spec.predictor is None:
-        raise ConfigError(f"{model.name} has no predictor layer to draft with: config.json names none; see speculate")
     if model.gguf is not None:
-        raise ConfigError(f"{model.name}: predictor layers are read from safetensors alone; leave speculate=mtp out")
+        raise ConfigError(f"{model.name}: predictor layers are not read from GGUF; leave speculate=mtp out")
+    if spec.predictor is None:
+        why = f"config.json declares none that is understood in a {spec.model_type}"
+        raise ConfigError(f"{model.name} has no predictor layer: {why}; leave speculate=mtp out")
     programs, layers = lower_predictor(spec.predictor, spec), (len(spec.layers),)
     source = HeadSource(model.path, *programs, layers, None, Checkpoint(model.path, {}), {})
     try:
         source.shared(model, spec, base, FLOAT32)
     except ModelLoadError as error:
-        raise ModelLoadError(f"{model.name} cannot draft with its predictor layer: {error}") from error
+        fix = "leave speculate=mtp out, or complete the files"
+        raise ModelLoadError(f"{model.name} cannot draft with its predictor layer; {fix}: {error}") from error
     return source
 
 

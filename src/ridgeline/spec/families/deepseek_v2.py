@@ -29,9 +29,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_deepseek(config, routing, interleaved=True)
 
 
-def read_deepseek(
-    config: ConfigReader, routing: Routing, *, interleaved: bool, num_predictors: int = 0
-) -> DecoderSpec:
+def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool, num_predictors: int = 0) -> DecoderSpec:
     """Read a DeepSeek model: latent attention, and experts beside shared ones behind the first few dense layers."""
     norm = common.rms_norm(config)
     activation = config.choice("hidden_act", common.ACTIVATIONS, "silu")
