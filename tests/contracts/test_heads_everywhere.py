@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads and predictors over every kind of model and memory, with drafts that are right as often as not: on is off.
+"""Heads and predictors over every kind of model and memory, with drafts that are right as often as not: on is off.
 
 A random head is seldom right, so what it drafts is replaced by what will come, or by something else, where it is
 sampled: its states and its cache are what its own drafts would make of them.

@@ -9,14 +9,20 @@ import oracle_heads
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_drafts_in_the_engine import assert_same_outputs
 from test_heads import FIXED, GREEDY, recorded
 from tiny_models import build
 
+from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from planting import World
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.select import offers
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.engine import companion
+from ridgeline.engine.model import open_model
+from ridgeline.explain.break_even import break_even
 from ridgeline.weights import heads
 
 pytestmark = pytest.mark.skipif(
@@ -28,6 +34,7 @@ MODELS = [
     ("qwen3_next", 1), ("qwen3_next", 8), ("qwen3_next", 19), ("qwen3_next", 43),
 ]  # fmt: skip
 FAMILIES = [("deepseek_v3", 16), ("qwen3_next", 8)]
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 MTP = {"speculate": "mtp", **FIXED}
 
 
@@ -63,6 +70,37 @@ def test_it_drafts_what_a_plain_implementation_drafts(family, seed, world):
     wrong, drafted = wrong_drafts(*predictor_of(world, family, seed))
     assert wrong == 0
     assert drafted > 20
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 5, "max_num_seqs": 5}], ids=["", "chunked"])
+@pytest.mark.parametrize(("family", "seed"), FAMILIES)
+def test_its_own_drafts_change_no_output(family, seed, options, world):
+    """Alone, batched, in chunks, from cached prefixes, preempted; greedy and seeded, with several outputs."""
+    predictor, folder = predictor_of(world, family, seed)
+    llm, plain = LLM(str(folder), **TINY | MTP | options), LLM(str(folder), **TINY)
+    assert_same_outputs(llm, plain, prompts_of(predictor.model))
+    stats = llm.engine.loop.scheduler.strategy.drafts()["mtp"]
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    cache = drafter_of(llm)._companion.cache
+    check_cache(cache, {})
+    assert all(group.used == 0 for group in cache.stats().groups)
+
+
+@pytest.mark.parametrize(("family", "seed"), FAMILIES)
+def test_it_is_part_of_the_memory_and_of_the_price_of_a_round(family, seed, world):
+    predictor, folder = predictor_of(world, family, seed)
+    config = EngineConfig.of(str(folder), speculate="mtp", dtype="float32")
+    plan, _ = companion.plan_drafter(config, open_model(config), offers("auto"))
+    own = [tensor for name, tensor in predictor.tensors().items() if not name.endswith(COPIES)]
+    assert plan.needs.taken_bytes >= sum(4 * tensor.numel() for tensor in own)
+    assert plan.needs.bytes_per_token > 0
+    rounds = {}
+    for speculate in ("ngram", "mtp"):
+        found = break_even(EngineConfig.of(str(folder), speculate=speculate), "this", 12)[1]
+        rounds[speculate] = {(r.drafts, r.batch): r.ratio for r in found if r.weights == "as stored"}
+    one, two, four = (rounds["mtp"][drafts, 1] - rounds["ngram"][drafts, 1] for drafts in (1, 2, 4))
+    assert four - two == pytest.approx(2 * (two - one))
+    assert two > one > 0
 
 
 def before_the_final_norm(programs):
