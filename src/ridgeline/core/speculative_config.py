@@ -12,8 +12,10 @@ SAME = (
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     *("draft_sample_method", "rejection_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
 )
-METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"}
-METHODS |= dict.fromkeys(("mtp", "deepseek_mtp", "qwen3_next_mtp"), "mtp")
+METHODS = {
+    **{"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"},
+    **dict.fromkeys(("mtp", "deepseek_mtp", "qwen3_next_mtp"), "mtp"),
+}
 WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
