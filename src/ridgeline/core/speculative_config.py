@@ -13,8 +13,9 @@ SAME = (
     *("draft_sample_method", "rejection_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
 )
 METHODS = {
-    **{"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"},
+    **dict.fromkeys(("ngram", "[ngram]"), "ngram"),
     **dict.fromkeys(("mtp", "deepseek_mtp", "qwen3_next_mtp"), "mtp"),
+    **{name: name for name in ("suffix", "lookahead", "auto")},
 }
 WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.

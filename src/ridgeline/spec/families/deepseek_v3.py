@@ -13,7 +13,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
     config.ignore("num_mtp_layers")  # the same as num_nextn_predict_layers
-    num_predictors = config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_PREDICTORS)
+    num_predictors = config.integer("num_nextn_predict_layers", 1, low=0, high=MAX_PREDICTORS)
     routing = Routing(
         top_k=config.integer("num_experts_per_tok", 8),
         scoring="sigmoid",
