@@ -114,7 +114,7 @@ def plan_drafter(
         why = "the cache is divided by its tokens' bytes, and its layers are all recurrent"
         fix = "use proposers without a model, such as speculate=auto"
         raise ConfigError(f"{target.folder.name} cannot verify drafts of {config.speculation.speculate}: {why}; {fix}")
-    if kind == "draft":
+    if kind not in (*HEADS, OWN_DRAFTER):
         return _plan_model(name, config, target, offered), target
     spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
     if kind == OWN_DRAFTER:
