@@ -52,6 +52,8 @@ def folders(model_folder, tmp_path_factory):
         ("medusa:{}/eagle-other", ("eagle-other has no Medusa heads",)),
         ("nonsense", ("speculate must be", "'nonsense'")),
         ("eagle", ("speculate=eagle lacks its model",)),
+        ("mtp", ("has no predictor layer", "leave speculate=mtp out")),
+        ("mtp:{}/eagle-other", ("mtp needs no model; write mtp",)),
     ],
 )
 def test_what_cannot_draft_is_one_line(command, speculate, words, ridgeline, model_folder, folders):

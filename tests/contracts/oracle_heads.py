@@ -1,13 +1,17 @@
 """Heads that draft, as their papers describe them, in plain torch over transformers' hidden states.
 
-Written from EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840) and Medusa (2401.10774) with none of Ridgeline's code.
-`write` saves a random head in the published layout; `greedy` gives what it drafts behind a text.
+Written from EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), Medusa (2401.10774) and the predictor layers of DeepSeek-V3
+(2412.19437) and Qwen3-Next with none of Ridgeline's code. `write` saves a random head in the published layout; `greedy`
+gives what it drafts behind a text.
 """
 
+import copy
 import json
+import shutil
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tiny_models import randomize
 
 
 class Written:
@@ -220,3 +224,83 @@ class Medusa(Written):
         return [
             self.ids[(head @ self.residual(j, state)).argsort(descending=True)].tolist() for j, head in enumerate(heads)
         ]
+
+
+class Predictor:
+    """A random predictor layer for a DeepSeek-V3 or a Qwen3-Next, whose layer is transformers' own.
+
+    `write` saves the model again with it, under the names of the published checkpoints.
+    """
+
+    def __init__(self, model, seed=0):
+        self.model, self.is_qwen = model, model.config["model_type"] == "qwen3_next"
+        config = copy.deepcopy(model.oracle.config)
+        number = config.num_hidden_layers
+        if self.is_qwen:
+            config.layer_types = [*config.layer_types, "full_attention"]
+            config.mlp_only_layers, config.decoder_sparse_step = [], 1
+        hidden, base = config.hidden_size, model.oracle.model
+        self.norms = {name: copy.deepcopy(base.norm) for name in ("embed", "hidden", "out")}
+        self.join = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        self.layer = type(base.layers[0])(config, layer_idx=number).eval()
+        for i, part in enumerate((*self.norms.values(), self.join, self.layer)):
+            randomize(part, 100 * seed + i)
+        self.at = "mtp.layers.0." if self.is_qwen else f"model.layers.{number}."
+
+    def tensors(self):
+        names = {"embed": "enorm", "hidden": "hnorm", "out": "shared_head.norm"}
+        outside, join = self.at, f"{self.at}eh_proj.weight"
+        if self.is_qwen:
+            names = {"embed": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden", "out": "norm"}
+            outside, join = "mtp.", "mtp.fc.weight"
+        found = {f"{outside}{names[name]}.weight": norm.weight.detach() for name, norm in self.norms.items()}
+        found[join] = self.join.weight.detach()
+        for name, tensor in self.layer.state_dict().items():
+            if name == "mlp.experts.gate_up_proj":
+                for e, (gate, up) in enumerate(both.chunk(2) for both in tensor):
+                    found[f"{self.at}mlp.experts.{e}.gate_proj.weight"] = gate
+                    found[f"{self.at}mlp.experts.{e}.up_proj.weight"] = up
+            elif name == "mlp.experts.down_proj":
+                found |= {f"{self.at}mlp.experts.{e}.down_proj.weight": down for e, down in enumerate(tensor)}
+            else:
+                found[self.at + name] = tensor
+        if not self.is_qwen:
+            oracle = self.model.oracle
+            found[f"{self.at}embed_tokens.weight"] = oracle.get_input_embeddings().weight.detach()
+            found[f"{self.at}shared_head.head.weight"] = oracle.get_output_embeddings().weight.detach()
+        return found
+
+    def write(self, folder, config=None, tensors=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in self.model.folder.path.glob("*.json"):
+            shutil.copy(file, folder)
+        own = json.loads((folder / "config.json").read_text())
+        own |= {} if self.is_qwen else {"num_nextn_predict_layers": 1}
+        (folder / "config.json").write_text(json.dumps(own | (config or {})))
+        stored = load_file(self.model.folder.path / "model.safetensors") | self.tensors() | (tensors or {})
+        stored = {name: tensor.clone().contiguous() for name, tensor in stored.items() if tensor is not None}
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    @torch.no_grad()
+    def greedy(self, token_ids, count):
+        """The `count` tokens that it drafts behind `token_ids`."""
+        oracle = self.model.oracle
+        hidden = oracle(torch.tensor([token_ids]), use_cache=False, output_hidden_states=True).hidden_states
+        features, tokens, drafted = hidden[-1][:, :-1], list(token_ids[1:]), []  # behind the final norm
+        for _ in range(count):
+            e = self.norms["embed"](oracle.get_input_embeddings()(torch.tensor([tokens])))
+            x = self.join(torch.cat((e, self.norms["hidden"](features)), -1))
+            places = torch.arange(len(tokens))[None]
+            mask = torch.full((len(tokens), len(tokens)), float("-inf")).triu(1)[None, None]
+            y = self.layer(
+                x,
+                attention_mask=mask,
+                position_ids=places,
+                position_embeddings=oracle.model.rotary_emb(x, places),
+            )[:, -1:]
+            normed = self.norms["out"](y)
+            drafted.append(int(oracle.get_output_embeddings()(normed).argmax()))
+            tokens.append(drafted[-1])
+            features = torch.cat((features, normed if self.is_qwen else y), 1)
+        return drafted

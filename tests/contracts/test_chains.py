@@ -1,5 +1,6 @@
 """A drafter's steps in one native call: the drafts, and what they were sampled from, are those of a step at a time."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,15 +11,19 @@ from tiny_models import build
 from cache_invariants import check_cache
 from drafting import TINY, drafter_of, prompts_of
 from ridgeline import LLM, SamplingParams
+from ridgeline.weights.folder import ModelFolder
 
 pytestmark = pytest.mark.skipif(find_spec("ridgeline._native") is None, reason="the native backend is not built")
 FIXED = {"adaptive_speculation": False, "num_speculative_tokens": 5}
 FAMILIES = ["llama", "gemma3_text", "deepseek_v3", "qwen3_moe"]
 EAGLE = "eagle"
+PREDICTORS = {"mtp of deepseek_v3": ("deepseek_v3", 16), "mtp of qwen3_next": ("qwen3_next", 1)}
 REJECTS = {"draft_sample_method": "probabilistic", "deterministic": False}
 
 
 def speculate(model, drafter, folder):
+    if drafter in PREDICTORS:
+        return "mtp"
     if drafter != EAGLE:
         return f"draft:{model.folder.path}"
     head = oracle_heads.Eagle(model, 3, (0, 1, len(model.spec.layers) - 1), "midlayer.")
@@ -58,10 +63,12 @@ def some_params(**others):
 
 
 @pytest.mark.parametrize("options", [{}, {"block_size": 16}, REJECTS], ids=str)
-@pytest.mark.parametrize("family", [*FAMILIES, EAGLE])
+@pytest.mark.parametrize("family", [*FAMILIES, EAGLE, *PREDICTORS])
 def test_a_chain_drafts_what_single_steps_draft(family, options, tmp_path):
-    model = build("llama" if family == EAGLE else family, 3, tmp_path / "target")
+    model = build(*PREDICTORS.get(family, ("llama" if family == EAGLE else family, 3)), tmp_path / "target")
     drafting = speculate(model, family, tmp_path)
+    if family in PREDICTORS:
+        model = replace(model, folder=ModelFolder.open(oracle_heads.Predictor(model).write(tmp_path / "both")))
     for params in (some_params(temperature=0), some_params(temperature=0.9, top_p=0.95)):
         found, outputs, num_chains = recorded(model, drafting, params, chained=True, **options)
         expected, plain, _ = recorded(model, drafting, params, chained=False, **options)

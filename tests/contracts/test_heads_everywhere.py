@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads over every kind of model and memory, with drafts that are right as often as not: on is off.
+"""Heads and predictors over every kind of model and memory, with drafts that are right as often as not: on is off.
 
 A random head is seldom right, so what it drafts is replaced by what will come, or by something else, where it is
 sampled: its states and its cache are what its own drafts would make of them.
@@ -32,6 +32,9 @@ MODELS = [  # full, sliding, latent, experts; recurrent states beside attention
     ("llama", 3), ("gemma3_text", 1), ("gemma3_text", 2), ("deepseek_v3", 3), ("qwen3_moe", 2),
     ("qwen3_next", 1), ("jamba", 3), ("nemotron_h", 1), ("bamba", 2),
 ]  # fmt: skip
+PREDICTING = [("deepseek_v3", 3), ("deepseek_v3", 16), ("qwen3_next", 1), ("qwen3_next", 19)]
+HEADS = [(*model, kind) for model in MODELS for kind in ("eagle", "medusa")]
+HEADS += [(*model, "mtp") for model in PREDICTING]
 SAMPLING = {
     "greedy": {"temperature": 0, "logprobs": 5},
     "processors": {"temperature": 0.8, "seed": 1, "repetition_penalty": 1.2, "logit_bias": {3: 2.0}, "min_p": 0.02},
@@ -55,8 +58,18 @@ def model_of(world, family, seed):
 
 def head_of(world, kind, model, name):
     """A head's folder, in the form of `--speculate`."""
+    if kind == "mtp":
+        return kind
     head = oracle_heads.Medusa(model, "paper", 4) if kind == "medusa" else oracle_heads.Eagle(model, 1, ())
     return f"{kind}:{world.once((kind, name), lambda: head.write(world.folder / f'{kind}-{name}'))}"
+
+
+def folder_of(world, kind, model, name):
+    """The model's folder: for a predictor one that has it."""
+    if kind != "mtp":
+        return str(model.folder.path)
+    predictor = oracle_heads.Predictor(model)
+    return str(world.once((kind, name), lambda: predictor.write(world.folder / f"mtp-{name}")))
 
 
 def often_right(llm, known):
@@ -122,20 +135,19 @@ def assert_drafted(llm, method):
         assert all(group.used == 0 for group in cache.stats().groups)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"max_num_batched_tokens": 5, "max_num_seqs": 5}, {"kv_dtype": "int8", "block_size": 32}],
     ids=["", "chunked", "int8 KV"],
 )
-@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("family", "seed", "kind"), HEADS)
 def test_a_head_changes_no_output(family, seed, options, kind, world, monkeypatch):
     """Alone and batched, from cached prefixes and preempted with drafts in flight, checkpoints every 16 tokens."""
     if family == "deepseek_v3" and "kv_dtype" in options:
         pytest.skip("latents are not kept as int8")
     monkeypatch.setattr(recurrent_groups, "DECODE_CHECKPOINT_TOKENS", 16)
     model = model_of(world, family, seed)
-    folder, prompts = str(model.folder.path), prompts_of(model)
+    folder, prompts = folder_of(world, kind, model, f"{family}-{seed}"), prompts_of(model)
     speculate = head_of(world, kind, model, f"{family}-{seed}")
     plain = LLM(folder, **TINY | options)
     for sampling in SAMPLING.values() if not options else list(SAMPLING.values())[:2]:
@@ -149,13 +161,17 @@ def test_a_head_changes_no_output(family, seed, options, kind, world, monkeypatc
         assert_drafted(llm, kind)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-@pytest.mark.parametrize(("family", "seed"), [("llama", 3), ("gemma3_text", 1), ("jamba", 3), ("qwen3_next", 1)])
+@pytest.mark.parametrize(
+    ("family", "seed", "kind"),
+    [head for head in HEADS if head[:2] in [("llama", 3), ("gemma3_text", 1), ("jamba", 3), ("qwen3_next", 1)]]
+    + [("deepseek_v3", 16, "mtp")],
+)
 def test_a_second_turn_finds_what_it_finds_without_a_head(family, seed, kind, world, monkeypatch):
     """Prefix hits are as long; the head has no hidden states of them, and drafts from the text behind."""
     monkeypatch.setattr(recurrent_groups, "DECODE_CHECKPOINT_TOKENS", 8)
     model = model_of(world, family, seed)
-    folder, first = str(model.folder.path), SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    folder = folder_of(world, kind, model, f"{family}-{seed}")
+    first = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     plain = LLM(folder, **TINY)
     off, known = known_outputs(plain, prompts_of(model), first)
     turns = [[*prompt, *o.outputs[0].token_ids, 5, 6] for prompt, o in zip(prompts_of(model), off)]

@@ -14,6 +14,9 @@ TAKEN = {
     "suffix": ({"method": "suffix", "num_speculative_tokens": 32}, ("suffix",)),
     "draft_model": ({"method": "draft_model", "model": "python-1m", "num_speculative_tokens": 3}, ("draft",)),
     "medusa": ({"method": "medusa", "model": "folder", "num_speculative_tokens": 3}, ("medusa",)),
+    "mtp": ({"method": "mtp", "num_speculative_tokens": 1}, ("mtp",)),
+    "deepseek_mtp": ({"method": "deepseek_mtp"}, ("mtp",)),
+    "qwen3_next_mtp": ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, ("mtp",)),
     "a model alone": ({"model": "python-1m"}, ("draft",)),
 }
 
@@ -50,7 +53,8 @@ def test_one_bound_of_a_lookup_moves_the_other():
     [
         ({"method": "ngram", "promt_lookup_max": 4}, "unknown key 'promt_lookup_max'; did you mean prompt_lookup_max"),
         ({"method": "ngram", "xyz": 4}, "unknown key 'xyz'; there is method"),
-        ({"method": "mtp", "model": "x"}, "method must be one of ngram, .*, got 'mtp'"),
+        ({"method": "mlp_speculator", "model": "x"}, "method must be one of ngram, .*, got 'mlp_speculator'"),
+        ({"method": "mtp", "model": "x"}, "method mtp needs no model; leave model 'x' out"),
         ({"method": "eagle3"}, "method eagle3 needs model"),
         ({"method": "medusa"}, "method medusa needs model"),
         ({"method": "medusa", "model": "x", "rejection_sample_method": "typical"}, "must be .*block.*, got 'typical'"),

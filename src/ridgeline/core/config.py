@@ -25,6 +25,7 @@ InputBits = Literal["auto", "int16", "int8"]
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
+OWN_DRAFTER = "mtp"  # whose weights are in the model's own files
 NATIVE = "ridgeline._native"
 NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no native module
 DEAR_PROPOSERS = ("lookahead",)  # auto goes without them: they have the model compute what gains nothing yet
@@ -215,9 +216,9 @@ class SpeculationConfig:
         for name, model in self._asked():
             if name not in (known := [*proposer_names(), *drafter_names()]):
                 raise ConfigError(f"speculate must be off, auto or one of {', '.join(known)}, got {name!r}")
-            if name in drafter_names() and not model:
+            if name in drafter_names() and not model and name != OWN_DRAFTER:
                 raise ConfigError(f"speculate={name} lacks its model; write {name}:MODEL, such as {name}:python-1m")
-            if name in proposer_names() and model:
+            if name in (*proposer_names(), OWN_DRAFTER) and model:
                 raise ConfigError(f"speculate={name}:{model}: {name} needs no model; write {name}")
         if sum(name in drafter_names() for name in self.proposers()) > 1:
             raise ConfigError(f"speculate={self.speculate}: one model can draft beside a model; name one")

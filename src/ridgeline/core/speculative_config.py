@@ -12,7 +12,11 @@ SAME = (
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     *("draft_sample_method", "rejection_sample_method", "lookahead_window", "lookahead_ngram", "lookahead_guesses"),
 )
-METHODS = {"ngram": "ngram", "[ngram]": "ngram", "suffix": "suffix", "lookahead": "lookahead", "auto": "auto"}
+METHODS = {
+    **dict.fromkeys(("ngram", "[ngram]"), "ngram"),
+    **dict.fromkeys(("mtp", "deepseek_mtp", "qwen3_next_mtp"), "mtp"),
+    **{name: name for name in ("suffix", "lookahead", "auto")},
+}
 WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medusa": "medusa"}
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
@@ -64,6 +68,8 @@ def _speculate(keys: Mapping[str, Any]) -> str:
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"speculative_config: method must be one of {', '.join(known)}, got {method!r:.100}")
     if method in METHODS:
+        if model not in (None, "[ngram]"):
+            raise ConfigError(f"speculative_config: method {method} needs no model; leave model {model!r:.100} out")
         return METHODS[method]
     if not isinstance(model, str) or not model:
         raise ConfigError(f"speculative_config: method {method} needs model, the model or the head that drafts")

@@ -16,7 +16,7 @@ from ridgeline.backends.select import select
 from ridgeline.backends.step import ChainEnds, Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.config import Choice, EngineConfig, SpeculationConfig
+from ridgeline.core.config import OWN_DRAFTER, Choice, EngineConfig, SpeculationConfig
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
@@ -29,8 +29,7 @@ from ridgeline.program.lower.heads import tapped
 from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.heads import HeadSource, open_eagle
-from ridgeline.weights.load import StreamedWeights
+from ridgeline.weights.heads import HeadSource, open_eagle, open_predictor
 from ridgeline.weights.medusa import open_medusa
 
 HEADS = {"eagle": open_eagle, "medusa": open_medusa}
@@ -114,11 +113,14 @@ def plan_drafter(
     if states and all(isinstance(state, RecurrentState) for state in states):
         why = "the cache is divided by its tokens' bytes, and its layers are all recurrent"
         fix = "use proposers without a model, such as speculate=auto"
-        raise ConfigError(f"{target.folder.name} cannot verify drafts of {kind}:{name}: {why}; {fix}")
-    if kind not in HEADS:
+        raise ConfigError(f"{target.folder.name} cannot verify drafts of {config.speculation.speculate}: {why}; {fix}")
+    if kind not in (*HEADS, OWN_DRAFTER):
         return _plan_model(name, config, target, offered), target
     spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
-    source = HEADS[kind](name, spec, config.model.model)
+    if kind == OWN_DRAFTER:
+        source = open_predictor(target.folder, spec, target.base)
+    else:
+        source = HEADS[kind](name, spec, config.model.model)
     tapping = replace(target, program=tapped(target.program, source.layers))
     branches = not any(isinstance(state, RecurrentState) for state in states)
     return replace(_plan_head(source, config, replace(target, spec=spec), offered), branches=branches), tapping
@@ -189,7 +191,7 @@ def _translated(token: SampledToken, token_ids_V: IntArray) -> SampledToken:
 
 def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> Mapping[str, Array]:
     """Return the weights of a head: its own, and those of the model that it shares."""
-    shared = StreamedWeights(target.folder, target.spec, target.base, dtype)
+    shared = source.shared(target.folder, target.spec, target.base, dtype)
     return ChainMap(source.tensors(dtype), cast("dict[str, Array]", shared))
 
 

@@ -196,6 +196,27 @@ def read_moe(
     return replace(experts, shared=shared, shared_gate=True)
 
 
+def predictor_renames(spec: DecoderSpec, layer: Renames, at: str, modules: Mapping[str, str]) -> Renames:
+    """Return the renames of a predictor, which a checkpoint has at `at`: those of any `layer`, and its own `modules`.
+
+    The program's weights are named as those of one layer more than the model has.
+    """
+    predictor, to = spec.predictor, f"layers.{len(spec.layers)}"
+    if predictor is None:
+        return []
+    has_experts = isinstance(predictor.layer.feed_forward, MixtureOfExperts)
+    own = [rename for rename in layer if "{i}" in rename.source and (has_experts or not rename.experts)]
+    moved = [
+        replace(
+            rename,
+            source=rename.source.replace("model.layers.{i}", at),
+            targets=tuple(target.replace("layers.{i}", to) for target in rename.targets),
+        )
+        for rename in own
+    ]
+    return [*moved, *module_renames({source: f"{to}.{target}" for source, target in modules.items()})]
+
+
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the ALiBi slopes (arXiv 2108.12409): 2^(-8 i / n), i = 1..n, where the number of heads n is a power of 2.
 

@@ -25,7 +25,7 @@ __all__ = [
     "MaskedDiffusion",
     "Mixer",
 ]
-__all__ += ["NormedResidualLayer", "ParallelLayer", "PostNormLayer", "Rename", "Renames"]
+__all__ += ["NormedResidualLayer", "ParallelLayer", "PostNormLayer", "Predictor", "Rename", "Renames"]
 __all__ += ["ClampedSwiGlu", "GroupedQueryAttention", "LatentAttention", "MixtureOfExperts", "Routing"]
 __all__ += ["Activation", "GatedMlp", "LayerNorm", "Mlp", "Norm", "RmsNorm", "Rope", "UnweightedRmsNorm"]
 __all__ += ["GatedDeltaNet", "LightningAttention", "Mamba", "Mamba2"]
@@ -135,11 +135,26 @@ class MaskedDiffusion:
 
 
 @dataclass(frozen=True, slots=True)
+class Predictor:
+    """Declares a layer that guesses the token behind the next one, of a token and the model's output before it.
+
+    It reads both through one product; a `norm` each stands before that, and one behind the layer, before the model's
+    head. To guess further its own output takes the place of the model's: behind the norm if `returns_normed`. Of
+    several, `num_layers`, the first is used.
+    """
+
+    layer: AnyLayer
+    norm: Norm
+    returns_normed: bool
+    num_layers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Declares a whole decoder. `max_positions` is the longest context that the positions are declared for, in tokens.
 
     Without a `head` it is an encoder: its tokens all see one another, and what it gives is the last layer's output.
-    A `classifier` stands in the head's place, also where there is one.
+    A `classifier` stands in the head's place, also where there is one. A `predictor` drafts, if asked to.
     Raises ConfigError where a layer shares the keys and values of one that does not fit.
     """
 
@@ -153,6 +168,7 @@ class DecoderSpec:
     embedding: Embedding = Embedding()
     diffusion: MaskedDiffusion | None = None
     classifier: Classifier | None = None
+    predictor: Predictor | None = None
 
     @property
     def num_types(self) -> int:
@@ -173,7 +189,8 @@ class Rename:
     targets are stacks. `experts`: the targets are stacks over the experts; without `{e}` in the source the tensor holds
     all of them, each of which is cut.
     If several renames make one weight, the first says how it is written, and the first that is there how it is read.
-    Without targets, all tensors whose names begin with `source` are left unread: parts of the model beside its decoder.
+    Without targets, all tensors whose names begin with `source` are left unread, unless the program has weights among
+    them: parts of the model beside its decoder.
     `depthwise`: the checkpoint stores [channels, 1, taps], a convolution of each channel by itself.
     """
 

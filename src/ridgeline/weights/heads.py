@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ridgeline.core.dtypes import Array, to_dtype
+from ridgeline.core.dtypes import FLOAT32, Array, to_dtype
 from ridgeline.core.errors import ConfigError, ModelLoadError
 from ridgeline.core.step import IntArray
-from ridgeline.program.lower.heads import EagleHead, lower_eagle
+from ridgeline.program.lower.heads import EagleHead, lower_eagle, lower_predictor
 from ridgeline.program.op import Program
 from ridgeline.spec.common import read_attention, read_gated_mlp, read_head_dim
 from ridgeline.spec.common_rope import read_rope
@@ -19,6 +19,7 @@ from ridgeline.spec.reader import ConfigReader
 from ridgeline.spec.spec import DecoderSpec, RmsNorm
 from ridgeline.weights.checkpoint import FLOATS, Checkpoint
 from ridgeline.weights.folder import ModelFolder
+from ridgeline.weights.load import StreamedWeights
 
 MODULES: Mapping[str, str] = {
     "fc": "draft.fc",
@@ -59,8 +60,31 @@ class HeadSource:
     num_heads: int = 0
 
     def tensors(self, dtype: np.dtype[Any]) -> dict[str, Array]:
-        """Return the head's own weights in `dtype`."""
+        """Return the weights in files of the head's own, in `dtype`."""
         return {name: to_dtype(self.checkpoint.tensor(stored), dtype) for name, stored in self.stored.items()}
+
+    def shared(self, model: ModelFolder, spec: DecoderSpec, base: Program, dtype: np.dtype[Any]) -> StreamedWeights:
+        """Return the weights in the model's files, which `base` computes with: all of them, and a predictor's."""
+        own = {name: shape for name, shape in self.step.weights.items() if not name.startswith("draft.")}
+        both = replace(base, ops=(*base.ops, *self.step.ops), weights={**base.weights, **own})
+        return StreamedWeights(model, spec, both, dtype)
+
+
+def open_predictor(model: ModelFolder, spec: DecoderSpec, base: Program) -> HeadSource:
+    """Open the predictor in a model's own files. Raises ConfigError where there is none, ModelLoadError as loading."""
+    if model.gguf is not None:
+        raise ConfigError(f"{model.name}: predictor layers are not read from GGUF; leave speculate=mtp out")
+    if spec.predictor is None:
+        why = f"config.json declares none that is understood in a {spec.model_type}"
+        raise ConfigError(f"{model.name} has no predictor layer: {why}; leave speculate=mtp out")
+    programs, layers = lower_predictor(spec.predictor, spec), (len(spec.layers),)
+    source = HeadSource(model.path, *programs, layers, None, Checkpoint(model.path, {}), {})
+    try:
+        source.shared(model, spec, base, FLOAT32)
+    except ModelLoadError as error:
+        fix = "leave speculate=mtp out, or complete the files"
+        raise ModelLoadError(f"{model.name} cannot draft with its predictor layer; {fix}: {error}") from error
+    return source
 
 
 def open_eagle(name: str, target: DecoderSpec, target_name: str) -> HeadSource:

@@ -173,7 +173,8 @@ def _check(checkpoint: Tensors, sources: Mapping[str, Source], renames: Sequence
     entries = checkpoint.entries
     named = Counter(target for rename in {s.rename for s in sources.values()} for target in rename.targets)
     allowed = set(sources) | {r.source for r in renames if r.targets == ("head.weight",)}  # beside a tied embedding
-    others, unread = entries.keys() - allowed, tuple(rename.source for rename in renames if not rename.targets)
+    others, left_out = entries.keys() - allowed, [rename.source for rename in renames if not rename.targets]
+    unread = tuple(start for start in left_out if not any(name.startswith(start) for name in sources))
     present = [name for name in sources if name in entries]
     shapes = {name: (entries[name].shape, sources[name].shape(program)) for name in present}
     dtypes = {name: entries[name].dtype for name in present}

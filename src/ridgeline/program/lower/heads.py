@@ -6,13 +6,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.program.lower import lower_head
+from ridgeline.program.lower import LAYERS, lower_head
 from ridgeline.program.lower.attention import lower_attention
 from ridgeline.program.lower.builder import Builder
 from ridgeline.program.lower.feed_forward import lower_gated_mlp
 from ridgeline.program.op import FEATURES, LOGIT_ROWS, LOGITS, TOKEN_IDS, Program
 from ridgeline.program.ops.dense import ActivationAttrs, EmbedAttrs, ScaleAttrs
-from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, RmsNorm
+from ridgeline.spec.spec import DecoderSpec, GatedMlp, GroupedQueryAttention, Predictor, RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,23 @@ def lower_eagle(head: EagleHead, target: DecoderSpec) -> tuple[Program, Program]
     else:
         assert target.head is not None, "only a model with a head has drafts"
         lower_head(b, target.head, x)
-    return _fold(head, target), b.program((own,))
+    return _fold(head, target) if head.is_version_3 else _final_norm(target), b.program((own,))
+
+
+def lower_predictor(predictor: Predictor, target: DecoderSpec) -> tuple[Program, Program]:
+    """Return the programs of a model's own predictor, as `lower_eagle` does; all weights are the model's."""
+    b, at = _builder(target, target.hidden_size, target.vocab_size, target.hidden_size), f"layers.{len(target.layers)}"
+    table = b.weight("embed.weight", target.vocab_size, target.hidden_size)
+    (e,) = b.emit("embed", "embed", (TOKEN_IDS,), (table,), EmbedAttrs(target.embedding.scale))
+    e = b.norm(f"{at}.embed_norm", predictor.norm, e)
+    h = b.norm(f"{at}.hidden_norm", predictor.norm, FEATURES)
+    (joined,) = b.emit("concat", f"{at}.inputs", (e, h))
+    own = LAYERS[type(predictor.layer)](b, at, predictor.layer, b.linear(f"{at}.join", joined, b.width(h), bias=False))
+    normed = b.norm(f"{at}.final_norm", predictor.norm, own)
+    (x,) = b.emit("select_rows", "rows", (normed, LOGIT_ROWS))
+    assert target.head is not None, "only a model with a head has a predictor"
+    lower_head(b, target.head, x)
+    return _final_norm(target), b.program((normed if predictor.returns_normed else own,))
 
 
 def lower_medusa(heads: MedusaHeads, target: DecoderSpec) -> Program:
@@ -106,10 +122,13 @@ def tapped(program: Program, layers: Sequence[int]) -> Program:
 
 def _fold(head: EagleHead, target: DecoderSpec) -> Program:
     b = _builder(target, target.hidden_size, target.vocab_size, len(head.layers) * target.hidden_size)
-    if head.is_version_3:
-        b.linear("draft.fc", FEATURES, head.hidden_size, head.fc_bias)
-    else:
-        _normed(b, target)
+    b.linear("draft.fc", FEATURES, head.hidden_size, head.fc_bias)
+    return b.program()
+
+
+def _final_norm(target: DecoderSpec) -> Program:
+    b = _builder(target, target.hidden_size, target.vocab_size, target.hidden_size)
+    _normed(b, target)
     return b.program()
 
 

@@ -8,7 +8,7 @@ from ridgeline.spec import common
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.parts import GatedMlp, RmsNorm, Rope, YarnRope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, LatentAttention, Layer, MixtureOfExperts, Renames, Routing
+from ridgeline.spec.spec import DecoderSpec, LatentAttention, Layer, MixtureOfExperts, Predictor, Renames, Routing
 
 LATENT_NORM = RmsNorm(1e-6)  # whatever rms_norm_eps says
 MAX_RANK = 1 << 14
@@ -29,7 +29,7 @@ def read(config: ConfigReader) -> DecoderSpec:
     return read_deepseek(config, routing, interleaved=True)
 
 
-def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool) -> DecoderSpec:
+def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool, num_predictors: int = 0) -> DecoderSpec:
     """Read a DeepSeek model: latent attention, and experts beside shared ones behind the first few dense layers."""
     norm = common.rms_norm(config)
     activation = config.choice("hidden_act", common.ACTIVATIONS, "silu")
@@ -48,9 +48,11 @@ def read_deepseek(config: ConfigReader, routing: Routing, *, interleaved: bool) 
     attention = read_latent_attention(config, interleaved=interleaved)
     num_dense = config.integer("first_k_dense_replace", 0, low=0)
     num_layers = config.integer("num_hidden_layers", high=common.MAX_LAYERS)
-    return common.decoder(
-        config, [Layer(attention, dense if i < num_dense else experts, norm, norm) for i in range(num_layers)], norm
-    )
+    layers = [Layer(attention, dense if i < num_dense else experts, norm, norm) for i in range(num_layers + 1)]
+    spec = common.decoder(config, layers[:-1], norm)
+    if not num_predictors:
+        return spec
+    return replace(spec, predictor=Predictor(layers[-1], norm, returns_normed=False, num_layers=num_predictors))
 
 
 def read_latent_attention(config: ConfigReader, *, interleaved: bool) -> LatentAttention:

@@ -1,10 +1,12 @@
 """Qwen 3 Next: gated delta nets, every fourth layer gated attention, and experts with a gated shared one."""
 
+from dataclasses import replace
+
 from ridgeline.spec import common
 from ridgeline.spec.common_recurrent import read_attending
 from ridgeline.spec.common_rope import read_rope
 from ridgeline.spec.reader import ConfigReader
-from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttention, Layer, Rename, Renames
+from ridgeline.spec.spec import DecoderSpec, GatedDeltaNet, GroupedQueryAttention, Layer, Predictor, Rename, Renames
 
 
 def read(config: ConfigReader) -> DecoderSpec:
@@ -34,7 +36,8 @@ def read(config: ConfigReader) -> DecoderSpec:
     mixers = [attention if attending else delta for attending in attends]
     ffns = common.read_sparse(config, experts, dense_size=5632)
     layers = [Layer(mixer, ffn, norm, norm) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return common.decoder(config, layers, norm)
+    guess = Predictor(Layer(attention, experts, norm, norm), norm, returns_normed=True)  # where the checkpoint has one
+    return replace(common.decoder(config, layers, norm), predictor=guess)
 
 
 def renames(spec: DecoderSpec) -> Renames:
@@ -43,13 +46,17 @@ def renames(spec: DecoderSpec) -> Renames:
     key_heads = next((mixer.num_key_heads for mixer in mixers if isinstance(mixer, GatedDeltaNet)), 1)
     source, to = "model.layers.{i}.linear_attn", "layers.{i}.delta"
     fused = {"in_proj_qkvz": [f"delta.{name}" for name in "qkvz"], "in_proj_ba": ["delta.b", "delta.a"]}
+    attention = common.layer_renames({"self_attn.q_proj": ["attn.q", "attn.gate"]}, groups=heads)
+    usual = [*common.llama_renames(*attention), *common.expert_renames()]
+    modules = {"pre_fc_norm_embedding": "embed_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "join"}
+    modules = {f"mtp.{module}": to for module, to in (modules | {"norm": "final_norm"}).items()}
     return [
-        *common.llama_renames(*common.layer_renames({"self_attn.q_proj": ["attn.q", "attn.gate"]}, groups=heads)),
-        *common.expert_renames(),
+        *usual,
+        *common.predictor_renames(spec, usual, "mtp.layers.0", modules),
         *common.layer_renames(fused, source, groups=key_heads),
         *common.layer_renames({"norm": "delta.norm", "out_proj": "delta.out"}, source),
         Rename(f"{source}.conv1d.weight", tuple(f"{to}.conv_{name}.weight" for name in "qkv"), depthwise=True),
         Rename(f"{source}.A_log", (f"{to}.A_log",)),
         Rename(f"{source}.dt_bias", (f"{to}.dt_bias",)),
-        Rename("mtp.", ()),  # layers that guess further tokens
+        Rename("mtp.", ()),
     ]
