@@ -26,7 +26,7 @@ TAKEN = {
 def test_it_is_the_same_as_the_options(given, proposers, form):
     config = EngineConfig.of("any", speculative_config=form(given)).speculation
     assert config.proposers() == proposers
-    assert config.num_speculative_tokens == given.get("num_speculative_tokens", 8)
+    assert config.num_speculative_tokens == given.get("num_speculative_tokens")
     if given.get("model"):
         assert config.drafter == (*proposers, given["model"])
 

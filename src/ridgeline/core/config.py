@@ -23,6 +23,7 @@ RejectionSampleMethod = Literal["standard", "block"]
 InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
+MAX_DRAFT, MAX_PLAIN_DRAFT = 24, 8  # tokens, where the length is chosen each step and costs no memory; else
 PROPOSERS = Path(__file__).parents[1] / "decoding" / "proposers"  # a file for each proposer, named as it
 DRAFTERS = Path(__file__).parents[1] / "decoding" / "drafters"  # a file for each that drafts with a model, named as it
 OWN_DRAFTER = "mtp"  # whose weights are in the model's own files
@@ -179,8 +180,13 @@ class SpeculationConfig:
     speculative_config: str | Mapping[str, object] | None = option(
         None, "The same as vLLM's JSON object, in place of the other options here.", metavar="JSON"
     )
-    num_speculative_tokens: int = option(
-        8, "Maximum number of drafted tokens per sequence and step.", low=1, high=64, aka="draft_max spec_draft_n_max"
+    num_speculative_tokens: int | None = option(
+        None,
+        "Maximum number of drafted tokens per sequence and step. Default: 24; 8 where drafts are not adaptive, and for "
+        "models with recurrent layers.",
+        low=1,
+        high=64,
+        aka="draft_max spec_draft_n_max",
     )
     adaptive_speculation: bool = option(
         True, "Draft only as many tokens as pay, none where that is best; otherwise always the maximum."
@@ -234,6 +240,11 @@ class SpeculationConfig:
     def drafter(self) -> tuple[str, str] | None:
         """The name of the proposer that needs a model, and that model; None where none is asked for."""
         return next(((name, model) for name, model in self._asked() if name in drafter_names()), None)
+
+    def max_draft_tokens(self, *, logged: bool) -> int:
+        """Return how many tokens a draft may have; those of recurrent layers are `logged`, which takes memory."""
+        usual = MAX_PLAIN_DRAFT if logged or not self.adaptive_speculation else MAX_DRAFT
+        return self.num_speculative_tokens or usual
 
     def _asked(self) -> list[tuple[str, str]]:
         """Return the proposers by name, each with what stands behind its colon; auto is the best that need no model."""
@@ -359,7 +370,7 @@ class EngineOptions(TypedDict, total=False):
     quantize_inputs: InputBits
     quantize_embeddings: bool
     speculate: str
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     adaptive_speculation: bool
     draft_sample_method: DraftSampleMethod
     rejection_sample_method: RejectionSampleMethod

@@ -41,8 +41,12 @@ Kind = tuple[str, int]  # a draft's method, and the evidence for it
 
 @dataclass(slots=True)
 class _Shape:
-    """The steps of one number of sequences and of drafted tokens: what they take, as a share of another time."""
+    """The steps of one number of sequences and of drafted tokens: what they take, as a share of another time.
 
+    What `is_tried` begins with the best that was seen: what looks too long for good is never seen again.
+    """
+
+    is_tried: bool = True
     trials: int = TRIALS
     memory_steps: int = MEMORY_STEPS
     num_steps: int = 0
@@ -58,7 +62,7 @@ class _Shape:
         self.num_steps += 1
         if self.num_steps <= self.trials:
             self.first.append(share)
-            self.share = median(self.first[-3:])
+            self.share = min(self.first) if self.is_tried else median(self.first[-3:])
             return 0.0
         change = min(max(share / self.share - 1, -MAX_CHANGE), MAX_CHANGE)
         self.share *= 1 + change / min(self.num_steps, self.memory_steps)
@@ -79,7 +83,7 @@ class StepTimes:
     def observe(self, num_decodes: int, extra: int, seconds: float) -> None:
         """Take in a step of `num_decodes` sequences with `extra` drafted tokens, or BETWEEN."""
         self._level_s = self._level_s or seconds
-        plain = self._plain.setdefault(num_decodes, _Shape(PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
+        plain = self._plain.setdefault(num_decodes, _Shape(False, PLAIN_TRIALS, PLAIN_MEMORY_STEPS))
         digits = num_decodes.bit_length()
         shape, expected_s = plain, self._level_s
         if extra and plain.is_known:
@@ -118,7 +122,7 @@ class StepTimes:
         one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
         first, nearest = known[one], known[max(place - 1, 0)]
         share = self._drafted[digits, first].share
-        slope = (share - 1) / first
+        slope = (share - 1) / first / 2  # half of what one size takes more may be there with any
         if one < other:
             slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
         share = self._drafted[digits, nearest].share

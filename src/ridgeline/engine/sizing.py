@@ -59,7 +59,7 @@ def choose_sizes(
         own = bytes_per_token(plan, states)
         share = own / max(own + beside.bytes_per_token, 1)
     drafts = config.speculation.proposers() and not all_rows
-    max_logged = 1 + config.speculation.num_speculative_tokens if drafts else 0
+    max_logged = 1 + config.speculation.max_draft_tokens(logged=True) if drafts else 0
     length = asked or max_positions
     while True:
         limits = step_limits(config, length, all_rows=all_rows)
@@ -83,7 +83,8 @@ def step_limits(config: EngineConfig, context: int, *, all_rows: bool) -> StepLi
     Drafts have rows beside those of a full batch, which would get none otherwise.
     """
     scheduler, speculation = config.scheduler, config.speculation
-    num_drafted = scheduler.max_num_seqs * speculation.num_speculative_tokens if speculation.proposers() else 0
+    most = speculation.max_draft_tokens(logged=False)
+    num_drafted = scheduler.max_num_seqs * most if speculation.proposers() else 0
     if speculation.adaptive_speculation:
         num_drafted = min(num_drafted, EXTRA_TOKENS[-1])
     num_rows = max(min(scheduler.max_num_seqs + num_drafted, scheduler.max_num_batched_tokens), scheduler.max_num_seqs)

@@ -23,6 +23,7 @@ from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
+from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
@@ -45,8 +46,13 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
         drafter = name, build_drafter(name, companion)
     rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
     together = given.rejection_sample_method == "block"
-    how = {"rejects": rejects, "together": together, "reads_hidden": companion is not None and companion.fold is not None}
-    return Speculative(hosts, given.num_speculative_tokens, control, clock, drafter, **how)
+    how = {
+        "rejects": rejects,
+        "together": together,
+        "reads_hidden": companion is not None and companion.fold is not None,
+    }
+    most = given.max_draft_tokens(logged=any(isinstance(layer.mixer, RecurrentMixer) for layer in spec.layers))
+    return Speculative(hosts, most, control, clock, drafter, **how)
 
 
 class _Guess(NamedTuple):
