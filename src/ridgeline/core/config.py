@@ -264,7 +264,7 @@ def proposer_names() -> list[str]:
 
 def drafter_names() -> list[str]:
     """Return the names of the proposers that compute a model of their own."""
-    return sorted(path.stem for path in DRAFTERS.glob("[a-z]*.py"))
+    return sorted(path.stem.replace("_", "-") for path in DRAFTERS.glob("[a-z]*.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,16 @@ from ridgeline.decoding.sampling import Sampler
 from ridgeline.engine.executor import InlineExecutor
 from ridgeline.engine.model import embeds, open_model
 from ridgeline.engine.sizing import Beside, Sizing, bytes_per_token, choose_sizes, step_limits
+from ridgeline.program.lower import lower
 from ridgeline.program.lower.heads import tapped
 from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.passes.context import for_context
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.heads import HeadSource, open_eagle, open_predictor
+from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.medusa import open_medusa
 
+EARLY_EXIT = "early-exit"
 HEADS = {"eagle": open_eagle, "medusa": open_medusa}
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
 
@@ -114,6 +117,8 @@ def plan_drafter(
         why = "the cache is divided by its tokens' bytes, and its layers are all recurrent"
         fix = "use proposers without a model, such as speculate=auto"
         raise ConfigError(f"{target.folder.name} cannot verify drafts of {config.speculation.speculate}: {why}; {fix}")
+    if kind == EARLY_EXIT:
+        return _plan_first_layers(name, config, target, offered), target
     if kind not in (*HEADS, OWN_DRAFTER):
         return _plan_model(name, config, target, offered), target
     spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
@@ -139,13 +144,33 @@ def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: S
         raise type(error)(f"{name} cannot draft: {error}") from error
     if model.spec.diffusion is not None or embeds(asked, model.spec):
         raise ConfigError(f"{name} cannot draft: it does not continue text token by token")
-    if any(isinstance(state, RecurrentState) for state in model.program.states):
-        why = "it has recurrent states, which it would not take back one draft at a time"
-        raise ConfigError(f"{name} cannot draft: {why}; choose a model whose layers are all attention")
+    _check_states(name, model.program)
     _check_vocabulary(name, model, config.model.model, target)
     backend, why_backend = select(model, own, offered)
     vocab_size = min(model.spec.vocab_size, target.spec.vocab_size)
     return CompanionPlan(own, model, backend.plan(model, own), vocab_size, why_backend)
+
+
+def _plan_first_layers(
+    count: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
+) -> CompanionPlan:
+    """Return the first layers of `target` as a draft model, whose weights are there a second time.
+
+    Raises ConfigError where that is no number of layers, or they have recurrent states.
+    """
+    spec, number = target.spec, int(count) if count.isdecimal() else 0
+    if not 0 < number < len(spec.layers):
+        fix = f"name how many of the {len(spec.layers)} layers draft, fewer than all"
+        raise ConfigError(f"speculate={EARLY_EXIT}:{count}: {fix}")
+    spec = replace(spec, layers=spec.layers[:number], predictor=None, max_positions=target.program.context_length)
+    program, name = lower(spec), f"layers 1 to {number} of {target.folder.name}"
+    _check_states(name, program)
+    backend = replace(config.backend, pack_cache=False)  # packs are named by the model's files alone
+    own = replace(config, backend=backend, speculation=SpeculationConfig(), adapters={})
+    tensors = partial(StreamedWeights, target.folder, target.spec, target.base)
+    model = ModelSource(replace(target.folder, name=name), spec, program, program, tensors=tensors)
+    chosen, why = select(model, own, offered)
+    return CompanionPlan(own, model, chosen.plan(model, own), spec.vocab_size, why)
 
 
 def _plan_head(
@@ -193,6 +218,13 @@ def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> M
     """Return the weights of a head: its own, and those of the model that it shares."""
     shared = source.shared(target.folder, target.spec, target.base, dtype)
     return ChainMap(source.tensors(dtype), cast("dict[str, Array]", shared))
+
+
+def _check_states(name: str, program: Program) -> None:
+    """Raise ConfigError for what drafts with recurrent layers."""
+    if any(isinstance(state, RecurrentState) for state in program.states):
+        why = "it has recurrent states, which it would not take back one draft at a time"
+        raise ConfigError(f"{name} cannot draft: {why}; choose layers that are all attention")
 
 
 def _check_vocabulary(name: str, draft: ModelSource, target_name: str, target: ModelSource) -> None:

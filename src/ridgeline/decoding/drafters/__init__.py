@@ -113,4 +113,4 @@ def translated(weights_V: Weights, token_ids_V: IntArray) -> Weights:
 
 def build_drafter(name: str, companion: Companion) -> Drafter:
     """Build the drafter `name`, one of those that the configuration knows."""
-    return cast("Drafter", import_module(f"{__name__}.{name}").build(companion))
+    return cast("Drafter", import_module(f"{__name__}.{name.replace('-', '_')}").build(companion))

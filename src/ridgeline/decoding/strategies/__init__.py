@@ -10,6 +10,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
 from ridgeline.decoding.drafters import Companion
 from ridgeline.decoding.strategy import Strategy
+from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.spec import DecoderSpec
 
 
@@ -49,5 +50,6 @@ def choose_strategy(
     if kind == "speculative":
         from ridgeline.decoding.strategies import speculative  # it needs this package first
 
-        return speculative.build(spec, config, clock, companion)
+        logged = any(isinstance(layer.mixer, RecurrentMixer) for layer in spec.layers)
+        return speculative.build(spec, config, clock, companion, logged=logged)
     return build_strategy(kind, spec, config, clock)

@@ -23,7 +23,6 @@ from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
 from ridgeline.decoding.trees import fitting, followed, tree_rows, with_tree
-from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.spec import DecoderSpec
 
 ON_REQUEST = "prediction"  # the proposer that is there also with speculation off, for requests that bring its text
@@ -33,8 +32,10 @@ PROBE_ROUNDS = 12  # between two in which a drafter drafts one token more than p
 log = get_logger("engine")
 
 
-def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None) -> "Speculative":
-    """Build the strategy; `companion` is the model of a drafter that is asked for."""
+def build(
+    spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Companion | None = None, *, logged: bool = False
+) -> "Speculative":
+    """Build the strategy; `companion` is a drafter's model. Behind recurrent states, drafted tokens are `logged`."""
     given = config.speculation
     control = DraftControl(peeks=given.drafter is None) if given.adaptive_speculation else None
     names = dict.fromkeys((ON_REQUEST, *given.proposers()))
@@ -51,8 +52,7 @@ def build(spec: DecoderSpec, config: EngineConfig, clock: Clock, companion: Comp
         "together": together,
         "reads_hidden": companion is not None and companion.fold is not None,
     }
-    most = given.max_draft_tokens(logged=any(isinstance(layer.mixer, RecurrentMixer) for layer in spec.layers))
-    return Speculative(hosts, most, control, clock, drafter, **how)
+    return Speculative(hosts, given.max_draft_tokens(logged=logged), control, clock, drafter, **how)
 
 
 class _Guess(NamedTuple):
