@@ -34,7 +34,7 @@ def recorded(model, drafting, params, *, chained, **options):
     """(what was drafted in each round, the outputs, how many rounds were one call)."""
     llm = LLM(str(model.folder.path), **TINY | FIXED | options, speculate=drafting)
     strategy, drafter, found, calls = llm.engine.loop.scheduler.strategy, drafter_of(llm), [], []
-    strategy._by_rejection = lambda view: strategy._rejects and not view.request.params.greedy  # seeded ones too
+    strategy._by_rule = lambda rule, view: rule in strategy._rules and not view.request.params.greedy  # seeded ones too
     draft, chain = drafter.draft, drafter._companion.chain
 
     def recording(asked, max_catch_up):

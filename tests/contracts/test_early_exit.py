@@ -69,7 +69,7 @@ def test_it_changes_no_output(family, seed, options, world):
     llm, plain = LLM(folder, **TINY | FIXED | options, speculate="early-exit:1"), LLM(folder, **TINY)
     assert_same_outputs(llm, plain, prompts_of(model))
     stats = llm.engine.loop.scheduler.strategy.drafts()["early-exit"]
-    assert 0 < stats.num_draft_tokens
+    assert stats.num_draft_tokens > 0
     cache = drafter_of(llm)._companion.cache
     check_cache(cache, {})
     assert all(group.used == 0 for group in cache.stats().groups)
@@ -87,7 +87,7 @@ def test_a_step_of_fewer_layers_costs_less(world):
 @pytest.mark.parametrize("count", ["", "0", "-1", "two", "1.5", "99"])
 def test_a_number_of_layers_that_cannot_draft_is_refused(count, world):
     folder = str(model_of(world, "llama", 3).folder.path)
-    with pytest.raises(ConfigError, match="early-exit.*(layers draft, fewer than all|lacks its model)"):
+    with pytest.raises(ConfigError, match=r"early-exit.*(layers draft, fewer than all|lacks its model)"):
         LLM(folder, **TINY, speculate=f"early-exit:{count}")
 
 

@@ -84,7 +84,7 @@ class Tables:
         )
         self.sampler, self.num_drafted = Sampler(), num_drafted
         drafter = "draft", DraftModel(self.companion)
-        self.strategy = Speculative({}, num_drafted, None, lambda: 0.0, drafter, rejects=True)
+        self.strategy = Speculative({}, num_drafted, None, lambda: 0.0, drafter, rules=("reject",))
 
     def outputs(self, params, seeds, num_tokens=3):
         """The first `num_tokens` of outputs that are sampled in one batch."""
@@ -175,7 +175,7 @@ def greedy_requests_are_greedy(world):
 
 @PITFALLS.bug(2, "greedy requests are verified by rejection")
 def rejected_though_greedy(monkeypatch):
-    monkeypatch.setattr(Speculative, "_by_rejection", lambda self, view: True)
+    monkeypatch.setattr(Speculative, "_by_rule", lambda self, rule, view: rule == "reject")
 
 
 @PITFALLS.check(3)

@@ -57,7 +57,7 @@ def test_one_bound_of_a_lookup_moves_the_other():
         ({"method": "mtp", "model": "x"}, "method mtp needs no model; leave model 'x' out"),
         ({"method": "eagle3"}, "method eagle3 needs model"),
         ({"method": "medusa"}, "method medusa needs model"),
-        ({"method": "medusa", "model": "x", "rejection_sample_method": "typical"}, "must be .*block.*, got 'typical'"),
+        ({"method": "medusa", "model": "x", "rejection_sample_method": "loose"}, "must be .*block.*, got 'loose'"),
         ({"method": "draft_model"}, "draft_model needs model"),
         ({"num_speculative_tokens": 4}, "lacks its method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be between 1 and 64, got 0"),

@@ -166,7 +166,7 @@ def drafted_tokens(sampler, n):
 def three_tokens(count, misplace=lambda rows, told: rows):
     """Counts [V, V, V] of the first three tokens of `count` rounds, plain decoding after what was rejected."""
     sampler = Sampler()
-    strategy = Speculative({}, 8, None, lambda: 0.0, ("draft", None), rejects=True)
+    strategy = Speculative({}, 8, None, lambda: 0.0, ("draft", None), rules=("reject",))
     counts = np.zeros((V, V, V), dtype=np.int64)
     for n in range(count):
         view = view_of(n)
@@ -222,7 +222,7 @@ def test_rows_that_are_mixed_up_are_caught(bug):
 def test_verifying_writes_to_no_logits_and_tells_the_log_probabilities_of_the_raw_ones():
     view, sampler = view_of(3), Sampler()
     view.request.params = replace(PARAMS, logprobs=2)
-    strategy = Speculative({}, 8, None, lambda: 0.0, ("draft", None), rejects=True)
+    strategy = Speculative({}, 8, None, lambda: 0.0, ("draft", None), rules=("reject",))
     tokens, told = drafted_tokens(sampler, 3)
     strategy._drafts[0] = Draft(tokens, 0, "draft", told)
     rows = strategy.rows(view, Span(0, 1, [0, *tokens], 3, num_optional=2), 0)

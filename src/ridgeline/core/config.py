@@ -19,7 +19,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"]
 Task = Literal["auto", "generate", "embed"]
 DraftSampleMethod = Literal["match", "probabilistic"]
-RejectionSampleMethod = Literal["standard", "block"]
+RejectionSampleMethod = Literal["standard", "block", "typical"]
 InputBits = Literal["auto", "int16", "int8"]
 
 SCHEMES = Path(__file__).parents[1] / "quant" / "schemes"  # a file for each quantization scheme, named as it
@@ -198,7 +198,8 @@ class SpeculationConfig:
     )
     rejection_sample_method: RejectionSampleMethod = option(
         "standard",
-        "How probabilistic drafts are accepted: standard one by one; block together, never fewer on average.",
+        "How probabilistic drafts are accepted: standard one by one; block together, never fewer on average. typical "
+        "accepts any draft that is likely enough, which changes what is sampled without a seed: it is lossy.",
     )
     prompt_lookup_min: int = option(2, "Minimum number of tokens that ngram matches.", low=1, high=64)
     prompt_lookup_max: int = option(5, "Number of matching tokens that is as good as more.", low=1, high=64)

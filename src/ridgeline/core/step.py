@@ -165,8 +165,9 @@ class SampleRow(NamedTuple):
 
     `seed` and `num_output` fix the random number, so a token does not depend on the batch, the chunking or preemption.
     `output_ids` is filled only where `params.needs_history`; `banned_ids` are never sampled, nor what is not `allowed`.
-    With a `trial` the token is that one or another, by the rule of `decoding/rejection.py`. `tells_weights`: the
-    outcome says what it is from.
+    With a `trial` the token is that one or another, by the rules of `decoding/rejection.py`; with `typical` it is the
+    first of these that is likely enough, which samples from another distribution. `tells_weights`: the outcome says
+    what it is from.
     """
 
     seq_id: int
@@ -181,6 +182,7 @@ class SampleRow(NamedTuple):
     allowed: Mask | None = None  # good from when the step before is taken in; None: every token is allowed
     trial: Trial | None = None
     tells_weights: bool = False
+    typical: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,10 @@ class StepTimes:
         one, other = (place - 1, place) if 0 < place < len(known) else (0, min(max(place - 1, 1), len(known) - 1))
         first, nearest = known[one], known[max(place - 1, 0)]
         share = self._drafted[digits, first].share
-        slope = (share - 1) / first / 2  # half of what one size takes more may be there with any
-        if one < other:
+        slope = (share - 1) / first
+        if one == other and extra > first:
+            slope /= 2  # half of what one size takes more may be there with any
+        elif one < other:
             slope = (self._drafted[digits, known[other]].share - share) / (known[other] - first)
         share = self._drafted[digits, nearest].share
         return max(share + max(slope, PRIOR_SLOPE) * (extra - nearest), 1.0)

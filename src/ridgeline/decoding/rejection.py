@@ -11,6 +11,9 @@ more in one place makes up for what it likes less in another.
     b_i = S_i / (S_i + 1 - a_i), b_k = a_k                   t = the last i with u_i < b_i, or 0
     then a token from p_(k+1) where t = k, otherwise from max(a_t p_(t+1) - q_(t+1), 0)
 
+Typical acceptance (Medusa, 2401.10774, 3.3.1) needs no q and is lossy: a drafted token is accepted where
+p(x) > min(0.09, 0.3 exp(-H(p))), so that what is likely enough is taken as if it had been sampled.
+
 p and q are whole numbers, those that `random_sample` takes a token from, after all processors. The three random numbers
 of a position are words of streams of their own, so that none is used for two purposes:
 
@@ -19,18 +22,21 @@ of a position are words of streams of their own, so that none is used for two pu
 `native/kernels/sample/verify.h` computes the same numbers.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.step import IntArray, Trial, Weights
+from ridgeline.core.step import IntArray, SampleRow, Span, Trial, Weights
 from ridgeline.decoding.random_sample import random_word
 
 PROPOSAL: Final = 0x5851F42D4C957F2D
 ACCEPTANCE: Final = 0xD1342543DE82EF95
 RESIDUAL: Final = 0xAF251AF3B0F025B5
+TYPICAL_THRESHOLD: Final = 0.09
+TYPICAL_SHARE: Final = 0.3  # its square root
 _RESIDUAL_ONE = 2.0**44
 _MASS_ONE = 2**62
 
@@ -70,6 +76,27 @@ def verify_block(targets: Sequence[Weights], trials: Sequence[Trial], seed: int,
             tokens[i] = sample(residual_V, random_word(seed ^ RESIDUAL, num_output + i))
             break
     return tokens
+
+
+def typical(target_V: Weights, drafted: Sequence[int], word: int) -> int:
+    """Return the first of the drafted tokens that is typical of the distribution, else the one that `word` takes."""
+    p_V = target_V.astype(np.float64) / _total(target_V)
+    entropy = -float((p_V * np.log(np.maximum(p_V, 1e-300))).sum())
+    least = min(TYPICAL_THRESHOLD, TYPICAL_SHARE * math.exp(-entropy))
+    for token_id in drafted:
+        if p_V[token_id] > least:
+            return token_id
+    return sample(target_V, word)
+
+
+def with_typical(span: Span, rows: Sequence[SampleRow]) -> list[SampleRow]:
+    """Return the rows that decide behind a span's newest known token and each of its draft, which take what is typical
+    of the tokens drafted there."""
+    known = span.num_tokens - span.num_optional
+    drafted: list[list[int]] = [[] for _ in rows]
+    for index, parent in enumerate(span.parents or range(known - 1, span.num_tokens - 1), known):
+        drafted[parent - known + 1].append(span.token_ids[index])
+    return [row._replace(typical=token_ids) for row, token_ids in zip(rows, drafted, strict=True)]
 
 
 def is_block_accepted(factor: float, mass: int, word: int) -> bool:

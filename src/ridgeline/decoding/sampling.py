@@ -19,7 +19,7 @@ from ridgeline.decoding.largest import largest
 from ridgeline.decoding.logprobs import token_logprobs
 from ridgeline.decoding.processors import FIRST_NARROWED, Processor, load_processors
 from ridgeline.decoding.random_sample import integer_weights, random_sample, random_word
-from ridgeline.decoding.rejection import sample, verify, verify_block
+from ridgeline.decoding.rejection import sample, typical, verify, verify_block
 
 _NARROW_K = 1024  # rows with a top_k up to this leave the vocabulary behind for their k candidates
 _WIDE_ROWS = 8  # rows over the whole vocabulary at a time: bounds the scratch memory
@@ -140,7 +140,8 @@ class Sampler:
     def _plain(self, rows: Sequence[SampleRow]) -> list[int]:
         """Return the indices of the rows that need nothing but their logits and the parameters of SamplingMetadata."""
         others = self._not_in_step
-        plain = [i for i, row in enumerate(rows) if not row.tells_weights and not any(p.uses(row) for p in others)]
+        bound = [i for i, row in enumerate(rows) if not row.tells_weights and not row.typical]
+        plain = [i for i in bound if not any(p.uses(rows[i]) for p in others)]
         if len(plain) == len(rows) or not any(map(_is_joint, rows)):
             return plain
         apart = {row.seq_id for row in rows if any(p.uses(row) for p in others)}  # what is verified together stays so
@@ -158,6 +159,8 @@ class Sampler:
             for i in found:
                 if rows[i].tells_weights:
                     token_ids[i], weights[i] = sample(found[i], random_word(rows[i].seed, rows[i].num_output)), found[i]
+                if rows[i].typical:
+                    token_ids[i] = typical(found[i], rows[i].typical, random_word(rows[i].seed, rows[i].num_output))
             for group in _together(rows, [i for i in found if rows[i].trial is not None]):
                 first, trials = rows[group[0]], [trial for i in group if (trial := rows[i].trial) is not None]
                 given = (first.seed, first.num_output)
@@ -280,7 +283,7 @@ def _same_path(rows: Sequence[SampleRow], sound: Sequence[int]) -> list[list[int
 
 def _is_weighed(row: SampleRow) -> bool:
     """Tell whether a row's token is decided by the distribution as such."""
-    return row.trial is not None or row.tells_weights
+    return row.trial is not None or row.tells_weights or len(row.typical) > 0
 
 
 def _is_joint(row: SampleRow) -> bool:

@@ -10,7 +10,7 @@ from ridgeline.backends.select import offers, select
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
 from ridgeline.core.collector import collector_paused
-from ridgeline.core.config import EngineConfig
+from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.host import HostReader
 from ridgeline.decoding.strategies import choose_strategy
 from ridgeline.engine.companion import plan_drafter
@@ -51,7 +51,11 @@ def build_engine(config: EngineConfig, deliver: Deliver, clock: Clock = time.mon
         executable = plan.open(program, sizing.layout)
         tokenizer = reading.result()
     companion = None if draft is None else draft.open(sizing, bytes_per_token(plan, states), executable, clock)
-    drafting = {} if companion is None else companion.choices
+    drafting = {} if companion is None else dict(companion.choices)
+    if config.speculation.rejection_sample_method == "typical":
+        drafting |= {
+            "rejection_sample_method": Choice("typical", "as asked; lossy: it changes what is sampled unseeded")
+        }
     choices = {"backend": why_backend, **plan.choices, **sizing.choices, **drafting}
     log_choices(choices)
     info = describe(model, config, sizing.max_model_len, choices, executable.weight_bytes)

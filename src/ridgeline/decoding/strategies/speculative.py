@@ -9,7 +9,7 @@ speculation, arXiv 2408.07978). So the output is a function of model, prompt and
 Called by the scheduler.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
@@ -19,6 +19,7 @@ from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepP
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, TreeDrafter, build_drafter
 from ridgeline.decoding.proposers import Draft, Observer, Proposer, build_proposer
+from ridgeline.decoding.rejection import with_typical
 from ridgeline.decoding.step_window import StepWindow
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Accepted, Room, SequenceView, row_after, sample_row
@@ -45,11 +46,10 @@ def build(
         name, _ = given.drafter
         assert companion is not None, f"{name} drafts with a model"
         drafter = name, build_drafter(name, companion)
-    rejects = given.draft_sample_method == "probabilistic" and not config.backend.deterministic
-    together = given.rejection_sample_method == "block"
+    rules = [given.rejection_sample_method]
+    rules += ["reject"] if given.draft_sample_method == "probabilistic" else []
     how = {
-        "rejects": rejects,
-        "together": together,
+        "rules": rules if not config.backend.deterministic else (),
         "reads_hidden": companion is not None and companion.fold is not None,
     }
     return Speculative(hosts, given.max_draft_tokens(logged=logged), control, clock, drafter, **how)
@@ -68,9 +68,9 @@ class Speculative(Autoregressive):
     """Strategy that verifies what `proposers`, by their names, draft: for each sequence the draft that gains most.
 
     What a draft gains is what `control` has learnt of its kind; without it the first proposer with a guess is taken.
-    The `drafter`, with its name, drafts for the sequences of which nobody has a guess; with `rejects` its tokens are
-    verified by the rule `reject` where a request has no seed and is not greedy (`decoding/rejection.py`), those of a
-    draft `together` or one by one. One that `reads_hidden` states sees every step's before the next one begins.
+    The `drafter`, with its name, drafts for the sequences of which nobody has a guess. What a request's own random
+    numbers do not decide, as it has no seed, is verified by `rules` of `decoding/rejection.py`: `reject` and `block`
+    for the drafter's tokens, `typical` for all. A drafter that `reads_hidden` states sees a step's before the next one.
 
     At most `max_draft_tokens` a sequence and step; with `control` as many of them as raise the throughput, without all.
     `clock` gives monotonic seconds: a step's time is that from its plan on, with what a drafter computes.
@@ -86,15 +86,14 @@ class Speculative(Autoregressive):
         clock: Clock,
         drafter: tuple[str, Drafter] | None = None,
         *,
-        rejects: bool = False,
-        together: bool = False,
+        rules: Collection[str] = (),
         reads_hidden: bool = False,
     ) -> None:
         self._proposers = proposers
         self._observers = {name: each for name, each in proposers.items() if isinstance(each, Observer)}
         self._method, self._drafter = drafter or ("", None)
         self._trees = self._drafter if isinstance(self._drafter, TreeDrafter) else None
-        self._rejects, self._together, self._reads_hidden = rejects, together, reads_hidden
+        self._rules, self._reads_hidden = rules, reads_hidden
         self._failures = 0  # of the drafter, in a row
         self._num_rounds = 0  # in which the drafter could have drafted
         self._max_draft_tokens = max_draft_tokens
@@ -174,7 +173,7 @@ class Speculative(Autoregressive):
             if (draft := self._propose(view)) is not None:
                 drafts[view.seq_id] = draft
             elif (num_tokens := self._max_by_drafter(view)) > 0:
-                unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rejection(view))
+                unguessed[view.seq_id] = DraftRequest(view, num_tokens, self._by_rule("reject", view))
         guesses = {key: _Guess(d.kind, len(d.token_ids), depth=d.depth) for key, d in drafts.items()}
         trees = self._trees
         for key, (view, most, _) in unguessed.items():
@@ -216,14 +215,17 @@ class Speculative(Autoregressive):
             return super().rows(view, span, first_row)
         first = sample_row(view, first_row)
         if span.parents:
-            return tree_rows(span, first, view.grammar)
+            rows = tree_rows(span, first, view.grammar)
+            return with_typical(span, rows) if self._by_rule("typical", view) else rows
         guess = span.token_ids[span.num_tokens - span.num_optional :]
         masks = None if view.grammar is None else view.grammar.masks(guess)
         weights = self._drafts[view.seq_id].weights
         rows = [row_after(first, first_row + i, guess[:i]) for i in range(1 + len(guess))]
         if masks is not None:
             rows = [row._replace(allowed=mask) for row, mask in zip(rows, masks)]
-        trials = [Trial(*each, self._together) for each in zip(guess, weights)]
+        if self._by_rule("typical", view):
+            return with_typical(span, rows)
+        trials = [Trial(*each, "block" in self._rules) for each in zip(guess, weights)]
         return [*[row._replace(trial=trial) for row, trial in zip(rows, trials)], *rows[len(trials) :]]
 
     def accept(self, view: SequenceView, span: Span, sampled: Sequence[SampledToken]) -> Accepted:
@@ -319,13 +321,13 @@ class Speculative(Autoregressive):
         rest = view.request.max_tokens - num_output - 1
         return min(self._max_draft_tokens, rest, rest if most is None else most)
 
-    def _by_rejection(self, view: SequenceView) -> bool:
-        """Tell whether the drafter's tokens are verified by rejection: nobody can ask for the same output again.
+    def _by_rule(self, rule: str, view: SequenceView) -> bool:
+        """Tell whether drafted tokens are verified by a rule: nobody can ask for the same output again.
 
         Not with a grammar: a draft is cut where it does not fit, so what is left of it is no longer from q.
         """
         params = view.request.params
-        return self._rejects and params.seed is None and not params.greedy and view.grammar is None
+        return rule in self._rules and params.seed is None and not params.greedy and view.grammar is None
 
     def _lengthen(self, asked: list[DraftRequest], most: Mapping[int, DraftRequest]) -> None:
         """Ask for one token more: of the first that may have one, or of the shortest sequence where none is asked."""
