@@ -42,7 +42,7 @@ ENVIRONMENTS = {
     "lm_eval": Environment(["lm-eval[api]==0.4.13", "transformers==5.24.0"]),
     "guidellm": Environment(["guidellm==0.8.1"], first=["torch==2.13.0"]),  # a newer one brings gigabytes for GPUs
 }
-CLIENTS = {name: "libraries" for name in ("litellm", "langchain", "instructor")} | {
+CLIENTS = dict.fromkeys(("litellm", "langchain", "instructor"), "libraries") | {
     name: name for name in ("llm", "lm_eval", "guidellm")
 }
 

@@ -65,10 +65,9 @@ def partial():
 
 @check
 def iterable():
-    found = list(
+    return list(
         client("TOOLS").chat.completions.create_iterable(response_model=Pair, seed=3, **{**BODY, "max_tokens": 60})
     )
-    return found
 
 
 @check

@@ -16,6 +16,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import WeightsLostError
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.request import Request
+from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.gate import Gate
@@ -37,6 +38,7 @@ class ThreadEngine:
         self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
         self._gate = Gate(self.engine, self._deliver)
         self._streams = OpenStreams(self._submit, self._gate.abort, self._hold, lambda: self.accepting)
+        self.adapters = Adapters(self.engine.info.adapters, config, self._streams.requests, self._load_adapter)
         self._stopping = threading.Event()
         self._draining = False
         self._given_up = False
@@ -102,7 +104,11 @@ class ThreadEngine:
         if self._thread.is_alive() and not self._given_up:
             self._thread.join()
 
+    async def _load_adapter(self, number: int, name: str, folder: str) -> None:
+        await asyncio.to_thread(self.engine.load_adapter, number, name, folder)
+
     def _submit(self, requests: Sequence[Request]) -> None:
+        self.adapters.require(requests)
         for request in requests:
             self._gate.submit(request)
 

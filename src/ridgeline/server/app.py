@@ -26,6 +26,7 @@ from ridgeline.server.batch.store import Folder
 from ridgeline.server.body import Post
 from ridgeline.server.boundary import RequestBoundary
 from ridgeline.server.errors import reply_to
+from ridgeline.server.openai.adapters import ADAPTER_ROUTES
 from ridgeline.server.openai.chat import CHAT_BODY, create_chat_completion
 from ridgeline.server.openai.completions import COMPLETION_BODY, create_completion
 from ridgeline.server.openai.embeddings import EmbeddingRequest, create_embedding
@@ -94,6 +95,7 @@ def _routes(service: Service) -> list[Route]:
         *(Post(path, service, tokenize, TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
         *(Post(path, service, detokenize, DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
         *([Route("/tokenizer_info", partial(tokenizer_info, service))] if tells_tokenizer else []),
+        *(Post(path, service, *served) for path, served in (ADAPTER_ROUTES if service.info.max_loras else {}).items()),
         Post("/v1/completions", service, create_completion, COMPLETION_BODY),
         Post("/v1/chat/completions", service, create_chat_completion, CHAT_BODY),
         Post("/v1/responses", service, create_response, RESPONSES_BODY),

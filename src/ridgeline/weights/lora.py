@@ -76,20 +76,28 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
     return Adapter(name, factors)
 
 
-def stacked(adapters: Sequence[Adapter], dtype: np.dtype[Any]) -> Mapping[str, Array]:
-    """Join the factors of all adapters side by side, by program weight; smaller ranks are filled with zeros."""
-    weights: dict[str, Array] = {}
-    for target, rank in ranks(adapters).items():
-        pairs = [adapter.factors.get(target) for adapter in adapters]
-        a, b = next(pair for pair in pairs if pair is not None)
-        a_ArI = np.zeros((len(adapters), rank, a.shape[1]), dtype)
-        b_AOr = np.zeros((len(adapters), b.shape[0], rank), dtype)
-        for index, pair in enumerate(pairs):
-            if pair is not None:
-                assign(a_ArI[index, : pair[0].shape[0]], pair[0])
-                assign(b_AOr[index, :, : pair[1].shape[1]], pair[1])
-        weights.update(zip(adapter_weights(target), (a_ArI, b_AOr)))
+def stacked(adapters: Sequence[Adapter], program: Program, dtype: np.dtype[Any]) -> Mapping[str, Array]:
+    """Return the factors of all adapters side by side, by program weight; smaller ranks are filled with zeros."""
+    names = [name for op in program.ops if op.kind == "lora" for name in op.weights]
+    weights: dict[str, Array] = {name: np.zeros(program.weights[name], dtype) for name in names}
+    for index, adapter in enumerate(adapters):
+        put(adapter, index, program, weights.__getitem__)
     return weights
+
+
+def put(adapter: Adapter, index: int, program: Program, factors_of: Callable[[str], Array]) -> None:
+    """Write an adapter's factors in place of those at `index`. Raises ModelLoadError for a rank with no room there."""
+    adapted = {op.weights[0]: adapter_weights(op.weights[0]) for op in program.ops if op.kind == "linear"}
+    for target, (a, _) in adapter.factors.items():
+        if a.shape[0] > (room := program.weights[adapted[target][0]][1]):
+            raise ModelLoadError(f"the adapter has rank {a.shape[0]} on {target}, and there is room for {room}")
+    for target, names in adapted.items():
+        if names[0] in program.weights:
+            a_rI, b_Or = (factors_of(name)[index] for name in names)
+            a_rI[:], b_Or[:] = 0, 0
+            if (pair := adapter.factors.get(target)) is not None:
+                assign(a_rI[: len(pair[0])], pair[0])
+                assign(b_Or[:, : len(pair[0])], pair[1])
 
 
 def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:

@@ -112,6 +112,15 @@ class NativeExecutable:
         """Whether the pool has threads beside the calling one."""
         return self.pool.size > 1
 
+    def adapter_factors(self, name: str) -> Array:
+        """Return the memory of a weight of an op `lora`; `emit.lora` has it turned where it is an op's second."""
+        count, rows, columns = self._program.weights[name]
+        entries = self._weights.entries(name)[: count * rows * columns]
+        is_second = any(op.kind == "lora" and op.weights[1] == name for op in self._program.ops)
+        return (
+            entries.reshape(count, columns, rows).swapaxes(1, 2) if is_second else entries.reshape(count, rows, columns)
+        )
+
     def facts(self) -> Mapping[str, Choice]:
         """Return how much of the packed weights' memory is in huge pages, where the system tells."""
         share = huge_page_share(self._weights.largest_parts(MAX_READ_BYTES))
