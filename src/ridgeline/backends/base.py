@@ -37,11 +37,6 @@ class ModelSource:
     adapters: Sequence[Adapter] = ()
     tensors: Callable[[np.dtype[Any]], Mapping[str, Array]] | None = None
 
-    @property
-    def adapts(self) -> bool:
-        """Tell whether the program has adapters, or room for them."""
-        return any(op.kind == "lora" for op in self.program.ops)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:

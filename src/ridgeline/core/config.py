@@ -315,23 +315,16 @@ class EngineConfig:
         aka="lora_modules enable_lora",
     )
     max_loras: int = option(
-        0,
-        "Adapters that a server may have at once, loaded as it runs. Default: those of --lora.",
-        low=0,
-        high=MAX_LORAS,
+        0, "Adapters that a server may have, loaded as it runs. Default: those of --lora.", low=0, high=MAX_LORAS
     )
-    max_lora_rank: int = option(
-        16, "Rank that adapters loaded as it runs may have, in memory from the start.", low=1, high=1024
-    )
+    max_lora_rank: int = option(16, "Rank of adapters that are loaded as a server runs.", low=1, high=1024)
 
     def __post_init__(self) -> None:
         _check(self)
         if any(not name for name in self.adapters):
             raise ConfigError("an adapter needs a name: name=folder")
         if len(self.adapters) > (most := self.max_loras or MAX_LORAS):
-            raise ConfigError(
-                f"{len(self.adapters)} adapters are given, and max_loras is {most}; raise it or give fewer"
-            )
+            raise ConfigError(f"{len(self.adapters)} adapters are given, and max_loras is {most}; raise it")
 
     def served(self) -> "EngineConfig":
         """Return it with the defaults of a server, whose clients wait for every token."""

@@ -78,6 +78,8 @@ class EngineStats:
 class EngineClient(Protocol):
     """Takes requests and streams their outputs. Everything is called on one event loop, except `stop`."""
 
+    adapters: Adapters  # those of `info`, to load and unload
+
     def start(self) -> None:
         """Start to compute. Call it once, on the running event loop that will read the outputs."""
         ...
@@ -128,11 +130,6 @@ class EngineClient(Protocol):
         Closing the generator aborts what has not. Raises OverloadedError at the first delta where the engine takes no
         more, and later if it stops before all have finished.
         """
-        ...
-
-    @property
-    def adapters(self) -> Adapters:
-        """The LoRA adapters of `info`, to load and unload."""
         ...
 
     async def drain(self, timeout_s: float) -> bool:

@@ -19,7 +19,7 @@ from ridgeline.engine.sizing import Sizing
 from ridgeline.program.op import Program
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.weights.lora import put, read_adapters
+from ridgeline.weights.lora import put, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Engine:
     prices: StepPrices | None  # None: its steps are not priced
 
     def load_adapter(self, number: int, name: str, folder: str) -> None:
-        """Load an adapter to the place of a number that no request has; any thread. Raises as `read_adapters` does."""
-        (adapter,) = read_adapters({name: folder}, self.spec, self.program)
+        """Load an adapter to the place of a number that no request has; any thread. Raises as `read_adapter` does."""
+        adapter = read_adapter(name, folder, self.spec, self.program)
         put(adapter, number % SLOTS - 1, self.program, self.executable.adapter_factors)
 
     def stats(self) -> EngineStats:

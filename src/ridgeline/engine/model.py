@@ -16,7 +16,7 @@ from ridgeline.program.passes.adapt import adapted
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.lora import ranks, read_adapters
+from ridgeline.weights.lora import ranks, read_adapter
 
 _log = get_logger("build")
 
@@ -29,7 +29,7 @@ def open_model(config: EngineConfig) -> ModelSource:
     folder = ModelFolder.open(config.model.model, config.model.revision)
     spec = read_spec(folder.config)
     base = lower(spec, config.model.max_model_len, hidden=embeds(config.model, spec))
-    adapters = read_adapters(config.adapters, spec, base)
+    adapters = [read_adapter(name, path, spec, base) for name, path in config.adapters.items()]
     largest, most = ranks(adapters), config.max_loras or len(adapters)
     if config.max_loras:
         linears = {op.weights[0] for op in base.ops if op.kind == "linear"}

@@ -10,6 +10,7 @@ import faulthandler
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
@@ -38,7 +39,8 @@ class ThreadEngine:
         self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
         self._gate = Gate(self.engine, self._deliver)
         self._streams = OpenStreams(self._submit, self._gate.abort, self._hold, lambda: self.accepting)
-        self.adapters = Adapters(self.engine.info.adapters, config, self._streams.requests, self._load_adapter)
+        load = partial(asyncio.to_thread, self.engine.load_adapter)
+        self.adapters = Adapters(self.engine.info.adapters, config, self._streams.requests, load)
         self._stopping = threading.Event()
         self._draining = False
         self._given_up = False
@@ -103,9 +105,6 @@ class ThreadEngine:
         self.engine.loop.wake()
         if self._thread.is_alive() and not self._given_up:
             self._thread.join()
-
-    async def _load_adapter(self, number: int, name: str, folder: str) -> None:
-        await asyncio.to_thread(self.engine.load_adapter, number, name, folder)
 
     def _submit(self, requests: Sequence[Request]) -> None:
         self.adapters.require(requests)

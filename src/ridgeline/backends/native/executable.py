@@ -113,13 +113,8 @@ class NativeExecutable:
         return self.pool.size > 1
 
     def adapter_factors(self, name: str) -> Array:
-        """Return the memory of a weight of an op `lora`; `emit.lora` has it turned where it is an op's second."""
-        count, rows, columns = self._program.weights[name]
-        entries = self._weights.entries(name)[: count * rows * columns]
-        is_second = any(op.kind == "lora" and op.weights[1] == name for op in self._program.ops)
-        return (
-            entries.reshape(count, columns, rows).swapaxes(1, 2) if is_second else entries.reshape(count, rows, columns)
-        )
+        shape = self._program.weights[name]
+        return self._weights.entries(name)[: math.prod(shape)].reshape(shape)
 
     def facts(self) -> Mapping[str, Choice]:
         """Return how much of the packed weights' memory is in huge pages, where the system tells."""

@@ -62,7 +62,7 @@ class ProcessEngine:
         self._config = replace(config, model=limits)
         self._streams = OpenStreams(self._submit, self._abort, self._hold, lambda: self.accepting)
         self.adapters = Adapters(self._info.adapters, config, self._streams.requests, self._load_adapter)
-        self._loading: dict[int, asyncio.Future[None]] = {}  # adapters, by number
+        self._loading: dict[int, asyncio.Future[wire.Failed | None]] = {}  # adapters, by number
         self._quarantine = Quarantine(time.monotonic)
         self._ready = False
         self._draining = False
@@ -185,7 +185,7 @@ class ProcessEngine:
         self._quarantine.died(self._streams.requests())
         self._streams.close()
         for loading in self._loading.values():
-            loading.set_exception(OverloadedError(STOPPED))
+            loading.set_result(wire.Failed(OverloadedError.__name__, STOPPED))
         self._loading.clear()
         self._stats = replace(self._stats, num_running=0, num_waiting=0)
 
@@ -211,11 +211,7 @@ class ProcessEngine:
                 log.warning("the engine serves again, as process %s", self.process_id)
                 self._ready, self._stats, self._journal = True, self._counted(message.stats), _journal(message)
             case wire.AdapterLoaded():
-                loading = self._loading.pop(message.number)
-                if message.failed is None:
-                    loading.set_result(None)
-                else:
-                    loading.set_exception(_error_of(message.failed))
+                self._loading.pop(message.number).set_result(message.failed)
             case wire.Failed():
                 log.error("the engine cannot load its model again: %s", message.message)
 
@@ -227,7 +223,8 @@ class ProcessEngine:
             raise OverloadedError(STOPPED)
         loading = self._loading[number] = asyncio.get_running_loop().create_future()
         self._link.send(wire.LoadAdapter(number, name, folder))
-        await asyncio.shield(loading)  # it goes on where the caller does not
+        if (failed := await asyncio.shield(loading)) is not None:
+            raise _error_of(failed)
 
     def _submit(self, requests: Sequence[Request]) -> None:
         self.adapters.require(requests)
