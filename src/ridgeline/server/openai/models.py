@@ -26,9 +26,6 @@ class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     load_inplace: bool = False
 
 
-ADAPTER_BODIES = {"/v1/load_lora_adapter": LoadAdapterRequest, "/v1/unload_lora_adapter": UnloadAdapterRequest}
-
-
 async def list_models(service: Service, http: Request) -> Response:
     """List every name under which the model is served."""
     return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.model_names]})
