@@ -25,10 +25,10 @@ def chat_model(**options: object) -> ChatOpenAI:
 @check
 def chat():
     for responses in (False, True):
-        answer = chat_model(use_responses_api=responses, **({"max_tokens": 16} if responses else {})).invoke(TEXT)
-        assert answer.text.startswith(said()), responses
-        assert answer.usage_metadata["output_tokens"] == (16 if responses else 8)
-    return answer.text
+        reply = chat_model(use_responses_api=responses, **({"max_tokens": 16} if responses else {})).invoke(TEXT)
+        assert reply.text.startswith(said()), responses
+        assert reply.usage_metadata["output_tokens"] == (16 if responses else 8)
+    return reply.text
 
 
 @check
@@ -49,7 +49,7 @@ def asynchronous_and_batches():
         return "".join([chunk.text async for chunk in model.astream(TEXT)])
 
     assert asyncio.run(streamed()) == said()
-    assert {answer.text for answer in model.batch([TEXT] * 4)} == {said()}
+    assert {reply.text for reply in model.batch([TEXT] * 4)} == {said()}
     return 4
 
 

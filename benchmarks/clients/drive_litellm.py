@@ -31,10 +31,10 @@ def text_of(chunks: list) -> str:
 @check
 def chat():
     for provider in ("openai", "hosted_vllm", "anthropic", "litellm_proxy", "custom_openai"):
-        answer = ask(provider)
-        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (said(), "length"), provider
-        assert answer.usage.completion_tokens == 8, provider
-    return answer.choices[0].message.content
+        reply = ask(provider)
+        assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (said(), "length"), provider
+        assert reply.usage.completion_tokens == 8, provider
+    return reply.choices[0].message.content
 
 
 @check
@@ -54,7 +54,7 @@ def asynchronous():
         asked = {"model": f"openai/{MODEL}", "messages": MESSAGES, **WHOSE, **GREEDY}
         return await asyncio.gather(*(litellm.acompletion(**asked) for _ in range(4)))
 
-    assert {answer.choices[0].message.content for answer in asyncio.run(both())} == {said()}
+    assert {reply.choices[0].message.content for reply in asyncio.run(both())} == {said()}
     return 4
 
 
@@ -67,10 +67,10 @@ def is_call(call) -> bool:
 @check
 def tools():
     for provider in ("openai", "hosted_vllm", "anthropic"):
-        answer = ask(provider, tools=[TOOL], tool_choice="required", **LONG)
-        (call, *_) = answer.choices[0].message.tool_calls
+        reply = ask(provider, tools=[TOOL], tool_choice="required", **LONG)
+        (call, *_) = reply.choices[0].message.tool_calls
         assert is_call(call), (provider, call.function.arguments)
-        assert answer.choices[0].finish_reason in ("tool_calls", "length"), provider
+        assert reply.choices[0].finish_reason in ("tool_calls", "length"), provider
     return call.function.arguments
 
 
@@ -88,8 +88,8 @@ def tools_streamed():
 def tools_there_and_back():
     first = ask(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, **LONG).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "done"} for call in first.tool_calls]
-    answer = ask(messages=[*MESSAGES, first, *results], tools=[TOOL], tool_choice="none")
-    return answer.usage.prompt_tokens
+    reply = ask(messages=[*MESSAGES, first, *results], tools=[TOOL], tool_choice="none")
+    return reply.usage.prompt_tokens
 
 
 @check
@@ -97,25 +97,25 @@ def structured_output():
     named = {"type": "json_schema", "json_schema": {"name": "pair", "schema": PAIR, "strict": True}}
     for provider in ("openai", "hosted_vllm"):
         for form in (Pair, named):
-            answer = ask(provider, response_format=form, **LONG)
-            Pair.model_validate_json(answer.choices[0].message.content)
+            reply = ask(provider, response_format=form, **LONG)
+            Pair.model_validate_json(reply.choices[0].message.content)
     chunks = list(ask(response_format=named, stream=True, **LONG))
     Pair.model_validate_json(text_of(chunks))
-    return answer.choices[0].message.content
+    return reply.choices[0].message.content
 
 
 @check
 def log_probabilities():
-    answer = ask(logprobs=True, top_logprobs=3)
-    (first, *_) = answer.choices[0].logprobs.content
-    assert len(answer.choices[0].logprobs.content) == 8 and len(first.top_logprobs) == 3
+    reply = ask(logprobs=True, top_logprobs=3)
+    (first, *_) = reply.choices[0].logprobs.content
+    assert len(reply.choices[0].logprobs.content) == 8 and len(first.top_logprobs) == 3
     assert first.logprob == max(top.logprob for top in first.top_logprobs) <= 0
     return first.token
 
 
 @check
 def many_parameters():
-    answer = ask(
+    reply = ask(
         "hosted_vllm",
         n=2,
         seed=3,
@@ -128,8 +128,8 @@ def many_parameters():
         logit_bias={"5": -1},
         extra_body={"top_k": 20, "min_p": 0.01, "guided_choice": ["a", "b"]},
     )
-    assert {choice.message.content for choice in answer.choices} <= {"a", "b"} and len(answer.choices) == 2
-    return answer.system_fingerprint
+    assert {choice.message.content for choice in reply.choices} <= {"a", "b"} and len(reply.choices) == 2
+    return reply.system_fingerprint
 
 
 @check
@@ -139,16 +139,16 @@ def text_completion():
     assert litellm.text_completion(**asked).choices[0].text == expected
     streamed = litellm.text_completion(**asked, stream=True)
     assert "".join(chunk.choices[0].text or "" for chunk in streamed if chunk.choices) == expected
-    answer = litellm.text_completion(**{**asked, "logprobs": 2, "echo": True})
-    assert answer.choices[0].text == TEXT + expected
+    reply = litellm.text_completion(**{**asked, "logprobs": 2, "echo": True})
+    assert reply.choices[0].text == TEXT + expected
     return expected
 
 
 @check
 def responses():
     asked = {"model": f"openai/{MODEL}", "input": TEXT, **WHOSE, "temperature": 0, "max_output_tokens": 16}
-    answer = litellm.responses(**asked)
-    text = answer.output[0].content[0].text
+    reply = litellm.responses(**asked)
+    text = reply.output[0].content[0].text
     events = list(litellm.responses(**asked, stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     return text
@@ -157,8 +157,8 @@ def responses():
 @check
 def anthropic_messages():
     asked = {"model": f"openai/{MODEL}", "messages": MESSAGES, **WHOSE, **GREEDY}
-    answer = asyncio.run(litellm.anthropic.messages.acreate(**asked))
-    return answer["content"][0]["text"]
+    reply = asyncio.run(litellm.anthropic.messages.acreate(**asked))
+    return reply["content"][0]["text"]
 
 
 @check

@@ -70,8 +70,8 @@ def require_choices(out: str, start: list[int]) -> object:
         for choice, ((logprob, _),) in zip(sample["doc"]["choices"], sample["resps"], strict=True):
             prompt, whole = ids(sample["doc"]["prompt"].rstrip()), ids(sample["doc"]["prompt"] + choice)
             asked = [*start, *prompt, *whole[len(prompt) :]]  # not the whole, where tokens meet across the border
-            answer = post("v1/completions", prompt=asked, echo=True, logprobs=1, max_tokens=1, temperature=0)
-            expected = sum(answer["choices"][0]["logprobs"]["token_logprobs"][len(start + prompt) : len(asked)])
+            reply = post("v1/completions", prompt=asked, echo=True, logprobs=1, max_tokens=1, temperature=0)
+            expected = sum(reply["choices"][0]["logprobs"]["token_logprobs"][len(start + prompt) : len(asked)])
             assert abs(float(logprob) - expected) < 1e-3, (choice, logprob, expected)
     return logprob
 
@@ -79,9 +79,9 @@ def require_choices(out: str, start: list[int]) -> object:
 def require_texts(out: str, start: list[int]) -> object:
     for sample in samples(out, "ours_text"):
         prompt = [*start, *ids(sample["doc"]["prompt"])]
-        answer = post("v1/completions", prompt=prompt, max_tokens=8, temperature=0, stop=["\n\n"])
-        assert sample["resps"][0][0] == answer["choices"][0]["text"]
-    return answer["choices"][0]["text"]
+        reply = post("v1/completions", prompt=prompt, max_tokens=8, temperature=0, stop=["\n\n"])
+        assert sample["resps"][0][0] == reply["choices"][0]["text"]
+    return reply["choices"][0]["text"]
 
 
 @check
@@ -116,8 +116,8 @@ def chat():
     for sample in samples("chat", "ours_text"):
         messages = [{"role": "user", "content": sample["doc"]["prompt"]}]
         asked = {"max_tokens": 8, "temperature": 0, "stop": ["\n\n"]}
-        answer = post("v1/chat/completions", messages=messages, **asked)
-        assert sample["resps"][0][0] == answer["choices"][0]["message"]["content"]
+        reply = post("v1/chat/completions", messages=messages, **asked)
+        assert sample["resps"][0][0] == reply["choices"][0]["message"]["content"]
     return sample["resps"]
 
 

@@ -48,11 +48,11 @@ def run_checks(client: str) -> None:
 
 
 def post(path: str, url: str = URL, **body: object) -> dict:
-    """Return what a plain request is answered."""
+    """Return what a plain request is told."""
     data = json.dumps({"model": MODEL, **body}).encode()
     asked = urllib.request.Request(f"{url}/{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(asked, timeout=120) as reply:
+        return json.load(reply)
 
 
 def said() -> str:

@@ -61,7 +61,7 @@ class Adapters:
             raise ModelNotFoundError("the adapter of this request has just been unloaded")
 
     def again(self) -> dict[str, str]:
-        """Number the adapters as another engine has them, and return their folders, less those that are gone."""
+        """Return the folders that another engine begins with, less those that are gone, numbered as it does."""
         self._folders = {name: folder for name, folder in self._folders.items() if Path(folder).expanduser().is_dir()}
         self._numbers.clear()
         self._numbers |= {name: self._next + place for place, name in enumerate(self._folders, 1)}

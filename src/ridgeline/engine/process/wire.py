@@ -76,7 +76,7 @@ class Failed(Message):
 
 
 class AdapterLoaded(Message):
-    """Answers a LoadAdapter."""
+    """Tells how a LoadAdapter went."""
 
     number: int
     failed: Failed | None
