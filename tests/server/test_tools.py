@@ -162,7 +162,7 @@ def test_the_second_turn(client: openai.OpenAI):
                 ]
             },
             "messages[0].tool_calls[0].function",
-            "'['",
+            "'[1]'",
         ),
     ],
 )
