@@ -140,7 +140,7 @@ def adapter(folder: Path) -> Target:
         (folder / CONFIG).write_bytes(data[2 : 2 + length])
         (folder / TENSORS).write_bytes(data[2 + length :])
         with refusing(ModelLoadError) as refused, np.errstate(all="ignore"):
-            read_adapter("a", folder, spec, program)
+            read_adapter("a", str(folder), spec, program)
         return not refused
 
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "down_proj"]}

@@ -44,6 +44,8 @@ GOOD: Mapping[str, Any] = {
     "/score": {"text_1": "a", "text_2": "b"},
     "/classify": {"input": "a"},
     "/v1/batches": {"input_file_id": "file-a", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/nowhere"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
     "/explain/plan": ["--workload=nothing"],
@@ -104,6 +106,12 @@ CONFLICTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"echo": True, "max_tokens": 0},
         {"messages": []},
         {"input": "a"},
+    ),
+    "/v1/load_lora_adapter": (
+        *({"lora_path": path} for path in ("", "/", "/dev/null", "~", "~nobody", "a" * 5_000, "a\x00b", "../" * 2_000)),
+        *({"lora_name": name} for name in (" ", "\n", "python-1m")),
+        {"load_inplace": True},
+        {"lora_int_id": 1},
     ),
     "/v1/chat/completions": (
         {"max_tokens": 1, "max_completion_tokens": 2},

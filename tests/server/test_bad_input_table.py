@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from bad_inputs import BadInput, allows, bad_inputs
-from live_server import PATIENCE_S, LiveServer, new_engine, serving
+from live_server import PATIENCE_S, LiveServer, serving
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.thread_engine import ThreadEngine
@@ -40,7 +40,9 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(new_engine(MODELS / "python-1m"), files=str(tmp_path_factory.mktemp("files"))) as server:
+    engine = ThreadEngine(EngineConfig.of(str(MODELS / "python-1m"), dtype="float32", num_threads=1, max_loras=1))
+    files = str(tmp_path_factory.mktemp("files"))
+    with serving(engine, files=files, enable_tokenizer_info_endpoint=True) as server:
         yield server
         server.assert_idle()
 

@@ -158,11 +158,11 @@ def test_the_second_turn(client: openai.OpenAI):
         (
             {
                 "messages": [
-                    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "["}}]}
+                    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}
                 ]
             },
             "messages[0].tool_calls[0].function",
-            "'['",
+            "'[1]'",
         ),
     ],
 )
@@ -177,3 +177,26 @@ def test_keywords_that_are_unknown_are_left_out_unless_strict(client: openai.Ope
         "f", parameters={"type": "object", "properties": {}, "additionalProperties": False, "uniqueItems": True}
     )
     assert ask(client, tools=[loose], tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+
+
+def test_a_call_that_was_cut_off_may_come_back(thinker: LiveServer):
+    """As LangChain sends it over responses: what max_tokens left of the arguments is no JSON."""
+    call = {"id": "1", "type": "function", "function": {"name": "first", "arguments": '{"'}}
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "a"},
+    ]
+    text = thinker.client.post("/tokenize", json={"messages": turns}).raise_for_status().json()
+    asked = {"model": "thinker", "max_tokens": 4, "tools": TOOLS}
+    assert thinker.post("chat/completions", messages=turns, **asked).status_code == 200
+    assert (
+        thinker.client.post("/detokenize", json={"tokens": text["tokens"]}).json()["prompt"].count('<first "{\\"">')
+        == 1
+    )
+    given = [
+        {"type": "message", "role": "user", "content": "Weather?"},
+        {"type": "function_call", "call_id": "1", "name": "first", "arguments": '{"'},
+        {"type": "function_call_output", "call_id": "1", "output": "a"},
+    ]
+    assert thinker.post("responses", input=given, max_output_tokens=16).status_code == 200

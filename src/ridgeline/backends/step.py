@@ -237,6 +237,10 @@ class Executable(Protocol):
         """Do as `run`, and return how long each part of it took, to be read once; slower by what the clock costs."""
         ...
 
+    def adapter_factors(self, name: str) -> Array:
+        """Return the memory of a weight of an op `lora`, in the program's shape, for others to be written to it."""
+        ...
+
     def facts(self) -> Mapping[str, Choice]:
         """Return what profiles say beside the choices of a start, because finding it out takes time."""
         ...

@@ -32,6 +32,7 @@ NATIVE_PROPOSERS = ("suffix",)  # auto goes without them where there is no nativ
 DEAR_PROPOSERS = ("lookahead",)  # auto goes without them: they have the model compute what gains nothing yet
 LESSER_PROPOSERS = ("ngram",)  # auto goes without them where native ones find all that they do, and sooner
 MAX_THREADS = 4096  # of the native backend's pool
+MAX_LORAS = 1024
 SERVED_ITL_RATIO = 3.0
 
 
@@ -314,11 +315,17 @@ class EngineConfig:
         metavar="NAME=FOLDER",
         aka="lora_modules enable_lora",
     )
+    max_loras: int = option(
+        0, "Adapters that a server may have, loaded as it runs. Default: those of --lora.", low=0, high=MAX_LORAS
+    )
+    max_lora_rank: int = option(16, "Rank of adapters that are loaded as a server runs.", low=1, high=1024)
 
     def __post_init__(self) -> None:
         _check(self)
         if any(not name for name in self.adapters):
             raise ConfigError("an adapter needs a name: name=folder")
+        if len(self.adapters) > (most := self.max_loras or MAX_LORAS):
+            raise ConfigError(f"{len(self.adapters)} adapters are given, and max_loras is {most}; raise it")
 
     def served(self) -> "EngineConfig":
         """Return it with the defaults of a server, whose clients wait for every token."""
@@ -394,3 +401,5 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     journal: str | None
     adapters: Mapping[str, str]
+    max_loras: int
+    max_lora_rank: int

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from ridgeline.core.params import PoolingParams, SamplingParams
 from ridgeline.text.grammar import Grammar
 
+SLOTS = 2**12  # more than there are places for adapters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -25,7 +27,7 @@ class Request:
     background: bool = False  # makes way for all that is not, whatever its priority
     deadline_s: float | None = None
     client: int = 0  # whose it is: the waiting queue is fair between clients
-    adapter: int = 0  # number of the LoRA adapter, from 1; 0: the model as it is
+    adapter: int = 0  # number of the LoRA adapter, by SLOTS its place from 1; 0: the model as it is
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None  # what the outputs must follow
     salt: str = ""  # prefixes are shared only among requests of equal salt

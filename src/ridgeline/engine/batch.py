@@ -13,6 +13,7 @@ import numpy as np
 from ridgeline.backends.step import GroupStep, IntArray, SamplingMetadata, StepBatch, StepShape
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.step import BlockTable, Span, StepPlan
+from ridgeline.decoding.request import SLOTS
 
 MAX_LAID = 16  # shapes whose arrays are cached: drafts make steps of a few shapes take turns
 TABLE_ROOM = 8  # tables have room for a multiple of this many blocks, so that few steps make them longer
@@ -150,7 +151,7 @@ class BatchBuilder:
         ends = zip((starts_S + lengths_S).tolist(), spans)
         batch.logit_rows_R[:] = np.concatenate([np.arange(end - span.num_logit_rows, end) for end, span in ends])
         if batch.adapters_T is not None:
-            batch.adapters_T[:] = np.asarray([span.adapter for span in spans])[span_of_T]
+            batch.adapters_T[:] = np.asarray([span.adapter % SLOTS for span in spans])[span_of_T]
         batch.echo_rows_E[:] = [row for row, _ in echoes]
         return _Laid(plan, sampling, batch, span_of_T, np.arange(len(span_of_T)) - starts_S[span_of_T], echoes)
 

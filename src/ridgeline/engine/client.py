@@ -16,6 +16,7 @@ from ridgeline.core.errors import EngineError
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import DraftStats, Vectors
 from ridgeline.decoding.request import Request
+from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.weights.folder import GenerationDefaults
@@ -23,14 +24,15 @@ from ridgeline.weights.folder import GenerationDefaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """All that a front end needs to check and complete requests; it does not change while an engine runs."""
+    """All that a front end needs to check and complete requests; only adapters change while an engine runs."""
 
     model_name: str  # as it was asked for
     model_path: str  # its folder or file
     vocab_size: int
     max_model_len: int  # tokens of prompt and output
     max_num_seqs: int
-    adapters: tuple[str, ...]  # names of the loaded LoRA adapters; a request's number of one counts from 1
+    adapters: dict[str, int]  # numbers of the LoRA adapters that are loaded now, by name
+    max_loras: int  # adapters that may be loaded as it runs; 0: none may
     generation: GenerationDefaults
     seed: int  # begins the stream of seeds of requests that bring none
     embeds: bool  # gives vectors instead of tokens
@@ -75,6 +77,8 @@ class EngineStats:
 
 class EngineClient(Protocol):
     """Takes requests and streams their outputs. Everything is called on one event loop, except `stop`."""
+
+    adapters: Adapters  # those of `info`, to load and unload
 
     def start(self) -> None:
         """Start to compute. Call it once, on the running event loop that will read the outputs."""

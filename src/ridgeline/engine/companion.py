@@ -137,7 +137,7 @@ def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: S
     Raises ConfigError for one that cannot draft for the target, ModelLoadError for broken files.
     """
     asked = replace(config.model, model=name, revision=None, task="generate", max_model_len=None)
-    own = replace(config, model=asked, speculation=SpeculationConfig(), adapters={})
+    own = replace(config, model=asked, speculation=SpeculationConfig(), adapters={}, max_loras=0)
     try:
         model = open_model(own)
     except (ConfigError, ModelLoadError) as error:
@@ -183,7 +183,7 @@ def _plan_head(
     if not source.fold:  # Medusa heads compute a row of each sequence
         scheduler = replace(scheduler, max_num_batched_tokens=scheduler.max_num_seqs)
     parts = {"cache": cache, "backend": backend, "scheduler": scheduler, "speculation": SpeculationConfig()}
-    own = replace(config, **parts, adapters={})
+    own = replace(config, **parts, adapters={}, max_loras=0)
     folder, tensors = replace(target.folder, name=source.path.name), partial(_tensors, source, target)
 
     def planned(program: Program) -> CompanionPlan:

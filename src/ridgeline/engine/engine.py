@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ridgeline.backends.step import Executable
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, EngineConfig
+from ridgeline.decoding.request import SLOTS
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 from ridgeline.decoding.strategy import Strategy
 from ridgeline.engine.client import EngineInfo, EngineStats
@@ -18,6 +19,7 @@ from ridgeline.engine.sizing import Sizing
 from ridgeline.program.op import Program
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.lora import put, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Engine:
     tokenizer: Tokenizer | None
     ops: OpSeconds
     prices: StepPrices | None  # None: its steps are not priced
+
+    def load_adapter(self, number: int, name: str, folder: str) -> None:
+        """Load an adapter to the place of a number that no request has; any thread. Raises as `read_adapter` does."""
+        adapter = read_adapter(name, folder, self.spec, self.program)
+        put(adapter, number % SLOTS - 1, self.program, self.executable.adapter_factors)
 
     def stats(self) -> EngineStats:
         """Return the counts of now, with prices; in one thread at a time."""

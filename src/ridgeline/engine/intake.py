@@ -105,7 +105,7 @@ class Intake:
             stop_ids=stops if params.ignore_eos else stops | self._eos_ids,
             adapter=number_of_adapter,
             shown_ids=self._ids_of(shown),
-            salt="" if adapter is None else f"adapter {adapter}",
+            salt=f"adapter {number_of_adapter}" if number_of_adapter else "",
             prediction_ids=self._prediction_ids(prediction),
         )
         return self.with_grammar(request)
@@ -184,7 +184,7 @@ class Intake:
         if adapter not in self.info.adapters:
             known = ", ".join(self.info.adapters) or "none"
             raise RequestError(f"no adapter {adapter[:200]!r} is loaded; there is {known}", param="adapter")
-        return self.info.adapters.index(adapter) + 1
+        return self.info.adapters[adapter]
 
     def _check(self, params: SamplingParams) -> None:
         most, vocab_size = self.info.max_num_seqs, self.info.vocab_size

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ridgeline.core.host import HostSample
 from ridgeline.core.step import StepPlan, StepResult, WaitReason
-from ridgeline.decoding.request import Request
+from ridgeline.decoding.request import SLOTS, Request
 from ridgeline.engine.request import FinishEvent, FinishReason
 
 Records = npt.NDArray[np.void]
@@ -221,7 +221,7 @@ class Journal:
         num_cached, num_logprobs = event.cached.num_tokens, -1 if params.logprobs is None else params.logprobs
         counts = event.index, len(request.prompt_ids), num_cached, event.num_output, timings.num_preemptions
         max_tokens = min(request.max_tokens, 2**31 - 1)
-        asked = max_tokens, request.adapter, params.greedy, num_logprobs, params.needs_history
+        asked = max_tokens, request.adapter % SLOTS, params.greedy, num_logprobs, params.needs_history
         client, num_tokens = (request.priority, request.client), len(event.token_ids)
         end = first_step, num_steps, FINISH_REASONS.index(event.reason)
         hashes = self.prompts.num_written, self._hash(request, event.token_ids)
@@ -255,7 +255,7 @@ class Journal:
         append = self.spans.append
         for span in plan.spans:
             count, seq_id = len(span.token_ids), span.seq_id
-            append(seq_id, span.start, count, span.num_logit_rows, num_final.get(seq_id, count), span.adapter)
+            append(seq_id, span.start, count, span.num_logit_rows, num_final.get(seq_id, count), span.adapter % SLOTS)
             num_rows += span.num_logit_rows
         return num_rows
 

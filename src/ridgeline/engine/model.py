@@ -16,7 +16,7 @@ from ridgeline.program.passes.adapt import adapted
 from ridgeline.spec.families import read_spec
 from ridgeline.spec.spec import DecoderSpec
 from ridgeline.weights.folder import ModelFolder
-from ridgeline.weights.lora import ranks, read_adapters
+from ridgeline.weights.lora import ranks, read_adapter
 
 _log = get_logger("build")
 
@@ -29,8 +29,12 @@ def open_model(config: EngineConfig) -> ModelSource:
     folder = ModelFolder.open(config.model.model, config.model.revision)
     spec = read_spec(folder.config)
     base = lower(spec, config.model.max_model_len, hidden=embeds(config.model, spec))
-    adapters = read_adapters(config.adapters, spec, base)
-    return ModelSource(folder, spec, base, adapted(base, ranks(adapters), len(adapters)), adapters)
+    adapters = [read_adapter(name, path, spec, base) for name, path in config.adapters.items()]
+    largest, most = ranks(adapters), config.max_loras or len(adapters)
+    if config.max_loras:
+        linears = {op.weights[0] for op in base.ops if op.kind == "linear"}
+        largest = {target: max(config.max_lora_rank, largest.get(target, 0)) for target in linears}
+    return ModelSource(folder, spec, base, adapted(base, largest, most), adapters)
 
 
 def describe(
@@ -45,7 +49,8 @@ def describe(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
-        adapters=tuple(adapter.name for adapter in model.adapters),
+        adapters={adapter.name: number for number, adapter in enumerate(model.adapters, 1)},
+        max_loras=config.max_loras,
         generation=model.folder.generation_config,
         seed=config.seed,
         embeds=embeds(config.model, spec),

@@ -10,12 +10,14 @@ import faulthandler
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import WeightsLostError
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.request import Request
+from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.build import build_engine
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.gate import Gate
@@ -37,6 +39,8 @@ class ThreadEngine:
         self.tokenizer = self.engine.tokenizer  # a server in this process need not load it again
         self._gate = Gate(self.engine, self._deliver)
         self._streams = OpenStreams(self._submit, self._gate.abort, self._hold, lambda: self.accepting)
+        load = partial(asyncio.to_thread, self.engine.load_adapter)
+        self.adapters = Adapters(self.engine.info.adapters, config, self._streams.requests, load)
         self._stopping = threading.Event()
         self._draining = False
         self._given_up = False
@@ -103,6 +107,7 @@ class ThreadEngine:
             self._thread.join()
 
     def _submit(self, requests: Sequence[Request]) -> None:
+        self.adapters.require(requests)
         for request in requests:
             self._gate.submit(request)
 

@@ -30,10 +30,16 @@ from ridgeline.server.openai.chat import CHAT_BODY, create_chat_completion
 from ridgeline.server.openai.completions import COMPLETION_BODY, create_completion
 from ridgeline.server.openai.embeddings import EmbeddingRequest, create_embedding
 from ridgeline.server.openai.items import RESPONSES_BODY
-from ridgeline.server.openai.models import list_models, retrieve_model
+from ridgeline.server.openai.models import (
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    change_adapters,
+    list_models,
+    retrieve_model,
+)
 from ridgeline.server.openai.responses import create_response, stored_response
 from ridgeline.server.openai.scores import ClassifyRequest, RerankRequest, ScoreRequest, classify, rerank, score
-from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from ridgeline.server.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from ridgeline.server.openapi import openapi
 from ridgeline.server.pages import describe_server, diagnose, page, plan, recent_steps
 from ridgeline.server.service import Service
@@ -72,6 +78,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer | None, settings: Serv
 
 
 def _routes(service: Service) -> list[Route]:
+    adapts, tells = service.info.max_loras > 0, service.settings.enable_tokenizer_info_endpoint
     return [
         Route("/health", _health),
         Route("/ready", partial(_ready, service)),
@@ -92,6 +99,9 @@ def _routes(service: Service) -> list[Route]:
         Post("/classify", service, classify, ClassifyRequest),
         *(Post(path, service, tokenize, TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
         *(Post(path, service, detokenize, DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
+        *([Route("/tokenizer_info", partial(tokenizer_info, service))] if tells else []),
+        *([Post("/v1/load_lora_adapter", service, change_adapters, LoadAdapterRequest)] if adapts else []),
+        *([Post("/v1/unload_lora_adapter", service, change_adapters, UnloadAdapterRequest)] if adapts else []),
         Post("/v1/completions", service, create_completion, COMPLETION_BODY),
         Post("/v1/chat/completions", service, create_chat_completion, CHAT_BODY),
         Post("/v1/responses", service, create_response, RESPONSES_BODY),

@@ -48,6 +48,7 @@ async def openapi(http: Request) -> Response:
 
 def _operation(route: Route, path: str, reply: object) -> dict[str, Any]:
     other = {"/metrics": "text/plain", "/files/{file_id}/content": "application/jsonl"}
+    other |= {"/load_lora_adapter": "text/plain", "/unload_lora_adapter": "text/plain"}
     content = _content(reply, other.get(path, "application/json"))["content"]
     content |= {"text/event-stream": {}} if path in _STREAMS else {}
     refused = {"$ref": f"#/components/responses/{'Anthropic' if path.startswith('/messages') else ''}Error"}

@@ -105,11 +105,16 @@ class Service:
         self.calls = chosen_format(settings.tool_call_parser, template)
         self.reasoning = chosen_reasoning(settings.reasoning_parser, template)
         self._max_prompt_chars = _max_prompt_chars(tokenizer, self.info.max_model_len)
-        self.model_names = (*(settings.served_model_names or (self.info.model_name,)), *self.info.adapters)
-        self.metrics = Metrics(engine, self.model_names[0] if settings.metrics_compat == "vllm" else None)
+        self.own_names = settings.served_model_names or (self.info.model_name,)
+        self.metrics = Metrics(engine, self.own_names[0] if settings.metrics_compat == "vllm" else None)
         self.metrics.show("queue_tokens", lambda: self.num_queued_tokens)
         self.metrics.show("open_outputs", lambda: self.num_slots)
         self.created_unix_s = int(time.time())
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model, and those of its adapters."""
+        return (*self.own_names, *self.info.adapters)
 
     def adapter_of(self, model: str) -> str | None:
         """Return the adapter that a served name stands for; None: the model as it is."""

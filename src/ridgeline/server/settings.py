@@ -16,6 +16,9 @@ class ServerSettings:
 
     served_model_names: tuple[str, ...] = option((), "Name of the model in the API; may be given several times.")
     chat_template: str | None = option(None, "Jinja file that makes prompts. Default: the model's own.", metavar="FILE")
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Show chat template and special tokens at /tokenizer_info, for clients that make prompts themselves."
+    )
     tool_call_parser: str = option(
         "auto", "How the model writes tool calls: none, or a parser's name. Default: what its chat template shows."
     )

@@ -40,14 +40,21 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.(?:default\.)?weig
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter: for each linear weight of the program its factors a [r, I] and b [O, r], the scale within b."""
+    """One adapter: for each linear weight of the program its factors a [r, I] and b^T [r, O], the scale within b."""
 
     name: str
     factors: Mapping[str, tuple[Array, Array]]
 
 
-def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -> Adapter:
-    """Read an adapter. Raises ModelLoadError, naming file and entry, if broken, no LoRA or unfit for the base model."""
+def read_adapter(name: str, path: str, spec: DecoderSpec, program: Program) -> Adapter:
+    """Read the adapter of a folder. Raises ConfigError for a path that is none, ModelLoadError, naming file and entry,
+    for one that is broken, no LoRA or unfit for the base model, or for the room that `program` has."""
+    try:
+        folder = Path(path).expanduser().resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # of names that cannot be, of users and of links
+        folder = None
+    if folder is None or not folder.is_dir():
+        raise ConfigError(f"adapter {name!r}: {path!r} is not a folder")
     config = read_json_object(folder / CONFIG)
     for key, allowed in PLAIN.items():
         if key in config and config[key] not in allowed:
@@ -76,20 +83,24 @@ def read_adapter(name: str, folder: Path, spec: DecoderSpec, program: Program) -
     return Adapter(name, factors)
 
 
-def stacked(adapters: Sequence[Adapter], dtype: np.dtype[Any]) -> Mapping[str, Array]:
-    """Join the factors of all adapters side by side, by program weight; smaller ranks are filled with zeros."""
-    weights: dict[str, Array] = {}
-    for target, rank in ranks(adapters).items():
-        pairs = [adapter.factors.get(target) for adapter in adapters]
-        a, b = next(pair for pair in pairs if pair is not None)
-        a_ArI = np.zeros((len(adapters), rank, a.shape[1]), dtype)
-        b_AOr = np.zeros((len(adapters), b.shape[0], rank), dtype)
-        for index, pair in enumerate(pairs):
-            if pair is not None:
-                assign(a_ArI[index, : pair[0].shape[0]], pair[0])
-                assign(b_AOr[index, :, : pair[1].shape[1]], pair[1])
-        weights.update(zip(adapter_weights(target), (a_ArI, b_AOr)))
+def stacked(adapters: Sequence[Adapter], program: Program, dtype: np.dtype[Any]) -> Mapping[str, Array]:
+    """Return the factors of all adapters side by side, by program weight; smaller ranks are filled with zeros."""
+    names = [name for op in program.ops if op.kind == "lora" for name in op.weights]
+    weights: dict[str, Array] = {name: np.zeros(program.weights[name], dtype) for name in names}
+    for index, adapter in enumerate(adapters):
+        put(adapter, index, program, weights.__getitem__)
     return weights
+
+
+def put(adapter: Adapter, index: int, program: Program, factors_of: Callable[[str], Array]) -> None:
+    """Write an adapter's factors in place of those at `index`; what `factors_of` returns is of the program's shapes."""
+    for target in {op.weights[0] for op in program.ops if op.kind == "linear"}:
+        for name, factor in zip(adapter_weights(target), adapter.factors.get(target, (None, None))):
+            if name in program.weights:
+                rows = factors_of(name)[index]
+                rows[:] = 0
+                if factor is not None:
+                    assign(rows[: len(factor)], factor)
 
 
 def ranks(adapters: Sequence[Adapter]) -> Mapping[str, int]:
@@ -128,19 +139,10 @@ def _fitted(
         raise ModelLoadError(f"{path}: {module} has only one of lora_A and lora_B")
     a, b = pair["A"], pair["B"]
     shape = (sum(program.weights[target][0] for target in rename.targets), program.weights[rename.targets[0]][1])
-    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != shape or not 1 <= a.shape[0] <= MAX_RANK:
+    most = min(program.weights.get(adapter_weights(target)[0], (0, MAX_RANK))[1] for target in rename.targets)
+    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != shape or not 1 <= a.shape[0] <= most:
         found = f"{module} has factors {list(a.shape)} and {list(b.shape)}"
-        raise ModelLoadError(f"{path}: {found}, which do not make a layer {list(shape)} of rank 1 to {MAX_RANK}")
+        raise ModelLoadError(f"{path}: {found}, which do not make a layer {list(shape)} of rank 1 to {most}")
     scaled, source = b * scale(module, a.shape[0]), Source(replace(rename, transpose=False))
-    return {target: (a, take_ranges(scaled, 0, source.rows(program, target, slice(None)))) for target in rename.targets}
-
-
-def read_adapters(paths: Mapping[str, str], spec: DecoderSpec, program: Program) -> Sequence[Adapter]:
-    """Read all adapters of a configuration, in its order. Raises ConfigError for a path that is no folder."""
-    adapters: list[Adapter] = []
-    for name, path in paths.items():
-        folder = Path(path).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(f"adapter {name!r}: {path!r} is not a folder")
-        adapters.append(read_adapter(name, folder, spec, program))
-    return adapters
+    rows = {target: source.rows(program, target, slice(None)) for target in rename.targets}
+    return {target: (a, take_ranges(scaled, 0, ranges).T) for target, ranges in rows.items()}

@@ -130,13 +130,12 @@ class NativePlan:
         if model.tensors is not None:
             return model.tensors(dtype)
         weights = StreamedWeights(model.folder, model.spec, model.base, dtype)
-        if not model.adapters:
-            return weights
-        return ChainMap(dict(stacked(model.adapters, dtype)), cast("dict[str, Array]", weights))
+        return ChainMap(dict(stacked(model.adapters, model.program, dtype)), cast("dict[str, Array]", weights))
 
     def _open_store(self, program: Program) -> "PackStore | None":
         """Return the folder of cached packed weights; None: no cache."""
-        if self.model.adapters or not self.config.backend.pack_cache or self.weight_bytes < MIN_PACK_BYTES:
+        caches = self.config.backend.pack_cache and self.weight_bytes >= MIN_PACK_BYTES
+        if not caches or any(op.kind == "lora" for op in program.ops):
             return None
         from ridgeline.backends.native.memory import checksums
         from ridgeline.backends.native.packs.store import PackName, PackStore

@@ -288,8 +288,7 @@ def lora(compiler: Compiler, op: Op, attrs: Attrs) -> None:
     x, y = (compiler.place(name).buffer for name in op.inputs[:2])
     a, b = op.weights
     count, rank, _ = compiler.program.weights[a]
-    turned = compiler.weights.vector(b, lambda: compiler.weights.tensor(b).swapaxes(1, 2))
-    compiler.tape.lora(x, y, compiler.output(op), compiler.vector(a), turned, count, rank)
+    compiler.tape.lora(x, y, compiler.output(op), compiler.vector(a), compiler.vector(b), count, rank)
 
 
 def _emitter(file: str, kind: str) -> Emitter:

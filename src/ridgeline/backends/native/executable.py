@@ -112,6 +112,10 @@ class NativeExecutable:
         """Whether the pool has threads beside the calling one."""
         return self.pool.size > 1
 
+    def adapter_factors(self, name: str) -> Array:
+        shape = self._program.weights[name]
+        return self._weights.entries(name)[: math.prod(shape)].reshape(shape)
+
     def facts(self) -> Mapping[str, Choice]:
         """Return how much of the packed weights' memory is in huge pages, where the system tells."""
         share = huge_page_share(self._weights.largest_parts(MAX_READ_BYTES))

@@ -107,6 +107,10 @@ class NativeWeights:
 
         return address(self._part(f"{name}.vector", padded))
 
+    def entries(self, name: str) -> np.ndarray:
+        """Return the memory of `vector`."""
+        return self._parts[f"{name}.vector"].view(np.float32)
+
     def table(self, name: str) -> tuple[int, str]:
         """Return address and kind of a plain table of rows."""
 

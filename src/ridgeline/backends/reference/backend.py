@@ -94,7 +94,10 @@ class ReferencePlan:
             given = model.tensors(dtype)
             weights = {name: given[name] for name in program.weights}
         else:
-            weights = {**load_weights(model.folder, model.spec, model.base, dtype), **stacked(model.adapters, dtype)}
+            weights = {
+                **load_weights(model.folder, model.spec, model.base, dtype),
+                **stacked(model.adapters, model.program, dtype),
+            }
         if quantize.scheme is not None:
             form = chosen_format(quantize)
             weights = dequantized_weights(model.program, weights, quantize.scheme, form, embeddings=quantize.embeddings)

@@ -17,7 +17,7 @@ from ridgeline.backends.reference.attention import mask_of, visible_keys_SQL
 from ridgeline.backends.reference.interpreter import interpret, interpret_each
 from ridgeline.backends.reference.memory import CachedSpans, InputLog
 from ridgeline.backends.reference.packed import pack_matrices
-from ridgeline.backends.reference.tensors import as_tensors
+from ridgeline.backends.reference.tensors import as_array, as_tensors
 from ridgeline.backends.step import IntArray, StepBatch, StepOutput
 from ridgeline.cache.layout import CacheLayout
 from ridgeline.core.config import Choice, KvDtype
@@ -71,6 +71,9 @@ class ReferenceExecutable:
     def weight_bytes(self) -> int:
         """Return the size of the weights, each counted once."""
         return sum({id(weight): weight.nbytes for weight in self._weights.values()}.values())
+
+    def adapter_factors(self, name: str) -> Array:
+        return as_array(self._weights[name])
 
     def facts(self) -> Mapping[str, Choice]:
         return {}

@@ -108,6 +108,17 @@ class EngineProcess:
                 gate.abort(message.request_id)
             case wire.Hold():
                 engine.loop.hold(message.request_id, message.held)
+            case wire.LoadAdapter():
+                threading.Thread(target=self._load_adapter, args=(engine, message), name="adapter", daemon=True).start()
+
+    def _load_adapter(self, engine: Engine, message: wire.LoadAdapter) -> None:
+        failed = None
+        try:
+            engine.load_adapter(message.number, message.name, message.folder)
+        except Exception as error:
+            log.warning("adapter %r was not loaded", message.name, exc_info=not isinstance(error, RidgelineError))
+            failed = wire.Failed(type(error).__name__, str(error))
+        self._send(wire.AdapterLoaded(message.number, failed))
 
     def _beat(self, engine: Engine) -> None:
         journal = engine.loop.journal

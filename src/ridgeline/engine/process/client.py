@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ridgeline.core import errors
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
 from ridgeline.core.log import get_logger
 from ridgeline.decoding.request import Request
+from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.client import EngineInfo, EngineStats
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
@@ -23,7 +24,7 @@ from ridgeline.engine.process import wire
 from ridgeline.engine.process.link import Link
 from ridgeline.engine.process.quarantine import Quarantine
 from ridgeline.engine.recording import FileRecorder
-from ridgeline.engine.streams import OpenStreams, first_deadline_s
+from ridgeline.engine.streams import STOPPED, OpenStreams, first_deadline_s
 from ridgeline.weights.folder import ModelFolder
 
 log = get_logger("engine")
@@ -60,6 +61,8 @@ class ProcessEngine:
         limits = replace(config.model, max_model_len=self._info.max_model_len)  # requests are checked against it
         self._config = replace(config, model=limits)
         self._streams = OpenStreams(self._submit, self._abort, self._hold, lambda: self.accepting)
+        self.adapters = Adapters(self._info.adapters, config, self._streams.requests, self._load_adapter)
+        self._loading: dict[int, asyncio.Future[wire.Failed | None]] = {}  # adapters, by number
         self._quarantine = Quarantine(time.monotonic)
         self._ready = False
         self._draining = False
@@ -146,7 +149,7 @@ class ProcessEngine:
         """Start another process once the last one is gone: two have no room beside each other."""
         if self._gone is None or (fate := self._gone.fate) is None or now_s < self._restart_s:
             return
-        config, number = self._config, self._stats.num_restarts + 1
+        config, number = replace(self._config, adapters=self.adapters.again()), self._stats.num_restarts + 1
         if config.journal is not None:  # what the processes before wrote stays as it is
             config = replace(config, journal=f"{config.journal}.{number}")
         try:
@@ -181,6 +184,9 @@ class ProcessEngine:
         )
         self._quarantine.died(self._streams.requests())
         self._streams.close()
+        for loading in self._loading.values():
+            loading.set_result(wire.Failed(OverloadedError.__name__, STOPPED))
+        self._loading.clear()
         self._stats = replace(self._stats, num_running=0, num_waiting=0)
 
     def _count_death(self, now_s: float) -> None:
@@ -204,13 +210,24 @@ class ProcessEngine:
             case wire.Ready():
                 log.warning("the engine serves again, as process %s", self.process_id)
                 self._ready, self._stats, self._journal = True, self._counted(message.stats), _journal(message)
+            case wire.AdapterLoaded():
+                self._loading.pop(message.number).set_result(message.failed)
             case wire.Failed():
                 log.error("the engine cannot load its model again: %s", message.message)
 
     def _counted(self, stats: EngineStats) -> EngineStats:
         return replace(stats, num_restarts=self._stats.num_restarts, num_hangs=self._stats.num_hangs)
 
+    async def _load_adapter(self, number: int, name: str, folder: str) -> None:
+        if self._link is None or not self.accepting:
+            raise OverloadedError(STOPPED)
+        loading = self._loading[number] = asyncio.get_running_loop().create_future()
+        self._link.send(wire.LoadAdapter(number, name, folder))
+        if (failed := await asyncio.shield(loading)) is not None:
+            raise _error_of(failed)
+
     def _submit(self, requests: Sequence[Request]) -> None:
+        self.adapters.require(requests)
         if self._link is not None:
             self._link.send(wire.Submit(list(requests)))
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ridgeline.core.clock import Clock
 from ridgeline.core.errors import OverloadedError, QuarantinedError
-from ridgeline.decoding.request import Request
+from ridgeline.decoding.request import SLOTS, Request
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.engine.streams import LATE
 
@@ -84,5 +84,5 @@ class Quarantine:
 
 
 def _digest(request: Request) -> bytes:
-    asked = request.prompt_ids, request.params, request.adapter, request.pooling, request.prediction_ids
+    asked = request.prompt_ids, request.params, request.adapter % SLOTS, request.pooling, request.prediction_ids
     return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()

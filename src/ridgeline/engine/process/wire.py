@@ -52,6 +52,14 @@ class Hold(Message):
     held: bool
 
 
+class LoadAdapter(Message):
+    """Load the LoRA adapter of a folder to a number's place."""
+
+    number: int
+    name: str
+    folder: str
+
+
 class Ready(Message):
     """The model is loaded."""
 
@@ -65,6 +73,13 @@ class Failed(Message):
 
     kind: str
     message: str
+
+
+class AdapterLoaded(Message):
+    """Tells how a LoadAdapter went."""
+
+    number: int
+    failed: Failed | None
 
 
 class Outputs(Message):
@@ -82,8 +97,8 @@ class Beat(Message):
     cache_reasons: list[str]
 
 
-ToEngine = Begin | Submit | Abort | Hold
-FromEngine = Ready | Failed | Outputs | Beat
+ToEngine = Begin | Submit | Abort | Hold | LoadAdapter
+FromEngine = Ready | Failed | AdapterLoaded | Outputs | Beat
 
 
 def _plain(value: Any) -> object:

@@ -18,7 +18,7 @@ def adapter_weights(weight: str) -> tuple[str, str]:
 def adapted(program: Program, ranks: Mapping[str, int], num_adapters: int) -> Program:
     """Return `program` with an op `lora` behind every linear whose weight is in `ranks`.
 
-    Its factors are weights [num_adapters, rank, inputs] and [num_adapters, outputs, rank] of the program.
+    Its factors are weights [num_adapters, rank, inputs] and [num_adapters, rank, outputs] of the program.
     """
     ops: list[Op] = []
     shapes, weights = dict(program.shapes), dict(program.weights)
@@ -32,7 +32,7 @@ def adapted(program: Program, ranks: Mapping[str, int], num_adapters: int) -> Pr
         factors = adapter_weights(op.weights[0])
         num_outputs, num_inputs = program.weights[op.weights[0]]
         weights[factors[0]] = (num_adapters, rank, num_inputs)
-        weights[factors[1]] = (num_adapters, num_outputs, rank)
+        weights[factors[1]] = (num_adapters, rank, num_outputs)
         shapes[base] = shapes[out]
         ops.append(replace(op, outputs=(base,)))
         ops.append(Op("lora", f"{op.label}.lora", (op.inputs[0], base, ADAPTERS), (out,), factors))

@@ -174,8 +174,8 @@ def _call(call: ToolCall, where: str, called: dict[str, str], template: ChatTemp
     try:
         arguments: object = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict) or call.id is UNSET or call.function.name is UNSET:
+        arguments = text  # of a call that max_tokens cut off: what was sent may come back
+    if not isinstance(arguments, dict | str) or call.id is UNSET or call.function.name is UNSET:
         raise RequestError(
             f"{where}function must have a name and, as arguments, the text of a JSON object, and the call an id; "
             f"got {text[:100]!r}",

@@ -1,11 +1,29 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}; /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM."""
 
 from collections.abc import Mapping
 
+import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ridgeline.server.service import Service
+from ridgeline.core.errors import ConfigError, ModelLoadError, RequestError
+from ridgeline.server.service import Service, note_of
+
+
+class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Names an adapter; the number, which vLLM takes beside the name, says nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Names a folder of the server's machine; `load_inplace`: also in place of the adapter of that name."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
 
 
 async def list_models(service: Service, http: Request) -> Response:
@@ -16,6 +34,23 @@ async def list_models(service: Service, http: Request) -> Response:
 async def retrieve_model(service: Service, http: Request) -> Response:
     """Return one of the served models. Raises ModelNotFoundError."""
     return JSONResponse(_model(service, service.require_model(str(http.path_params["model_id"]))))
+
+
+async def change_adapters(service: Service, http: Request, body: LoadAdapterRequest | UnloadAdapterRequest) -> Response:
+    """Load or unload an adapter, for the operator alone. Raises what errors.py maps."""
+    name, adapters = body.lora_name, service.engine.adapters
+    if note_of(http).client.salt:
+        raise HTTPException(403, "adapters are the operator's: send the key of --api-key, not one of --api-key-file")
+    if isinstance(body, UnloadAdapterRequest):
+        adapters.unload(name)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+    if not name.strip() or name in service.own_names:
+        raise RequestError(f"{name[:200]!r} is empty or the model's own name; choose another", param="lora_name")
+    try:
+        await adapters.load(name, body.lora_path, in_place=body.load_inplace)
+    except (ConfigError, ModelLoadError) as error:
+        raise RequestError(str(error), param="lora_path") from error
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 def _model(service: Service, name: str) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as in vLLM: token ids of a text or a conversation, and back."""
+"""POST /tokenize, /detokenize and GET /tokenizer_info, as in vLLM: token ids of texts, text of ids, special tokens."""
 
 import asyncio
 from typing import Any
@@ -41,6 +41,14 @@ async def tokenize(service: Service, http: HttpRequest, body: TokenizeRequest) -
 async def detokenize(service: Service, http: HttpRequest, body: DetokenizeRequest) -> Response:
     """Serve /detokenize. Raises what errors.py maps."""
     return Response(await asyncio.to_thread(_text, service, body), media_type="application/json")
+
+
+async def tokenizer_info(service: Service, http: HttpRequest) -> Response:
+    """Return what a client that renders conversations by itself needs. Raises RequestError without a tokenizer."""
+    special = service.require_tokenizer("tokenizer_info").special_tokens
+    template = None if service.chat_template is None else service.chat_template.source
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": service.info.max_model_len}
+    return Response(msgspec.json.encode({**about, **special, "chat_template": template}), media_type="application/json")
 
 
 def _text(service: Service, body: DetokenizeRequest) -> bytes:

@@ -11,5 +11,5 @@ def lora(attrs: Attrs, inputs: Tensors, weights: Tensors, memory: StepMemory) ->
     for adapter in adapters_T.unique().tolist():
         if adapter > 0:
             rows = (adapters_T == adapter).nonzero().squeeze(1)
-            y = y.index_add(0, rows, (x[rows] @ a[adapter - 1].t()) @ b[adapter - 1].t())
+            y = y.index_add(0, rows, (x[rows] @ a[adapter - 1].t()) @ b[adapter - 1])
     return (y,)
