@@ -25,7 +25,8 @@ from rich.table import Table
 
 from ridgeline import SamplingParams
 from ridgeline.bench.report import Report
-from ridgeline.core.config import EngineConfig, SpeculationConfig
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.cost.steptime import StepTime
 from ridgeline.decoding.proposers import Draft

@@ -4,6 +4,7 @@ import inspect
 import json
 from dataclasses import fields, replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_every_sampling_parameter_arrives(command, ridgeline, model_folder, monk
 
 def test_every_option_of_the_server_arrives(ridgeline, monkeypatch):
     arrived = []
-    monkeypatch.setattr(thread_engine, "build_engine", lambda config, deliver: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(thread_engine, "build_engine", lambda config, deliver: MagicMock(tokenizer=None))
     monkeypatch.setattr(process_client, "ProcessEngine", lambda config: SimpleNamespace(tokenizer=None))
 
     def create_app(engine, tokenizer, settings):

@@ -12,7 +12,8 @@ from cache_invariants import check_cache
 from drafting import Drafting
 from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams, SpeculationParams
-from ridgeline.core.config import EngineConfig, proposer_names
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.speculation import proposer_names
 from ridgeline.decoding.strategies import build_strategy
 from ridgeline.decoding.strategies.autoregressive import Autoregressive
 

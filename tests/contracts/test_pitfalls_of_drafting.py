@@ -20,8 +20,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.backends.step import StepOutput
 from ridgeline.cache.layout import CacheLayout, GroupLayout
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.config import EngineConfig, SpeculationConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, StepPlan, StepResult
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion

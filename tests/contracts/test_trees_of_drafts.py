@@ -20,8 +20,9 @@ from preemption import generate_with_preemption
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.probe import find_native
 from ridgeline.cache.manager import CacheManager
-from ridgeline.core.config import EngineConfig, SpeculationConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.params import StructuredOutputsParams
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import SampledToken, Span
 from ridgeline.decoding.proposers.lookahead import Lookahead, _Window
 from ridgeline.decoding.trees import KNOWN, best_ways, tree_of, with_tree

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ridgeline.decoding.proposers as folder
 from ridgeline import SamplingParams, SpeculationParams
-from ridgeline.core.config import SpeculationConfig, proposer_names
+from ridgeline.core.speculation import SpeculationConfig, proposer_names
 from ridgeline.decoding.proposers import build_proposer
 from ridgeline.decoding.proposers.ngram import MAX_CANDIDATES, Ngram
 from ridgeline.decoding.proposers.prediction import Prediction

@@ -7,8 +7,9 @@ import pytest
 
 from ridgeline.backends.base import StepLimits
 from ridgeline.cache.layout import RECURRENT_BLOCKS_PER_SEQUENCE, KvStateSize, RecurrentStateSize
-from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from ridgeline.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.engine.sizing import choose_sizes
 from ridgeline.program.op import KvState, RecurrentState
 

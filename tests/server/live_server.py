@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import httpx
 
-from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from ridgeline.core.config import EngineConfig, ModelConfig, SchedulerConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import StepPlan, StepResult
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.thread_engine import ThreadEngine

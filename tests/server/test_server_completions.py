@@ -8,7 +8,7 @@ import openai
 import pytest
 from live_server import PATIENCE_S, LiveServer, new_engine, serving
 
-from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.speculation import SpeculationConfig
 
 START = "Once upon a time"
 GREEDY = {"temperature": 0.0}

@@ -16,9 +16,10 @@ from ridgeline.backends.select import select
 from ridgeline.backends.step import ChainEnds, Executable
 from ridgeline.cache.manager import CacheManager
 from ridgeline.core.clock import Clock
-from ridgeline.core.config import OWN_DRAFTER, Choice, EngineConfig, SpeculationConfig
+from ridgeline.core.config import Choice, EngineConfig
 from ridgeline.core.dtypes import Array
 from ridgeline.core.errors import ConfigError, ModelLoadError
+from ridgeline.core.speculation import OWN_DRAFTER, SpeculationConfig
 from ridgeline.core.step import IntArray, SampledToken, Span, StepPlan, StepResult, VectorRows, Vectors
 from ridgeline.decoding.drafters import Companion, translated
 from ridgeline.decoding.sampling import Sampler

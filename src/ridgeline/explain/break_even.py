@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ridgeline.backends.base import BackendPlan
 from ridgeline.backends.select import offers
-from ridgeline.core.config import EngineConfig, SpeculationConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.cost.speculation import tokens_per_round
 from ridgeline.engine.companion import plan_drafter
 from ridgeline.engine.model import open_model

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
-from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import SampledToken, Span, Weights
 from ridgeline.decoding.strategy import SequenceView
 

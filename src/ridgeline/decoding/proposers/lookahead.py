@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.core.step import SampledToken, Span
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategy import SequenceView

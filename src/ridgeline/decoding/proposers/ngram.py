@@ -7,7 +7,7 @@ end, the text is in a loop, and the draft goes round it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategy import SequenceView
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.core.config import SpeculationConfig
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategy import SequenceView
 

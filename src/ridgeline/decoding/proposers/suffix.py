@@ -7,8 +7,8 @@ fast a step goes tells what was accepted. Native code, over n-gram chains: some 
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from ridgeline.core.config import SpeculationConfig
 from ridgeline.core.errors import ConfigError
+from ridgeline.core.speculation import SpeculationConfig
 from ridgeline.decoding.proposers import Draft
 from ridgeline.decoding.strategy import SequenceView
 

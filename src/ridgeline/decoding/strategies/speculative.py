@@ -13,8 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.clock import Clock
-from ridgeline.core.config import EngineConfig, proposer_names
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.log import get_logger
+from ridgeline.core.speculation import proposer_names
 from ridgeline.core.step import DraftStats, SampledToken, SampleRow, Span, StepPlan, StepResult, Trial
 from ridgeline.decoding.draft_control import DraftControl
 from ridgeline.decoding.drafters import Companion, Drafted, Drafter, DraftRequest, TreeDrafter, build_drafter
@@ -46,13 +47,11 @@ def build(
         name, _ = given.drafter
         assert companion is not None, f"{name} drafts with a model"
         drafter = name, build_drafter(name, companion)
-    rules = [given.rejection_sample_method]
-    rules += ["reject"] if given.draft_sample_method == "probabilistic" else []
-    how = {
-        "rules": rules if not config.backend.deterministic else (),
-        "reads_hidden": companion is not None and companion.fold is not None,
-    }
-    return Speculative(hosts, given.max_draft_tokens(logged=logged), control, clock, drafter, **how)
+    asked: list[str] = [given.rejection_sample_method]
+    asked += ["reject"] if given.draft_sample_method == "probabilistic" else []
+    rules, most = () if config.backend.deterministic else asked, given.max_draft_tokens(logged=logged)
+    reads_hidden = companion is not None and companion.fold is not None
+    return Speculative(hosts, most, control, clock, drafter, rules=rules, reads_hidden=reads_hidden)
 
 
 class _Guess(NamedTuple):
