@@ -14,7 +14,7 @@ NUM_REQUESTS = 20
 
 
 def num_alive() -> int:
-    return sum(isinstance(each, RequestResponseCycle | RequestNote) for each in gc.get_objects())
+    return sum(type(each) in (RequestResponseCycle, RequestNote) for each in gc.get_objects())  # asks no object itself
 
 
 def refused(live: LiveServer) -> int:

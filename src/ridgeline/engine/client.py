@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ridgeline.cache.manager import CacheStats
 from ridgeline.core.config import Choice
@@ -16,10 +16,12 @@ from ridgeline.core.errors import EngineError
 from ridgeline.core.params import PoolingKind
 from ridgeline.core.step import DraftStats, Vectors
 from ridgeline.decoding.request import Request
-from ridgeline.engine.adapters import Adapters
 from ridgeline.engine.journal import Journal
 from ridgeline.engine.outputs import OutputDelta
 from ridgeline.weights.folder import GenerationDefaults
+
+if TYPE_CHECKING:  # it waits on an event loop, which a program without a server never imports
+    from ridgeline.engine.adapters import Adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class EngineStats:
 class EngineClient(Protocol):
     """Takes requests and streams their outputs. Everything is called on one event loop, except `stop`."""
 
-    adapters: Adapters  # those of `info`, to load and unload
+    adapters: "Adapters"  # those of `info`, to load and unload
 
     def start(self) -> None:
         """Start to compute. Call it once, on the running event loop that will read the outputs."""
