@@ -21,7 +21,7 @@ WITH_MODEL = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle", "medu
 # What asks for nothing beyond what is done, whatever the value, and what does so with one value alone.
 WITHOUT_MEANING = ("enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop")
 NEUTRAL: Mapping[str, object] = {"draft_tensor_parallel_size": 1}
-KNOWN = ("method", "model", "adaptive", *SAME, *WITHOUT_MEANING, *NEUTRAL)
+KNOWN = ("method", "model", "adaptive", "parallel_drafting", *SAME, *WITHOUT_MEANING, *NEUTRAL)
 
 
 def speculation_options(given: str | Mapping[str, object]) -> dict[str, Any]:
@@ -67,10 +67,14 @@ def _speculate(keys: Mapping[str, Any]) -> str:
         method = model if model == "[ngram]" else "draft_model"
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"speculative_config: method must be one of {', '.join(known)}, got {method!r:.100}")
+    is_parallel = keys.get("parallel_drafting")
+    if is_parallel not in (None, False) and (is_parallel is not True or method != "draft_model"):
+        why = f"is true or false, and for draft models alone; got {is_parallel!r:.100} with method {method}"
+        raise ConfigError(f"speculative_config: parallel_drafting {why}")
     if method in METHODS:
         if model not in (None, "[ngram]"):
             raise ConfigError(f"speculative_config: method {method} needs no model; leave model {model!r:.100} out")
         return METHODS[method]
     if not isinstance(model, str) or not model:
         raise ConfigError(f"speculative_config: method {method} needs model, the model or the head that drafts")
-    return f"{WITH_MODEL[method]}:{model}"
+    return f"{'parallel' if keys.get('parallel_drafting') else WITH_MODEL[method]}:{model}"

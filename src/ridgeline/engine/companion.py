@@ -30,12 +30,14 @@ from ridgeline.program.lower import lower
 from ridgeline.program.lower.heads import tapped
 from ridgeline.program.op import Program, RecurrentState
 from ridgeline.program.passes.context import for_context
+from ridgeline.spec.reader import ConfigReader
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.heads import HeadSource, open_eagle, open_predictor
 from ridgeline.weights.load import StreamedWeights
 from ridgeline.weights.medusa import open_medusa
 
-EARLY_EXIT = "early-exit"
+EARLY_EXIT, PARALLEL = "early-exit", "parallel"
+MASKS = ("pard_token", "ptd_token_id")  # keys of config.json: the token that stands for one that is not known
 HEADS = {"eagle": open_eagle, "medusa": open_medusa}
 MAX_OWN_TOKENS = 128  # of either vocabulary at its end, which padding and additions explain
 
@@ -52,6 +54,7 @@ class CompanionPlan:
     source: HeadSource | None = None  # a head's files
     fold: BackendPlan | None = None  # the program that folds hidden states for a head, if that is not its step
     branches: bool = True  # whether the target verifies trees
+    mask_id: int | None = None  # of a model that drafts all its tokens at once
 
     @property
     def needs(self) -> Beside:
@@ -91,8 +94,8 @@ class CompanionPlan:
         of_head = (source.num_heads, source.token_ids_V) if source else (0, None)
         context, per_step = sizing.max_model_len, config.scheduler.max_num_batched_tokens
         choices = self._choices(target, sizing)
-        of_target = (self.branches, chain)
-        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *of_target)
+        rest = (self.branches, chain, self.mask_id)
+        return Companion(caches, self.vocab_size, context, per_step, choices, compute, fold, *of_head, *rest)
 
     def _choices(self, target: Sizing, own: Sizing) -> Mapping[str, Choice]:
         length = own.max_model_len
@@ -121,7 +124,7 @@ def plan_drafter(
     if kind == EARLY_EXIT:
         return _plan_first_layers(name, config, target, offered), target
     if kind not in (*HEADS, OWN_DRAFTER):
-        return _plan_model(name, config, target, offered), target
+        return _plan_model(kind, name, config, target, offered), target
     spec = replace(target.spec, max_positions=target.program.context_length)  # a head goes as far as the model
     if kind == OWN_DRAFTER:
         source = open_predictor(target.folder, spec, target.base)
@@ -132,13 +135,16 @@ def plan_drafter(
     return replace(_plan_head(source, config, replace(target, spec=spec), offered), branches=branches), tapping
 
 
-def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]) -> CompanionPlan:
+def _plan_model(
+    kind: str, name: str, config: EngineConfig, target: ModelSource, offered: Sequence[Backend]
+) -> CompanionPlan:
     """Return the model that drafts for `target`, with its options where they concern it, quantization included.
 
     Raises ConfigError for one that cannot draft for the target, ModelLoadError for broken files.
     """
     asked = replace(config.model, model=name, revision=None, task="generate", max_model_len=None)
-    own = replace(config, model=asked, speculation=SpeculationConfig(), adapters={}, max_loras=0)
+    speculation = config.speculation if kind == PARALLEL else SpeculationConfig()  # as many rows as tokens drafted
+    own = replace(config, model=asked, speculation=speculation, adapters={}, max_loras=0)
     try:
         model = open_model(own)
     except (ConfigError, ModelLoadError) as error:
@@ -149,7 +155,8 @@ def _plan_model(name: str, config: EngineConfig, target: ModelSource, offered: S
     _check_vocabulary(name, model, config.model.model, target)
     backend, why_backend = select(model, own, offered)
     vocab_size = min(model.spec.vocab_size, target.spec.vocab_size)
-    return CompanionPlan(own, model, backend.plan(model, own), vocab_size, why_backend)
+    mask_id = _mask_of(name, model) if kind == PARALLEL else None
+    return CompanionPlan(own, model, backend.plan(model, own), vocab_size, why_backend, mask_id=mask_id)
 
 
 def _plan_first_layers(
@@ -219,6 +226,16 @@ def _tensors(source: HeadSource, target: ModelSource, dtype: np.dtype[Any]) -> M
     """Return the weights of a head: its own, and those of the model that it shares."""
     shared = source.shared(target.folder, target.spec, target.base, dtype)
     return ChainMap(source.tensors(dtype), cast("dict[str, Array]", shared))
+
+
+def _mask_of(name: str, model: ModelSource) -> int:
+    """Return the token that stands for one that is not known. Raises ConfigError for a model without one."""
+    config = model.folder.config
+    key = next((key for key in MASKS if config.get(key) is not None), None)
+    if key is None:
+        fix = f"its config.json has none of {', '.join(MASKS)}; write draft:{name}"
+        raise ConfigError(f"{name} was not trained to draft in parallel: {fix}")
+    return ConfigReader({key: config[key]}).integer(key, low=0, high=model.spec.vocab_size - 1)
 
 
 def _check_states(name: str, program: Program) -> None:

@@ -22,7 +22,7 @@ from ridgeline.program.op import Program
 from ridgeline.program.pricing import Load
 
 BATCHES, DRAFTS, SCHEMES = (1, 4, 16, 32), (1, 2, 4, 8), (None, "int8", "int4")
-Seconds = Callable[[int], float]  # of a step, by its batch
+Seconds = Callable[[int, int], float]  # of a step, by its sequences and the rows of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,9 @@ class Round:
 
 
 class _Drafting(NamedTuple):
-    """Says what drafts take: seconds `before` them and of `each` token; nothing where text is looked up."""
+    """Says what it takes to draft so many tokens for each of so many sequences; nothing where text is looked up."""
 
-    before: Seconds = lambda batch: 0.0
-    each: Seconds = lambda batch: 0.0
+    seconds: Seconds = lambda batch, drafts: 0.0
     max_drafts: int = max(DRAFTS)
 
 
@@ -78,7 +77,7 @@ def _rounds(weights: str, machine: SimulatedMachine, context: int, drafting: _Dr
     seconds = machine.step_time.seconds
     for batch, drafts in product(BATCHES, [drafts for drafts in DRAFTS if drafts <= drafting.max_drafts]):
         round_s = seconds(Load(((drafts + 1, context + drafts),) * batch, batch * (drafts + 1)))
-        round_s += drafting.before(batch) + drafts * drafting.each(batch)
+        round_s += drafting.seconds(batch, drafts)
         ratio = round_s / seconds(Load.decode(batch, context))
         if ratio > drafts + 1:
             yield Round(weights, batch, drafts, ratio, None, None)
@@ -88,7 +87,7 @@ def _rounds(weights: str, machine: SimulatedMachine, context: int, drafting: _Dr
 
 
 def _drafting(config: EngineConfig, hardware: str, context: int) -> _Drafting:
-    """Price a step of the draft model or the EAGLE head a token, or all Medusa heads at once."""
+    """Price a step of the draft model or the EAGLE head a token, or of Medusa heads and parallel drafts at once."""
     if config.speculation.drafter is None:
         return _Drafting()
     if hardware != THIS_MACHINE:
@@ -98,12 +97,15 @@ def _drafting(config: EngineConfig, hardware: str, context: int) -> _Drafting:
 
     def seconds(program: Program, plan: BackendPlan) -> Seconds:
         time = step_time_here(companion.config, program, plan)
-        return lambda batch: time.seconds(Load.decode(batch, context))
+        return lambda batch, rows: time.seconds(Load(((rows, context + rows - 1),) * batch, batch * rows))
 
     step = seconds(companion.model.program, companion.plan)
     source, fold = companion.source, companion.fold
+    if companion.mask_id is not None:
+        return _Drafting(step)
     if source is None:
-        return _Drafting(each=step)
+        return _Drafting(lambda batch, drafts: drafts * step(batch, 1))
     if source.fold is None or fold is None:
-        return _Drafting(before=step, max_drafts=source.num_heads)
-    return _Drafting(seconds(source.fold, fold), step)
+        return _Drafting(lambda batch, drafts: step(batch, 1), source.num_heads)
+    folded = seconds(source.fold, fold)
+    return _Drafting(lambda batch, drafts: folded(batch, 1) + drafts * step(batch, 1))

@@ -34,6 +34,7 @@ class Companion:
     Token ids below `vocab_size` mean the same to both models; others are neither computed nor drafted. `compute`
     computes a step over `cache`; `fold` returns what a head computes with, of the target's hidden states side by side.
     Where `num_heads` guess a token each, that is the logits of all, side by side, over the tokens `token_ids_V`.
+    `mask_id` stands for a token that is not known, in a model that was trained with it.
     """
 
     cache: CacheManager
@@ -47,6 +48,7 @@ class Companion:
     token_ids_V: IntArray | None = None  # None: those of the target
     branches: bool = True  # whether the target verifies trees
     chain: Chain | None = None
+    mask_id: int | None = None
 
 
 class DraftRequest(NamedTuple):

@@ -73,6 +73,30 @@ class DraftModel:
         """Do nothing: the text says it all."""
 
     def draft(self, asked: Sequence[DraftRequest], max_catch_up: int) -> Mapping[int, Drafted]:
+        spans, copies, chains = self._begin(asked, max_catch_up)
+        if not spans:
+            return {}
+        tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
+        rows, features_TW = [chain.row for chain in chains], self._features(spans)
+        is_whole = self._chain(spans, copies, chains, rows, tables, features_TW)
+        if not is_whole:
+            self._run(spans, copies, chains, rows, tables, 0, features_TW)
+        self._commit(asked, spans)
+        if is_whole:
+            for chain in chains:  # what they computed of what they sampled
+                self._residents[chain.view.seq_id].drafted.extend(chain.token_ids[: chain.num_tokens - 1])
+        else:
+            self._follow(chains)
+        return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
+
+    def forget(self, view: SequenceView) -> None:
+        self._silent.discard(view.seq_id)
+        self._release(view.seq_id)
+
+    def _begin(
+        self, asked: Sequence[DraftRequest], max_catch_up: int
+    ) -> tuple[list[step.Span], list[step.BlockCopy], list[_Chain]]:
+        """Return the step in which drafts begin: its spans, the longest drafts first, what to copy, and the drafts."""
         asked = sorted(asked, key=lambda request: -request.num_tokens)  # as chains want them
         members = {request.view.seq_id for request in asked}
         spans: list[step.Span] = []
@@ -89,29 +113,16 @@ class DraftModel:
             max_catch_up -= span.num_tokens - 1
             if span.num_logit_rows:
                 chains.append(_Chain(view, num_tokens, self._row(view, len(chains), by_rejection)))
-        if not spans:
-            return {}
-        tables = tuple(zip(*[self._cache.tables(span.seq_id) for span in spans], strict=True))
-        rows, features_TW = [chain.row for chain in chains], self._features(spans)
-        is_whole = self._chain(spans, copies, chains, rows, tables, features_TW)
-        if not is_whole:
-            self._run(spans, copies, chains, rows, tables, 0, features_TW)
+        return spans, copies, chains
+
+    def _commit(self, asked: Sequence[DraftRequest], spans: Sequence[step.Span]) -> None:
+        """Take in a step that has computed known tokens."""
         by_id = {request.view.seq_id: self._text(request.view) for request in asked}
         for span in spans:
             resident, final = self._residents[span.seq_id], span.end - span.num_logit_rows
             resident.num_computed = final
             resident.drafted.extend(span.token_ids[final - span.start :])
             self._cache.commit(span.seq_id, by_id[span.seq_id], final)
-        if is_whole:
-            for chain in chains:  # what they computed of what they sampled
-                self._residents[chain.view.seq_id].drafted.extend(chain.token_ids[: chain.num_tokens - 1])
-        else:
-            self._follow(chains)
-        return {chain.view.seq_id: Drafted(chain.token_ids, chain.weights) for chain in chains if chain.token_ids}
-
-    def forget(self, view: SequenceView) -> None:
-        self._silent.discard(view.seq_id)
-        self._release(view.seq_id)
 
     def _text(self, view: SequenceView) -> Sequence[int]:
         """Return the tokens whose keys and values are in the cache, or will be."""
