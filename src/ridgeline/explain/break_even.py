@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
 
 from ridgeline.backends.base import BackendPlan
 from ridgeline.backends.select import offers
@@ -42,7 +41,8 @@ class Round:
         return tokens_per_round((acceptance,) * self.drafts) / self.ratio
 
 
-class _Drafting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Drafting:
     """Says what it takes to draft so many tokens for each of so many sequences; nothing where text is looked up."""
 
     seconds: Seconds = lambda batch, drafts: 0.0
