@@ -28,7 +28,9 @@ def test_without_a_template_chat_says_what_is_missing(bare):
 def test_a_name_makes_the_prompt(bare):
     with serving(new_engine(bare), chat_template="phi3") as server:
         ids = server.client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
-        expected = server.engine.engine.intake.encode("<|user|>\nOnce<|end|>\n<|assistant|>\n", add_special_tokens=False)
+        expected = server.engine.engine.intake.encode(
+            "<|user|>\nOnce<|end|>\n<|assistant|>\n", add_special_tokens=False
+        )
         assert ids == expected
         assert server.post("chat/completions", messages=MESSAGES, max_tokens=2).status_code == 200
 

@@ -35,7 +35,9 @@ def chat(
     ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."),
+        typer.Option(
+            metavar="FILE|NAME", help="What makes prompts: a Jinja file, or a name. Default: the model's own."
+        ),
     ] = None,
 ) -> None:
     """Talk to a model in the terminal: one message in, one reply out.
